@@ -1,4 +1,4 @@
-//! What a charge and its giving back cost against so many live slots. Run:
+//! Measures what a charge and its uncharge cost with different numbers of live slots. Run:
 //! `cargo run --release -p gpulimit-benches --bin ledger`.
 
 use gpulimit_base::device::DeviceId;

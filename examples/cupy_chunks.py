@@ -1,4 +1,4 @@
-"""Sums numbers that do not fit, in chunks of half of what is free.
+"""Sums numbers that do not fit into memory, in chunks of half of the free memory.
 
 gpulimit run --max 4G -- python examples/cupy_chunks.py
 """
@@ -9,9 +9,9 @@ ITEM = 8
 
 
 def total(count: int) -> float:
-    """The sum of 0 … count - 1, a chunk at a time."""
+    """Return the sum of 0 … count - 1, computed one chunk at a time."""
     free, _ = cupy.cuda.runtime.memGetInfo()
-    # The numbers, and what the sum needs beside them.
+    # The other half is for what the sum itself needs.
     chunk = max(1, free // 2 // ITEM)
     result, begin = 0.0, 0
     while begin < count:

@@ -1,4 +1,4 @@
-"""JAX takes three quarters of the memory that it sees when it starts: under a limit, of the limit.
+"""JAX takes three quarters of the memory that it sees at its start: under a limit, of the limit.
 
 gpulimit run --max 4G -- python examples/jax_fraction.py
 """
@@ -18,7 +18,7 @@ def main() -> None:
     print(f"{side} × {side}: mean of the diagonal {jnp.mean(jnp.diag(product)):.2f}")
 
     try:
-        # Twice what there is.
+        # Ask for twice the memory of the pool.
         jnp.zeros((2 * pool // 4,), jnp.float32).block_until_ready()
     except jax.errors.JaxRuntimeError as error:
         print(f"refused: {str(error).splitlines()[0][:60]}")

@@ -1,4 +1,4 @@
-"""Trains with the largest batch that fits: it is doubled until memory is out, and halved again.
+"""Trains with the largest batch that fits: doubles the batch until memory runs out.
 
 gpulimit run --max 4G -- python examples/pytorch_batches.py
 """
@@ -9,7 +9,7 @@ WIDTH, STEPS = 2048, 20
 
 
 def train(net: torch.nn.Module, batch: int, steps: int) -> float:
-    """Some steps on made-up data; the last loss."""
+    """Run some steps on random data, and return the last loss."""
     optimiser = torch.optim.SGD(net.parameters(), 1e-3)
     loss = torch.zeros(())
     for _ in range(steps):
@@ -22,7 +22,7 @@ def train(net: torch.nn.Module, batch: int, steps: int) -> float:
 
 
 def largest_batch(net: torch.nn.Module) -> int:
-    """The largest power of two of which one step fits."""
+    """Return the largest power of two for which one step fits."""
     batch = 256
     while batch <= 1 << 22:
         try:
@@ -30,7 +30,7 @@ def largest_batch(net: torch.nn.Module) -> int:
         except torch.cuda.OutOfMemoryError:
             break
         batch *= 2
-    # What the refused step has left is cached; a smaller one may need it in other pieces.
+    # PyTorch has cached the memory of the failed step in pieces that may not fit a smaller step.
     torch.cuda.empty_cache()
     return batch
 

@@ -1,9 +1,8 @@
-// Fills half again as much memory as there is, a tile at a time: the size of a tile is what
-// cuMemGetInfo says is free, and halved while the driver says that there is not so much in one
-// piece.
+// Fills one and a half times the memory that there is, one tile at a time. A tile has the size that
+// cuMemGetInfo reports as free, halved for as long as the driver has no such piece.
 //
-//   cc -I/usr/local/cuda/include examples/tiles.c -lcuda -o tiles && gpulimit run --max 4G --
-//   ./tiles
+//   cc -I/usr/local/cuda/include examples/tiles.c -lcuda -o tiles
+//   gpulimit run --max 4G -- ./tiles
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +18,7 @@ static void must(CUresult status, const char *what) {
     exit(1);
 }
 
-// The largest tile that can be had now, and its size.
+// Allocates the largest tile that is free now, and returns it with its size.
 static CUdeviceptr tile(size_t *size) {
     size_t free_bytes, total;
     must(cuMemGetInfo(&free_bytes, &total), "cuMemGetInfo");
@@ -31,7 +30,7 @@ static CUdeviceptr tile(size_t *size) {
         if (status != CUDA_ERROR_OUT_OF_MEMORY)
             must(status, "cuMemAlloc");
     }
-    fprintf(stderr, "tiles: not even 1 MiB\n");
+    fprintf(stderr, "tiles: less than 1 MiB is free\n");
     exit(1);
 }
 

@@ -1,11 +1,11 @@
-//! Writes clients and servers of kubelet's services, by tonic's own generator. It reads them from
-//! this list: from kubelet's `.proto` files it would need `protoc`, which a fresh machine does not
-//! have.
+//! Generates clients and servers of kubelet's services with tonic's generator. The services are
+//! listed here, because the generator would need `protoc` to read kubelet's `.proto` files, and a
+//! fresh machine does not have it.
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 
-/// A call by its names in Rust and on the wire, what it takes and what it answers: messages of
-/// `src/api.rs`.
+/// Describes a call: its names in Rust and on the wire, and the messages of `src/api.rs` that it
+/// takes and returns.
 fn call(name: &str, route: &str, takes: &str, answers: &str) -> MethodBuilder {
     Method::builder()
         .name(name)

@@ -1,9 +1,12 @@
 #!/bin/sh
-# Installs gpulimit @VERSION@ from the folder that this script is in, or removes it: ./install.sh [--prefix DIR] [--uninstall]
+# Installs or removes gpulimit @VERSION@: ./install.sh [--prefix DIR] [--uninstall]
 #
-# DIR is /usr/local for root and ~/.local for others, or the one that this script was installed in. Installing again, or another version
-# over it, is fine: files are replaced as a whole, and running programs keep those that they have. --uninstall removes what was installed,
-# whatever its version, and takes the library out of /etc/ld.so.preload if it is there. As root it works only in folders of root's.
+# Installs the files from this script's folder into DIR. The default is /usr/local for root and
+# ~/.local for other users; an installed copy of this script takes the folder that it was installed
+# in. The same or another version may be installed over an existing one: files are replaced as a
+# whole, and running programs keep the files that they have loaded. --uninstall removes what was
+# installed, whatever its version, and removes the library from /etc/ld.so.preload. Run as root, the
+# script only works in folders that root owns.
 set -euf
 
 version=@VERSION@ arch=@ARCH@
@@ -14,7 +17,7 @@ wrong() { echo "install.sh: $* ($usage)" >&2; exit 2; }
 prefix='' uninstall=''
 while [ $# -gt 0 ]; do
     case $1 in
-        -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit ;;
+        -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;;
         --uninstall) uninstall=yes ;;
         --prefix) [ $# -gt 1 ] || wrong "--prefix takes a folder"; prefix=$2; shift ;;
         --prefix=*) prefix=${1#--prefix=} ;;
@@ -31,31 +34,41 @@ if [ -z "$prefix" ]; then
     elif [ "$(id -u)" = 0 ]; then
         prefix=/usr/local
     else
-        prefix=${HOME:?there is no HOME: name a folder in --prefix}/.local
+        prefix=${HOME:?not set: name a folder in --prefix}/.local
     fi
 fi
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 prefix=$(printf '%s/\n' "$prefix" | sed 's|/\(\./\)*|/|g; s|//*|/|g; s|/$||')
 case $prefix in
-    *[[:space:]:]*) die "'$prefix' has a space or a colon in it, which separate paths in LD_PRELOAD: name another folder in --prefix" ;;
+    *[[:space:]:]*)
+        die "'$prefix' has a space or a colon in it, which separate paths in LD_PRELOAD:" \
+            "name another folder in --prefix"
+        ;;
     *[][\&\|\;\<\>\(\)\{\}\$\`\\\"\'\*\?\!%#]*)
-        die "'$prefix' has a character in it that units and scripts would misread: name another folder in --prefix" ;;
-    '' | /) die "files cannot go to / itself: name a folder in --prefix, such as /usr/local" ;;
+        die "'$prefix' has a character in it that units and scripts would misread:" \
+            "name another folder in --prefix"
+        ;;
+    '' | /) die "cannot install into / itself: name a folder in --prefix, such as /usr/local" ;;
 esac
 case $prefix/ in
-    */../*) die "'$prefix' has .. in it: name the folder itself in --prefix" ;;
+    */../*) die "'$prefix' has .. in it: name the folder without .. in --prefix" ;;
 esac
 
-# Root follows no link below the prefix, and works only where nobody else can change what is there or on the way to it.
-trusted() { # PATH below the prefix, or the prefix, which need not be there; NEXT: what is looked for in it
+# trusted PATH [NEXT]: run as root, follows no symbolic link below the prefix, and stops if another
+# user could change PATH or a folder above it. PATH need not exist; NEXT is the entry of PATH that
+# the script uses.
+trusted() {
     [ "$(id -u)" = 0 ] || return 0
     at=$1 next=${2:-}
     while [ -n "$at" ]; do
         case $at in
-            "$prefix"/*) [ ! -h "$at" ] || die "$at is a symbolic link: put a folder in its place, or name another one in --prefix" ;;
+            "$prefix"/*)
+                [ ! -h "$at" ] || die "$at is a symbolic link:" \
+                    "put a folder in its place, or name another one in --prefix"
+                ;;
         esac
         if [ -e "$at" ] || [ -h "$at" ]; then
-            # Of a link all count: who can change it, what it leads to, and the way there.
+            # For a link, check the link itself, its target, and the folders above the target.
             if [ -h "$at" ] && [ -e "$at" ]; then
                 to=$(readlink "$at")
                 case $to in /*) ;; *) to=${at%/*}/$to ;; esac
@@ -63,15 +76,19 @@ trusted() { # PATH below the prefix, or the prefix, which need not be there; NEX
             fi
             for owner in "$(stat -c %u "$at")" "$(stat -Lc %u "$at" || echo 0)"; do
                 [ "$owner" = 0 ] ||
-                    die "$at belongs to user $owner, who could lead root elsewhere: run this as that user, or name another folder in --prefix"
+                    die "$at belongs to user $owner, who could lead root elsewhere:" \
+                        "run this as that user, or name another folder in --prefix"
             done
             mode=$(stat -Lc %a "$at" || echo 755)
             case $mode in
-                # In a sticky folder others change nothing of what is there already.
+                # In a sticky folder other users cannot change existing entries.
                 1??? | 3??? | 5??? | 7???) [ -z "$next" ] || mode=755 ;;
             esac
             case $mode in
-                *[2367] | *[2367]?) die "$at may be written by others: run chmod go-w on it, or name another folder in --prefix" ;;
+                *[2367] | *[2367]?)
+                    die "$at may be written by others:" \
+                        "run chmod go-w on it, or name another folder in --prefix"
+                    ;;
             esac
             next=$at
         fi
@@ -79,21 +96,25 @@ trusted() { # PATH below the prefix, or the prefix, which need not be there; NEX
     done
 }
 trusted "$prefix"
-# What is recorded is a path below the prefix, whoever has written the record.
-inside() { # PATH
+# inside PATH: stops if a path in the record is not below the prefix. Even with a
+# forged record the script only removes files below the prefix.
+inside() {
     case /$1/ in
-        */../* | */./* | *//*) die "the record $record names '$1', which is not below $prefix: nothing is removed" ;;
+        */../* | */./* | *//*)
+            die "the record $record names '$1', which is not below $prefix: nothing is removed"
+            ;;
     esac
 }
 
 library=$prefix/lib/gpulimit/libgpulimit.so
-# What was installed here: "version V", a line "made FOLDER" for each that was not there before, and "file PATH" below the prefix.
+# The record of an installation: "version V", a line "made FOLDER" for each folder that the script
+# has created, and "file PATH" for each file, with a path below the prefix.
 record=$prefix/lib/gpulimit/installed
 recorded() { [ ! -f "$record" ] || sed -n "s|^$1 ||p" "$record"; }
 
 if [ -n "$uninstall" ]; then
-    [ -f "$record" ] || die "there is nothing of install.sh in $prefix: name the folder in --prefix"
-    [ -w "$prefix/lib/gpulimit" ] || die "$prefix cannot be written: run it as its owner"
+    [ -f "$record" ] || die "found nothing of install.sh in $prefix: name the folder in --prefix"
+    [ -w "$prefix/lib/gpulimit" ] || die "cannot write to $prefix: run this script as its owner"
     trusted "$record"
     trusted "$prefix/bin/gpulimit"
     for path in $(recorded file); do
@@ -106,11 +127,14 @@ if [ -n "$uninstall" ]; then
             "$folder"/*) ;; # above the prefix
             *) case $folder in
                 "$prefix"/*) ;;
-                *) die "the record $record names '$folder', which is not below $prefix: nothing is removed" ;;
+                *)
+                    die "the record $record names '$folder', which is not below $prefix:" \
+                        "nothing is removed"
+                    ;;
             esac ;;
         esac
     done
-    # A line for a library that is gone makes every program print an error.
+    # If /etc/ld.so.preload names a missing library, every program prints an error.
     if grep -qsF "$library" /etc/ld.so.preload; then
         "$prefix/bin/gpulimit" uninstall --library "$library" ||
             die "$library could not be taken out of /etc/ld.so.preload: nothing is removed"
@@ -121,16 +145,20 @@ if [ -n "$uninstall" ]; then
     done
     rm -f "$record"
     for folder in $made; do
-        rmdir "$folder" 2>/dev/null || true # others have put something there
+        rmdir "$folder" 2>/dev/null || true # not empty: it has files of others
     done
     echo "removed gpulimit $there from $prefix"
     exit
 fi
 
-[ -f "$here/SHA256SUMS" ] || die "SHA256SUMS is missing beside this script: run it in the folder of the unpacked archive"
-[ "$(uname -s) $(uname -m)" = "Linux $arch" ] || die "this is for Linux on $arch, and not for $(uname -s) on $(uname -m): get the archive for that"
+[ -f "$here/SHA256SUMS" ] ||
+    die "SHA256SUMS is missing beside this script: run it in the folder of the unpacked archive"
+system=$(uname -s) machine=$(uname -m)
+[ "$system $machine" = "Linux $arch" ] ||
+    die "this is for Linux on $arch, and not for $system on $machine: get the archive for that"
 (cd "$here" && sha256sum -c SHA256SUMS >/dev/null 2>&1) ||
-    die "the files are not those of the archive: unpack it again ((cd $here && sha256sum -c SHA256SUMS) names them)"
+    die "the files are not those of the archive: unpack it again" \
+        "((cd $here && sha256sum -c SHA256SUMS) names the files that differ)"
 
 paths=$(sed 's/^[0-9a-f]* [ *]//' "$here/SHA256SUMS")
 trusted "$record"
@@ -143,11 +171,12 @@ for path in $paths lib/gpulimit/install.sh; do
     inside "$path"
     trusted "$prefix/$path"
     if [ -e "$prefix/$path" ] && ! printf '%s\n' "$before" | grep -qxF "$path"; then
-        die "$prefix/$path is there and was not put there by install.sh: remove it first, or name another folder in --prefix"
+        die "$prefix/$path is there and was not put there by install.sh:" \
+            "remove it first, or name another folder in --prefix"
     fi
 done
 
-# All files get to their places under other names first, are tried there, and then take over.
+# Copy all files under temporary names first and try them there, then rename them.
 new=.$$.new
 drafts='' made=''
 clean() {
@@ -160,13 +189,15 @@ trap 'exit 1' HUP INT TERM
 folder() {
     [ -d "$1" ] && return
     folder "${1%/*}"
-    mkdir "$1" || die "cannot make $1: name a folder of yours in --prefix, or run this as root"
+    mkdir "$1" || die "cannot make $1:" \
+        "name a folder that you own in --prefix, or run this as root"
     made="$1 $made"
 }
 draft() { # FILE PATH MODE
     folder "$prefix/$(dirname "$2")"
     drafts="$drafts $prefix/$2$new"
-    cp "$1" "$prefix/$2$new" || die "cannot write to $prefix/$(dirname "$2"): name a folder of yours in --prefix, or run this as root"
+    cp "$1" "$prefix/$2$new" || die "cannot write to $prefix/$(dirname "$2"):" \
+        "name a folder that you own in --prefix, or run this as root"
     chmod "$3" "$prefix/$2$new"
 }
 folder "$prefix"
@@ -176,25 +207,32 @@ for path in $paths; do
     draft "$here/$path" "$path" "$mode"
     case $path in
         share/gpulimit/config/*)
-            sed -i "s|/usr/local/bin/gpulimit|$prefix/bin/gpulimit|g; s|/usr/local/lib/gpulimit|$prefix/lib/gpulimit|g; s|^PATH=/usr/local/sbin:/usr/local/bin|PATH=$prefix/bin:/usr/local/sbin:/usr/local/bin|" \
-                "$prefix/$path$new"
+            sed -i "s|/usr/local/bin/gpulimit|$prefix/bin/gpulimit|g
+                s|/usr/local/lib/gpulimit|$prefix/lib/gpulimit|g
+                s|^PATH=/usr/local/sbin:|PATH=$prefix/bin:/usr/local/sbin:|" "$prefix/$path$new"
             ;;
     esac
 done
 draft "$0" lib/gpulimit/install.sh 755
 
 own=$("$prefix/bin/gpulimit$new" --version 2>/dev/null) ||
-    die "gpulimit does not start on this system: it needs glibc 2.17 or newer (musl, as of Alpine, will not do), and a folder from which programs may be run"
-said=$(LD_PRELOAD=$library$new LD_BIND_NOW=1 "$prefix/bin/gpulimit$new" --version 2>&1) || said="it ends with status $?"
-[ "$said" = "$own" ] || die "programs do not start with the library here: $(printf '%s\n' "$said" | head -n 1)"
+    die "gpulimit does not start on this system: it needs glibc 2.17 or newer" \
+        "(not musl, as in Alpine), and a folder from which programs may be run"
+said=$(LD_PRELOAD=$library$new LD_BIND_NOW=1 "$prefix/bin/gpulimit$new" --version 2>&1) ||
+    said="it ends with status $?"
+[ "$said" = "$own" ] ||
+    die "programs do not start with the library here: $(printf '%s\n' "$said" | head -n 1)"
 
-# From here on everything that is there is on record.
+# From here on the record lists every file that may exist.
 old=$(recorded version)
 all=$(printf '%s\n' "$paths" lib/gpulimit/install.sh)
 write() { # PATHS
     {
         echo "version $version"
-        { recorded made; for folder in $made; do echo "$folder"; done; } | sort -u | sed 's/^/made /'
+        {
+            recorded made
+            for folder in $made; do echo "$folder"; done
+        } | sort -u | sed 's/^/made /'
         printf '%s\n' "$1" | sed '/^$/d; s/^/file /' | sort -u
     } >"$record$new"
     mv -f "$record$new" "$record"
@@ -205,7 +243,7 @@ $all"
 for path in $paths lib/gpulimit/install.sh; do
     mv -f "$prefix/$path$new" "$prefix/$path"
 done
-# Files of an older version that this one does not have.
+# Remove the files of an older version that this version does not have.
 for path in $before; do
     printf '%s\n' "$all" | grep -qxF "$path" || rm -f "$prefix/$path"
 done
@@ -214,11 +252,18 @@ trap - EXIT
 
 case $old in
     '') echo "installed gpulimit $version in $prefix" ;;
-    "$version") echo "installed gpulimit $version in $prefix anew; programs that run keep the library that they have" ;;
-    *) echo "installed gpulimit $version in $prefix in place of $old; programs that run keep the library that they have" ;;
+    "$version")
+        echo "installed gpulimit $version anew in $prefix;" \
+            "running programs keep the library that they have loaded"
+        ;;
+    *)
+        echo "installed gpulimit $version in $prefix in place of $old;" \
+            "running programs keep the library that they have loaded"
+        ;;
 esac
 case :$PATH: in
     *:"$prefix/bin":*) ;;
     *) echo "add $prefix/bin to PATH, or run $prefix/bin/gpulimit" ;;
 esac
-echo "to see what works here: gpulimit doctor; to remove it: $prefix/lib/gpulimit/install.sh --uninstall"
+echo "to see what works here, run: gpulimit doctor"
+echo "to remove gpulimit, run: $prefix/lib/gpulimit/install.sh --uninstall"

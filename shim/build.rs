@@ -1,7 +1,6 @@
-//! How `libgpulimit.so` is linked.
+//! Sets how `libgpulimit.so` is linked.
 //!
-//! It is loaded into every program of a session, so what the dynamic linker has to do for it
-//! counts.
+//! The library is loaded into every program of a session, so the work of the dynamic linker counts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,32 +13,32 @@ fn main() {
         println!("cargo::rustc-cfg=frame_pointers");
     } else {
         println!(
-            "cargo::warning=RUSTFLAGS lacks -Cforce-frame-pointers=yes: a program's jump out of a call may not be noticed"
+            "cargo::warning=RUSTFLAGS lacks -Cforce-frame-pointers=yes: \
+             the library may not notice that a program jumped out of a hooked call (siglongjmp)"
         );
     }
-    // The table refers to our own functions, whatever else exports their names; and they are not
-    // looked up by name.
+    // References to the library's own functions are bound at link time: no other library's symbols
+    // of the same names can take their place, and the dynamic linker does not look them up.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // Every loader that we run with knows the newer of the two tables of names, and asks no other.
+    // Every supported dynamic linker knows the GNU hash table of symbols and needs no other.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
-    // The symbols of other libraries may lead to ours (entry/door/front.rs), so it stays where it
-    // is.
+    // Symbols of other libraries may lead to this one (entry/door/front.rs), so it is never
+    // unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // The unwinder from the archive, so that no second library (libgcc_s, 0.1 ms) is loaded with
-    // us.
+    // Links the unwinder statically, so that libgcc_s is not loaded with the library (0.1 ms).
     if let Some(folder) = archive("libgcc_eh.a").as_deref().and_then(Path::parent) {
         println!("cargo::rustc-link-search=native={}", folder.display());
         println!("cargo::rustc-link-lib=static:-bundle=gcc_eh");
-        // What backtrace.rs takes the place of is in one object with the rest. The first one
-        // counts, which is ours.
+        // backtrace.rs defines functions that the unwinder's object file also defines. The linker
+        // takes the first definition, the one in backtrace.rs.
         println!("cargo::rustc-cdylib-link-arg=-Wl,--allow-multiple-definition");
     }
 }
 
-/// Where the system's compiler keeps an archive of its own; `None` when it has none, or does not
-/// link this build.
+/// Returns the path of an archive of the system's C compiler; `None` when the compiler has no such
+/// archive or does not link this build.
 fn archive(name: &str) -> Option<PathBuf> {
-    // Another linker (zig, a cross compiler) has its own ways.
+    // Another linker (zig, a cross compiler) finds its own archives.
     if std::env::var_os("RUSTC_LINKER").is_some() {
         return None;
     }
@@ -48,6 +47,6 @@ fn archive(name: &str) -> Option<PathBuf> {
         .output()
         .ok()?;
     let path = PathBuf::from(String::from_utf8(asked.stdout).ok()?.trim());
-    // A compiler that has none repeats the name.
+    // A compiler without the archive repeats its name.
     path.is_absolute().then_some(path)
 }

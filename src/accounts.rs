@@ -1,46 +1,36 @@
-//! Users and unix groups by name, as the machine's database (NSS) has them.
+//! Looks up users and unix groups in the machine's user database (NSS: /etc/passwd, LDAP, …).
 #![allow(unsafe_code)]
 
 use gpulimit_policy::compile::{Accounts, UnixGroup, User};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The database.
+/// The machine's user database.
 pub struct Database;
 
 impl Accounts for Database {
     fn user(&self, name: &str) -> Option<User> {
         let name = CString::new(name).ok()?;
-        ask(
-            |entry: *mut libc::passwd, buffer, size, found| {
-                // SAFETY: all are valid for the call; `found` is null or `entry`.
-                unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, size, found) }
-            },
-            user,
-        )
+        // SAFETY: `name` is a C string.
+        unsafe { ask(libc::getpwnam_r, name.as_ptr(), user) }
     }
 
     fn unix_group(&self, name: &str) -> Option<UnixGroup> {
         let name = CString::new(name).ok()?;
-        ask(
-            |entry: *mut libc::group, buffer, size, found| {
-                // SAFETY: as above.
-                unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, size, found) }
-            },
-            unix_group,
-        )
+        // SAFETY: `name` is a C string.
+        unsafe { ask(libc::getgrnam_r, name.as_ptr(), unix_group) }
     }
 
     fn users(&self) -> Vec<User> {
-        // The C library has one place in the list for all threads.
+        // `getpwent` walks one list that all threads of the process share.
         static LIST: Mutex<()> = Mutex::new(());
         let _alone = LIST.lock();
         let mut users = Vec::new();
-        // SAFETY: nobody else walks the list; an entry is valid until the next call, and copied
-        // before.
+        // SAFETY: the lock keeps other threads of this program from walking the list. An entry is
+        // valid until the next `getpwent`, and `user` copies it before that.
         unsafe {
             libc::setpwent();
             loop {
@@ -61,29 +51,25 @@ impl Accounts for Database {
     }
 }
 
-/// The name of a user, or the number where there is no name.
+/// Returns the name of a user, or the number if the user has no name.
 pub fn user_name(uid: u32) -> String {
-    let found = ask(
-        |entry: *mut libc::passwd, buffer, size, found| {
-            // SAFETY: as above.
-            unsafe { libc::getpwuid_r(uid, entry, buffer, size, found) }
-        },
-        user,
-    );
+    // SAFETY: the key is a number.
+    let found = unsafe { ask(libc::getpwuid_r, uid, user) };
     found.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-/// The number of a user, given by name or number.
+/// Returns the number of a user, given by name or number.
 pub fn user_id(name: &str) -> Option<u32> {
     number(name).or_else(|| Some(Database.user(name)?.uid))
 }
 
-/// The number of a unix group, given by name or number.
+/// Returns the number of a unix group, given by name or number.
 pub fn unix_group_id(name: &str) -> Option<u32> {
     number(name).or_else(|| Some(Database.unix_group(name)?.gid))
 }
 
-/// The largest number means nobody to the system.
+/// Parses the number of a user or unix group. Refuses the largest number, which means "no user" to
+/// the kernel.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     text.parse()
@@ -91,7 +77,7 @@ fn number(text: &str) -> Option<u32> {
         .filter(|number| digits && *number != u32::MAX)
 }
 
-/// All unix groups of a user, as a login gets them.
+/// Returns all unix groups of a user, as a login of that user gets them.
 pub fn unix_groups_of(user: &User) -> Vec<u32> {
     let Ok(name) = CString::new(user.name.as_str()) else {
         return Vec::new();
@@ -99,7 +85,7 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
     let mut gids: Vec<libc::gid_t> = vec![0; 64];
     loop {
         let mut count = libc::c_int::try_from(gids.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: room for as many as we say.
+        // SAFETY: `gids` has room for `count` groups.
         let whole = unsafe {
             libc::getgrouplist(name.as_ptr(), user.gid, gids.as_mut_ptr(), &raw mut count)
         };
@@ -115,31 +101,39 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
     }
 }
 
-/// The name of a unix group, or the number where there is no name.
+/// Returns the name of a unix group, or the number if the group has no name.
 pub fn unix_group_name(gid: u32) -> String {
-    let found = ask(
-        |entry: *mut libc::group, buffer, size, found| {
-            // SAFETY: as above.
-            unsafe { libc::getgrgid_r(gid, entry, buffer, size, found) }
-        },
-        unix_group,
-    );
+    // SAFETY: the key is a number.
+    let found = unsafe { ask(libc::getgrgid_r, gid, unix_group) };
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// Asks with a buffer that grows as far as the answer needs.
-fn ask<E, T>(
-    question: impl Fn(*mut E, *mut c_char, usize, *mut *mut E) -> i32,
-    read: impl Fn(&E) -> T,
-) -> Option<T> {
+/// A function of the database (getpwnam_r and its siblings): key, entry, buffer, size, found.
+type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
+
+/// Looks up an entry, with a buffer that grows until the entry fits.
+///
+/// # Safety
+/// `key` is valid for `lookup`: a C string if it is a pointer.
+unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> T) -> Option<T> {
     let mut size = 16 * 1024;
     loop {
         let mut entry = MaybeUninit::<E>::uninit();
         let mut buffer: Vec<c_char> = vec![0; size];
         let mut found = ptr::null_mut();
-        match question(entry.as_mut_ptr(), buffer.as_mut_ptr(), size, &mut found) {
+        // SAFETY: the caller promises the key, and the other pointers are to memory of this function.
+        match unsafe {
+            lookup(
+                key,
+                entry.as_mut_ptr(),
+                buffer.as_mut_ptr(),
+                size,
+                &mut found,
+            )
+        } {
             libc::ERANGE if size < 64 << 20 => size *= 4,
-            // SAFETY: found, so `entry` is filled in, and points into `buffer`.
+            // SAFETY: the call found an entry, so it filled in `entry`, whose pointers lead into
+            // `buffer`.
             0 if !found.is_null() => return Some(read(unsafe { &*found })),
             _ => return None,
         }
@@ -157,7 +151,7 @@ fn user(entry: &libc::passwd) -> User {
 fn unix_group(entry: &libc::group) -> UnixGroup {
     let mut members = Vec::new();
     let mut at = entry.gr_mem;
-    // SAFETY: an array of C strings that a null pointer ends.
+    // SAFETY: `gr_mem` is an array of C strings that ends with a null pointer.
     unsafe {
         while !at.is_null() && !(*at).is_null() {
             members.push(text(*at));
@@ -171,18 +165,18 @@ fn unix_group(entry: &libc::group) -> UnixGroup {
     }
 }
 
-/// A C string of an entry.
+/// Copies a C string of an entry.
 fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
     }
-    // SAFETY: the database's entries have C strings, valid as long as the entry.
+    // SAFETY: `from` is a C string of the database's entry, which lives as long as the entry.
     unsafe { CStr::from_ptr(from) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// UID_MIN and UID_MAX of `/etc/login.defs`.
+/// Parses UID_MIN and UID_MAX, the range of regular users, from the text of `/etc/login.defs`.
 fn regular(text: &str) -> (u32, u32) {
     let value = |key: &str| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key));
@@ -204,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_is_known_by_every_way() {
+    fn root_is_found_by_name_and_number() {
         let root = Database.user("root").expect("root");
         assert_eq!((root.uid, root.gid), (0, 0));
         assert!(Database.users().contains(&root));
@@ -229,13 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_nobody() {
+    fn unknown_names_are_not_found() {
         assert_eq!(Database.user("no such user"), None);
         assert_eq!(Database.unix_group("a\0b"), None);
     }
 
     #[test]
-    fn regular_users_as_the_machine_numbers_them() {
+    fn the_range_of_regular_users_is_read() {
         assert_eq!(regular(""), (1000, 60_000));
         assert_eq!(
             regular("# UID_MIN 1\nUID_MIN\t\t  500\nUID_MAX 999\nUID_MINX 3\n"),

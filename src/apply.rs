@@ -1,9 +1,9 @@
-//! `gpulimit apply`: the tree of groups and the rules, made what a policy file says.
+//! `gpulimit apply`: makes the groups and the rules what a policy file says.
 
 mod difference;
 mod record;
 
-use super::failure::Failure;
+use super::failure::{Failure, cannot};
 use super::nvml::Driver;
 use super::output::Escaped;
 use super::trust::Trusted;
@@ -30,37 +30,38 @@ use std::process::ExitCode;
 #[command(after_help = HELP)]
 pub struct Args {
     /// The policy file
-    /// [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in $XDG_CONFIG_HOME or ~/.config]
+    /// [default: /etc/gpulimit/gpulimit.toml for root, else gpulimit/gpulimit.toml in
+    /// $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
-    /// Only say what would change
+    /// Only print what would change
     #[arg(long)]
     dry_run: bool,
 
-    /// Say it in JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-Groups that the file names are made or changed to what it says. Groups that an
-earlier apply made and that it no longer names are removed when no program runs
-in them. Groups that were made by hand and that it does not name are left
-alone. The rules are written last, and hold for programs that start to use a
-GPU from then on, in /run/gpulimit whatever their environment says.
+Makes or changes the groups that the file names. Removes the groups that an
+earlier apply made and that the file no longer names, unless programs run in
+them. Leaves alone other groups that were made by hand. Writes the rules last;
+they apply to programs that start to use a GPU from then on, whatever their
+environment says. Rules have an effect only in /run/gpulimit.
 
 Examples:
   gpulimit apply --dry-run
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
-Exit status: 0 also when there was nothing to change; 1 when the file is wrong
-or a step failed. Where users could be the cause of that, all other steps are
-done; else what was done before stays: apply again.";
+Exit status: 0 on success, also when there was nothing to change; 1 when the
+file has mistakes or a step failed. If a step fails at a group of another user,
+apply continues with the other steps; else it stops there, and can be repeated.";
 
-/// What mistakes in the file mean here.
+/// The end of the error for mistakes in the file.
 const UNCHANGED: &str = ": nothing was changed";
 
-/// Held while the tree is changed.
+/// The lock file that an `apply` holds while it changes groups and rules.
 const LOCK: &str = ".apply.lock";
 
 /// Applies a policy file.
@@ -83,7 +84,8 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     let is_system = root.path() == Path::new(SYSTEM) && effective_user() == 0;
     if !plan.rules.0.is_empty() && !is_system {
         output::note(&format!(
-            "the rules hold only where {} is {SYSTEM} and root's: elsewhere the environment says which group a program is in",
+            "the rules in {} have no effect: programs follow only the rules that root puts into \
+             {SYSTEM}; without rules the environment selects the group",
             root.path().display()
         ));
     }
@@ -112,8 +114,8 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     }
     if !plan.rules.0.is_empty() && is_system && !install::is_installed() {
         output::note(&format!(
-            "warning: {} does not name the library, so that the rules hold only for programs that \
-             are started with it: `gpulimit install` puts it into every program",
+            "warning: {} does not name the library, so the rules hold only for programs that are \
+             started with it: run `gpulimit install` to load it into every program",
             install::FILE
         ));
     }
@@ -122,7 +124,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         .iter()
         .filter_map(|step| Some((step, step.failure()?)))
     {
-        output::note(&format!("{}: not changed, {why}", step.name()));
+        output::note(&format!("{}: not changed: {why}", step.name()));
         status = ExitCode::FAILURE;
     }
     Ok(status)
@@ -145,7 +147,8 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// The root that the environment names; else the machine's for root, and one's own for others.
+/// Opens the root that GPULIMIT_ROOT names; without it, the system's root for root, and the user's
+/// own root for other users.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
@@ -153,14 +156,14 @@ fn root() -> Result<Root, Failure> {
     Ok(Root::locate(&super::env)?)
 }
 
-/// Whether a group of the plan has limits, which depend on the GPUs of this machine.
+/// Returns whether the plan sets sizes: they depend on the GPUs of this machine.
 fn names_gpus(plan: &Plan) -> bool {
     let mut groups = plan.groups.iter();
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// The groups with everything that only this machine knows, and what is wrong with them here: GPUs
-/// that it does not have, or that are too small.
+/// Resolves everything in the plan that depends on this machine. Returns the groups, and the
+/// mistakes on this machine: GPUs that it does not have, or that are too small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -195,7 +198,8 @@ pub fn wanted(
             };
             if seen.contains(&(selector, *key)) {
                 let why = format!(
-                    "'{}' names a GPU that has a {key} already: one for each GPU",
+                    "'{}' names a GPU that already has a value for {key}: give one value for each \
+                     GPU",
                     gpu.value
                 );
                 wrong(why, true);
@@ -221,48 +225,58 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the root where it is not there, and keeps other controllers from applying at the same
-/// time.
+/// Makes the root if it does not exist, and takes the lock that keeps other `apply` commands out.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // What is written there is read as root's word.
+        // Programs trust the rules in this directory as rules of root.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
-                "{why}: as root, gpulimit applies a policy only in a directory that nobody else can replace; run it as that user, or unset GPULIMIT_ROOT"
+                "{why}: as root, gpulimit applies a policy only in a directory that other users \
+                 cannot replace; run it as the owner of that directory, or unset GPULIMIT_ROOT"
             ))
         })?;
     }
-    let about = fs::metadata(root.path())
-        .map_err(|error| Failure::new(format_args!("cannot open {path}: {error}")))?;
+    let about = fs::metadata(root.path()).map_err(cannot("open", root.path()))?;
     let mode = about.permissions().mode() & 0o7777;
     if effective_user() == 0 && !plan.rules.0.is_empty() && mode & 0o005 != 0o005 {
         return Err(Failure::new(format_args!(
-            "{path} is closed to users (mode {mode:04o}), who have to read the rules in it: run `chmod 0755 {path}`"
+            "users cannot read the rules in {path} (mode {mode:04o}): run `chmod 0755 {path}`"
         )));
     }
     root.hold_alone(LOCK).map_err(|error| match error.kind() {
         ErrorKind::WouldBlock => Failure::new(format_args!(
             "another `gpulimit apply` is changing {path}: wait until it has ended"
         )),
-        _ => Failure::new(format_args!("cannot write in {path}: {error}")),
+        _ => Failure::new(format_args!("cannot lock {path}: {error}")),
     })
 }
 
-/// What happens to the file of rules.
+/// A change of the file of rules.
 struct RulesStep {
     count: u32,
-    /// `None`: removed.
+    /// The new text; `None` removes the file.
     text: Option<String>,
 }
 
-/// The rules as they are written for all users; `None` where there are none.
+impl RulesStep {
+    /// The change in a word, for people and for JSON.
+    fn action(&self) -> &'static str {
+        match self.text {
+            Some(_) => "written",
+            None => "removed",
+        }
+    }
+}
+
+/// Returns the text of the rules as the library reads it; `None` if the policy has no rules.
 pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
     match text {
         Some(text) if text.len() as u64 > rules::LONGEST => Err(Failure::new(
-            "the rules name too many users for one file: name unix groups in place of users, or one group for all in place of one for each",
+            "the rules name too many users for one file: name unix groups instead of users, or one \
+             group for all users instead of one for each",
         )),
         text => Ok(text),
     }
@@ -273,14 +287,9 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let there = match text_file::read(&path, rules::LONGEST) {
         Ok(there) => Some(there),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        // Whatever else is there makes way for rules.
+        // A file that cannot be read as rules is replaced.
         Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
-        Err(error) => {
-            return Err(Failure::new(format_args!(
-                "cannot read {}: {error}",
-                path.display()
-            )));
-        }
+        Err(error) => return Err(cannot("read", &path)(error)),
     };
     let text = rules_text(plan)?;
     let same = there.as_deref() == text.as_deref().map(str::as_bytes);
@@ -294,8 +303,9 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Makes the tree what it is to be. What is made is on record before it is there, and whatever a
-/// rule names is there before the rule.
+/// Carries out the steps. Each new group is written to the record before it is made, and each group
+/// that a rule names exists before the rule is written: an `apply` that is killed leaves nothing
+/// that the next one could not finish.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -307,8 +317,8 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A user has a say in what is in the way of a change of their group. It must not keep the other
-    // groups and the rules as they are.
+    // A user can block changes of their own groups. That must not keep the other groups and the
+    // rules from being changed.
     for step in steps.iter_mut() {
         if let Err(error) = change(root, step) {
             fail(root, step, error)?;
@@ -326,7 +336,7 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // Groups of jobs that have ended are in the way of nobody.
+        // Groups of ended jobs must not keep their parent from being removed.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.remove(name) {
             Ok(()) => drop(record.remove(name)),
@@ -336,7 +346,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // What somebody else has removed is not to be removed once more when it is made by hand.
+    // Forget groups that somebody else has removed: if they are made again by hand, they are not
+    // ours to remove.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -369,9 +380,10 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Where no user has a say, as on a full file system, it is the end of all steps.
+/// Marks a step as failed if a user can cause the failure at this group; otherwise returns the
+/// error, such as a full file system, which ends all steps.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
-    if !difference::is_users(root, step.name()) {
+    if !difference::user_can_block(root, step.name()) {
         return Err(error);
     }
     *step = Step::Failed {
@@ -381,7 +393,7 @@ fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupErro
     Ok(())
 }
 
-/// The answer.
+/// The result of an `apply`, for printing.
 struct Shown<'a> {
     file: &'a Path,
     root: &'a Root,
@@ -395,25 +407,16 @@ impl Shown<'_> {
         let mut out = String::new();
         for step in self.steps {
             for line in step.lines(!self.dry_run) {
-                // Writing to a string does not fail.
+                // Writing to a String does not fail.
                 let _ = writeln!(out, "{}", Escaped(&line));
             }
         }
-        let _ = match self.rules {
-            Some(RulesStep {
-                text: Some(_),
-                count,
-            }) if self.dry_run => writeln!(out, "rules: {count} would be written"),
-            Some(RulesStep {
-                text: Some(_),
-                count,
-            }) => writeln!(out, "rules: {count} written"),
-            Some(RulesStep { text: None, .. }) if self.dry_run => {
-                writeln!(out, "rules: would be removed")
-            }
-            Some(RulesStep { text: None, .. }) => writeln!(out, "rules: removed"),
-            None => Ok(()),
-        };
+        if let Some(rules) = self.rules {
+            let count = rules.text.as_ref().map(|_| format!("{} ", rules.count));
+            let (count, action) = (count.unwrap_or_default(), rules.action());
+            let would = if self.dry_run { "would be " } else { "" };
+            let _ = writeln!(out, "rules: {count}{would}{action}");
+        }
         if out.is_empty() && self.steps.is_empty() {
             out += "nothing to change\n";
         } else if !out.is_empty() && self.dry_run {
@@ -423,14 +426,8 @@ impl Shown<'_> {
     }
 
     fn json(&self) -> Value {
-        let rules = self.rules.map(|step| {
-            let action = if step.text.is_some() {
-                "written"
-            } else {
-                "removed"
-            };
-            json!({ "action": action, "count": step.count })
-        });
+        let rules = self.rules;
+        let rules = rules.map(|step| json!({ "action": step.action(), "count": step.count }));
         json!({
             "file": self.file.display().to_string(),
             "root": self.root.path().display().to_string(),

@@ -1,8 +1,7 @@
-//! `gpulimit cdi`: caps and groups as devices that container engines know by name (Container Device
-//! Interface).
+//! `gpulimit cdi`: describes limits and groups as devices that container engines know by name
+//! (Container Device Interface).
 
 mod name;
-mod spec;
 
 use super::failure::Failure;
 use super::install::{FILE, make_directories, replace, write_named};
@@ -12,7 +11,7 @@ use clap::ValueEnum;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Root, SYSTEM, check_name, effective_user};
 use name::{Device, is_device};
-use spec::{Edits, Hook, Mount};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,7 +19,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// What is to be done
+    /// What to do
     what: What,
 
     /// A cap for each container that asks for it: a size, or NAME=SIZE. Repeat for more
@@ -35,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
     output: PathBuf,
 
-    /// Where the files go that all containers get, beside the library
+    /// The directory for the files that all containers get, besides the library
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
 }
@@ -47,52 +46,59 @@ enum What {
 }
 
 const HELP: &str = "\
-A container that gets the device gpulimit.dev/mem=8g has a group of its own
-with max=8g, which goes with it; one that gets gpulimit.dev/mem=lab is in the
-group lab, and a group lab/alice is the device lab.alice. Without --cap and
---group there is a ladder of sizes from 1g to 80g. The library is preloaded
-into all programs of the container, whatever their environment. NVIDIA's
-toolkit describes the GPUs themselves (nvidia-ctk cdi generate).
-docs/containers.md has more.
+A container with the device gpulimit.dev/mem=8g gets its own group with max=8g,
+which is removed with the container. A container with gpulimit.dev/mem=lab runs
+in the group lab; the group lab/alice is the device lab.alice. Without --cap and
+--group, devices for sizes from 1g to 80g are written. Every program of the
+container loads the library, whatever its environment says. NVIDIA's toolkit
+describes the GPUs themselves (nvidia-ctk cdi generate). See docs/containers.md.
 
 Examples:
   gpulimit cdi generate
   gpulimit cdi generate --cap 4g --cap 8g --cap half=50% --group lab/alice
   docker run --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g IMAGE
 
-Exit status: 0 when it is written, 1 when not, 2 for a mistake in the options.";
+Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
-/// Kind of the devices: VENDOR/CLASS.
+/// The kind of the devices, VENDOR/CLASS.
 const KIND: &str = "gpulimit.dev/mem";
-/// Without a word about what is wanted.
-const LADDER: [&str; 16] = [
+/// The sizes of the devices if neither --cap nor --group is given.
+const DEFAULT_SIZES: [&str; 16] = [
     "1g", "2g", "3g", "4g", "6g", "8g", "10g", "12g", "16g", "20g", "24g", "32g", "40g", "48g",
     "64g", "80g",
 ];
-/// The library in containers.
+/// The path of the library inside containers.
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
-/// Rules that nobody can follow. Where no hook puts a group in their place they close the GPU.
+/// The first version of the specification in which a device's name may begin with a digit.
+const WITH_DIGITS: &str = "0.5.0";
+/// The first version of the specification.
+const OLDEST: &str = "0.3.0";
+/// A file of rules that does not parse. If no hook mounts a group over it, the library in the
+/// container refuses all GPU memory.
 const CLOSED: &str = "no hook has given this container its group\n";
 
-/// Does what is to be done.
+/// Runs the command.
 pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
     match args.what {
         What::Generate => generate(args),
     }
 }
 
-/// Writes the file.
+/// Writes the CDI file, and the files that it mounts into containers.
 fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
         return Err(Failure::usage(format_args!(
-            "--files is '{}', expected an absolute path",
+            "invalid --files '{}': expected an absolute path",
             args.files.display()
         )));
     }
     let library = library::find()?;
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::new(format_args!("cannot tell our own path: {error}")))?;
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::new(format_args!(
+            "cannot find the path of this program: {error}"
+        ))
+    })?;
     let root = Root::locate(&env)?;
     if effective_user() == 0 {
         let all = Trusted::root();
@@ -104,44 +110,53 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
         for checked in checks {
             checked.map_err(|why| {
                 Failure::new(format_args!(
-                    "{why}: containers and the hooks that root runs for them would use what others put there; install gpulimit where only root can write, and name such a place in {} and GPULIMIT_ROOT if you set them",
+                    "{why}: other users could change what containers load and what root runs for \
+                     them; install gpulimit where only root can write, and let {} and \
+                     GPULIMIT_ROOT name such a place if you set them",
                     library::VARIABLE
                 ))
             })?;
         }
     }
-    let groups = root.path().to_str().ok_or_else(|| {
-        Failure::new(format_args!(
-            "the path of the groups, '{}', is no text: name another in GPULIMIT_ROOT",
-            root.path().display()
-        ))
-    })?;
     let preload = args.files.join("ld.so.preload");
     let closed = args.files.join("closed");
     let rules = closed.join(gpulimit_policy::rules::FILE);
-    let hook = |stage: &'static str, verb: &str, asked: &[&str]| {
-        let arguments = ["gpulimit", "oci-hook", verb, "--root", groups];
-        Hook::new(stage, &program, arguments.iter().chain(asked).copied())
+    let (program, groups) = (utf8(&program)?, utf8(root.path())?);
+    let hook = |stage: &str, verb: &str, asked: &[&str]| {
+        let args = [&["gpulimit", "oci-hook", verb, "--root", groups], asked].concat();
+        json!({ "hookName": stage, "path": program, "args": args })
     };
-    let text = spec::write(
-        KIND,
-        devices.iter().map(|device| {
-            let (option, value) = device.asked();
-            let hooks = vec![hook("createRuntime", "create", &[option, value])];
-            (device.name(), Edits::hooks(hooks))
-        }),
-        Edits {
-            mounts: vec![
-                Mount::read_only(&library, LIBRARY),
-                Mount::read_only(&preload, FILE),
-                Mount::read_only(&closed, SYSTEM),
+    let mount = |host, container: &str| {
+        Ok::<_, Failure>(json!({
+            "hostPath": utf8(host)?,
+            "containerPath": container,
+            "options": ["rbind", "ro", "nosuid", "nodev"],
+        }))
+    };
+    let device = |device: &Device| {
+        let (option, value) = device.asked();
+        let hooks = [hook("createRuntime", "create", &[option, value])];
+        json!({ "name": device.name(), "containerEdits": { "hooks": hooks } })
+    };
+    let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
+    let spec = json!({
+        // The lowest version that allows these names, so that the oldest engines can read the file.
+        "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
+        "kind": KIND,
+        "containerEdits": {
+            "mounts": [
+                mount(&library, LIBRARY)?,
+                mount(&preload, FILE)?,
+                mount(&closed, SYSTEM)?,
             ],
-            hooks: vec![
+            "hooks": [
                 hook("createContainer", "mount", &[]),
                 hook("poststop", "remove", &[]),
             ],
         },
-    )?;
+        "devices": devices.iter().map(device).collect::<Vec<_>>(),
+    });
+    let text = format!("{spec:#}\n");
     if args.output == Path::new("-") {
         output::print(&text)?;
         return Ok(ExitCode::SUCCESS);
@@ -160,16 +175,30 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was asked for, or the ladder.
+/// Returns a path as text, which JSON needs.
+fn utf8(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| {
+        Failure::new(format_args!(
+            "the path '{}' is not UTF-8, which a CDI file needs: use another path",
+            path.display()
+        ))
+    })
+}
+
+/// Returns the devices of --cap and --group, or the default sizes.
 fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     let ladder = args.caps.is_empty() && args.groups.is_empty();
-    let sizes = LADDER.iter().filter(|_| ladder).map(|size| (*size).into());
+    let sizes = DEFAULT_SIZES
+        .iter()
+        .filter(|_| ladder)
+        .map(|size| (*size).into());
     let mut devices: Vec<Device> = Vec::new();
     for text in args.caps.iter().cloned().chain(sizes) {
         let device = Device::cap(&text)?;
         if !is_device(device.name()) {
             return Err(Failure::usage(format_args!(
-                "a device cannot be called '{}': give the cap a name of letters, digits, dots, dashes and underscores, as in half=50%",
+                "invalid device name '{}': name the cap with letters, digits, dots, dashes and \
+                 underscores, as in half=50%",
                 device.name().escape_debug()
             )));
         }
@@ -185,7 +214,8 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
             .any(|other| other.name() == device.name())
         {
             return Err(Failure::usage(format_args!(
-                "two devices would be called '{}': leave one out, or give the cap a name of its own, as in small=4G",
+                "two devices have the name '{}': leave one out, or give the cap another name, as \
+                 in small=4G",
                 device.name()
             )));
         }
@@ -193,9 +223,12 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     Ok(devices)
 }
 
-/// The size of a cap, as the command line says it.
+/// Parses the size of a cap.
 fn size(text: &str) -> Result<Extent, Failure> {
     text.parse().map_err(|error| {
-        Failure::usage(format_args!("--cap is '{}': {error}", text.escape_debug()))
+        Failure::usage(format_args!(
+            "invalid --cap '{}': {error}",
+            text.escape_debug()
+        ))
     })
 }

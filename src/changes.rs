@@ -1,4 +1,4 @@
-//! Changes of limits as `set` and `create` take them: `--max 8G --device 1`.
+//! Changes of limits by `set`, `create` and `run`: `--max 8G --device 1`.
 
 use super::failure::Failure;
 use super::figures::{self, bytes};
@@ -11,17 +11,18 @@ use gpulimit_base::units::{Extent, Size};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
 
-/// Settings, each key once, and the GPUs that the sizes among them are for.
+/// Settings, each key once, and the GPUs that the sizes among them apply to.
 pub struct Changes {
     settings: Vec<Setting>,
-    /// All, or some.
+    /// `Selector::All`, or the GPUs of --device.
     pub targets: Vec<Selector>,
-    /// The GPUs that there are; empty where no size depends on them.
+    /// The memory of each GPU; empty if no size depends on it.
     gpus: Vec<Capacity>,
 }
 
 impl Changes {
-    /// Takes settings and the GPUs of `--device`, by which sizes such as -2G are worked out.
+    /// Makes changes for the GPUs of --device. Sizes such as -2G are computed from each GPU's
+    /// memory.
     pub fn new(
         settings: Vec<Setting>,
         devices: &[String],
@@ -31,8 +32,8 @@ impl Changes {
         Self::worked_out(settings, devices, driver, gpus)
     }
 
-    /// As [`Changes::new`], for a command of this environment: a GPU that is hidden from it and
-    /// smaller than what -2G leaves out is no reason to refuse.
+    /// Like [`Changes::new`], for a command that runs with this environment. A GPU that is hidden
+    /// from the command may be too small for a size such as -2G.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -58,7 +59,7 @@ impl Changes {
                 .find(|setting| matches!(setting, Setting::Option(..)))
         {
             return Err(Failure::usage(format_args!(
-                "{} is a key of the whole group and not of one GPU: set it without --device",
+                "{} applies to the whole group, not to one GPU: set it without --device",
                 setting.name()
             )));
         }
@@ -71,7 +72,7 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Makes them. What fails has failed in [`Changes::new`].
+    /// Applies the changes to `rules`. Cannot fail, because [`Changes::new`] has already tried.
     pub fn apply(&self, rules: &mut LimitSet) -> Result<(), ExtentError> {
         for change in &self.settings {
             match change {
@@ -80,26 +81,26 @@ impl Changes {
                         rules.set_extent(*target, *key, *extent, &self.gpus, false)?;
                     }
                 }
-                // Checked when it was read.
+                // [`Setting`] checked the value when it was parsed.
                 Setting::Option(key, value) => drop(rules.options.set(*key, value)),
             }
         }
         Ok(())
     }
 
-    /// Whether a size is among them.
+    /// Returns whether a size is changed.
     pub fn has_sizes(&self) -> bool {
         let is_size = |setting: &Setting| matches!(setting, Setting::Size(..));
         self.settings.iter().any(is_size)
     }
 
-    /// Whether `max` is among them.
+    /// Returns whether `max` is changed.
     pub fn has_max(&self) -> bool {
         let is_max = |setting: &Setting| matches!(setting, Setting::Size(Key::Max, _));
         self.settings.iter().any(is_max)
     }
 
-    /// A line for each of them.
+    /// Describes the changes, a line each.
     pub fn lines(&self, now: &LimitSet, driver: Option<&Driver>) -> Vec<String> {
         let mut lines = Vec::new();
         for change in &self.settings {
@@ -109,7 +110,7 @@ impl Changes {
             };
             let label = |id| groups::label(id, driver);
             let is_worked_out = matches!(extent, Extent::AllBut(_));
-            // What was worked out is shown for each GPU.
+            // Sizes such as -2G differ between GPUs, so each GPU's size is shown.
             let size = |id| {
                 let size = now.for_device(id, *key).filter(|_| is_worked_out);
                 size.map_or(String::new(), |size| format!(": {}", figures::size(size)))
@@ -148,7 +149,7 @@ impl Changes {
         lines
     }
 
-    /// Where a group above has a smaller limit than the new one.
+    /// Warns, a line each, if a group above has a smaller `max` than the new one.
     pub fn outranked(
         &self,
         now: &LimitSet,
@@ -168,7 +169,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // Without GPUs only sizes of a kind can be compared.
+            // Without a GPU, only sizes of the same kind can be compared: bytes with bytes, percent
+            // with percent.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
@@ -193,8 +195,9 @@ impl Changes {
                     .filter(|(theirs, _)| is_above(own, *theirs, capacity))
                     .min_by_key(|(theirs, _)| bytes(Some(*theirs), capacity));
                 if let Some((theirs, name)) = smaller {
-                    let line =
-                        format!("max={own} is above max={theirs} of group {name}, which holds");
+                    let line = format!(
+                        "max={own} is above max={theirs} of group {name}: the lower limit applies"
+                    );
                     if !lines.contains(&line) {
                         lines.push(line);
                     }
@@ -205,7 +208,7 @@ impl Changes {
     }
 }
 
-/// The GPUs that there are; empty where no size depends on them.
+/// Returns the memory of each GPU; empty if no size depends on it.
 fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     match settings.iter().any(depends_on_gpus) {
         true => driver.map(Driver::capacities).unwrap_or_default(),
@@ -213,8 +216,8 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     }
 }
 
-/// Drops those that no such size can be worked out for, if CUDA_VISIBLE_DEVICES hides them. CUDA
-/// itself is asked which these are: an index there goes by an order of its own.
+/// Drops GPUs that are too small for a size such as -2G, if CUDA_VISIBLE_DEVICES hides them. Asks
+/// CUDA for the visible GPUs, because an index in that variable follows CUDA's own order.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),
@@ -231,12 +234,12 @@ fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     }
 }
 
-/// Whether a setting is a size that depends on the GPUs.
+/// Returns whether a setting is a size that depends on the GPU's memory.
 pub fn depends_on_gpus(setting: &Setting) -> bool {
     matches!(setting, Setting::Size(_, Extent::AllBut(_)))
 }
 
-/// Whether one size is more than another; not where that cannot be told.
+/// Returns whether one size is larger than another; false if they cannot be compared.
 pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
     match (size, other, capacity) {
         (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),
@@ -252,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_compared_where_that_can_be() {
+    fn sizes_of_the_same_kind_are_compared() {
         let (four, eight, half) = (Size::Bytes(4), Size::Bytes(8), Size::Percent(5000));
         assert!(is_above(eight, four, None) && !is_above(four, eight, None));
         assert!(is_above(Size::Max, four, None) && !is_above(Size::Max, Size::Max, None));

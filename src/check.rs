@@ -1,4 +1,4 @@
-//! `gpulimit check`: whether a policy file is right.
+//! `gpulimit check`: finds the mistakes in a policy file.
 
 use super::accounts::Database;
 use super::apply::Wanted;
@@ -21,15 +21,15 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Says everything that is wrong with the file, each with its line, and changes
-nothing. Users, unix groups and GPUs that this machine does not have are said,
-but are no mistake here: `gpulimit apply` refuses them. Warns about limits that
-make no sense on this machine's GPUs, and about users whom no rule covers.
+Prints all mistakes in the file with their lines, and changes nothing. Also
+prints users, unix groups and GPUs that this machine does not have; they are not
+mistakes here, but `gpulimit apply` rejects them. Warns about limits that make
+no sense on this machine's GPUs, and about users whom no rule covers.
 
 Examples:
   gpulimit check /etc/gpulimit/gpulimit.toml
 
-Exit status: 0 when the file is right, 1 when it is not.";
+Exit status: 0 when the file has no mistakes, 1 when it has.";
 
 /// Checks a policy file.
 pub fn check(args: &Args) -> Result<ExitCode, Failure> {
@@ -43,9 +43,9 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
-    // What this machine has says nothing about another machine.
+    // Users and GPUs that are missing here may exist on the machine that the policy is for.
     for mistake in &absent {
-        output::note(&format!("{mistake} (right on another machine)"));
+        output::note(&format!("{mistake} (may be valid on another machine)"));
     }
     warn(&args.file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
@@ -55,13 +55,14 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
         found.policy.rules.len(),
         match absent.is_empty() {
             true => "",
-            false => "; on this machine `gpulimit apply` refuses it",
+            false => "; on this machine `gpulimit apply` rejects it",
         }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to standard error what is right in a policy and probably not meant.
+/// Warns on standard error about limits that are valid and probably not intended, and about users
+/// without a rule.
 pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
     let gpus = warnings::capacities(driver, None);
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -70,7 +71,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             lines.push((group.line, line));
         }
     }
-    // Of a stanza that makes many groups once.
+    // A stanza for many groups is reported once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -79,35 +80,25 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     let left = compile::uncovered(&plan.rules, &Database);
     if !left.is_empty() {
         output::note(&format!(
-            "{}: warning: no rule holds for {}: their programs have no limit; a last rule with \
-             user = \"*\" holds for all others",
+            "{}: warning: no rule covers {}: their programs have no limit; add a last rule with \
+             user = \"*\" for all other users",
             path.display(),
-            some(&left)
+            output::some(&left)
         ));
-    }
-}
-
-/// Returns the first of these names, and how many more there are.
-pub fn some(names: &[String]) -> String {
-    const SHOWN: usize = 5;
-    let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
-    match names.len() - shown.len() {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 
 /// A policy file without mistakes.
 pub struct Found {
-    /// As it is written.
+    /// The policy as written.
     policy: Policy,
-    /// What it asks for on this machine.
+    /// The groups and rules that the policy means on this machine.
     pub plan: Plan,
-    /// What this machine does not have.
+    /// The users, unix groups and GPUs that this machine does not have.
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. `outcome`: as [`refused`].
+/// Reads a policy file. `outcome` is the end of the error message, as in [`refused`].
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
@@ -133,13 +124,14 @@ pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     }
 }
 
-/// Puts mistakes in the order of their lines, each once.
+/// Sorts mistakes by line and removes duplicates.
 pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
     mistakes.dedup();
 }
 
-/// Says all mistakes, how many they are, and then `outcome`: what that means for the verb.
+/// Prints all mistakes, and returns a failure with their number, followed by `outcome`: what they
+/// mean for the verb.
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

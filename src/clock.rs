@@ -1,12 +1,12 @@
-//! Times as people and programs write them.
+//! Times for people and for programs.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A moment as RFC 3339 writes it, in UTC: `2026-01-31T12:00:00.123Z`.
+/// A moment, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
 #[derive(Copy, Clone)]
 pub struct Moment {
-    /// Milliseconds since 1970.
+    /// Milliseconds since the start of 1970 in UTC.
     pub unix_ms: u64,
 }
 
@@ -14,8 +14,8 @@ impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
         let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Days of eras of 400 years that begin on 1 March, so that the day of a leap year is its
-        // last.
+        // Counts days in eras of 400 years that begin on 1 March: a leap day is then the last day
+        // of its year.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -34,7 +34,7 @@ impl fmt::Display for Moment {
     }
 }
 
-/// A time for people: `0.42 s`, `3 min 20 s`, `2 h 5 min`.
+/// Formats a duration for people: `0.42 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_as_date_writes_them() {
+    fn moments_are_shown_as_rfc_3339() {
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.007Z"),
             (951_782_399, "2000-02-28T23:59:59.007Z"),

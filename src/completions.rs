@@ -1,10 +1,9 @@
-//! `gpulimit completions`: what a shell needs to complete our command lines.
+//! `gpulimit completions`: prints a script with which a shell completes gpulimit's command lines.
 
 use super::failure::Failure;
-use super::output;
+use super::{output, sizes};
 use clap::Command;
 use clap_complete::Shell;
-use gpulimit_limits::{Key, OptionKey};
 use std::process::ExitCode;
 
 /// Options of `completions`.
@@ -43,7 +42,7 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command line without what is hidden.
+/// Returns the command line's definition without hidden verbs.
 fn visible() -> Command {
     let all = super::command();
     let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
@@ -53,7 +52,7 @@ fn visible() -> Command {
         .subcommands(verbs.cloned())
 }
 
-/// The verbs whose arguments are names of groups that there are.
+/// Returns the verbs that take the names of existing groups.
 fn verbs() -> Vec<String> {
     let command = visible();
     let takes_groups = |verb: &&Command| {
@@ -68,74 +67,9 @@ fn is_groups(argument: &str) -> bool {
     matches!(argument, "group" | "groups")
 }
 
-/// Puts the names of groups, and keys and their values, in the places where they stand.
+/// Appends a function that completes the names of groups, keys, their values, and the command of
+/// `run`.
 fn bash(script: String) -> String {
-    const PLACES: &str = r#"
-_gpulimit_with_groups() {
-    _gpulimit "$@"
-    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]}
-    local at key values='' places=0
-    [[ $COMP_CWORD -ge 2 ]] || return
-    # bash takes KEY=VALUE for three words.
-    if [[ $word = '=' || $before = '=' ]]; then
-        case $verb in set|create) ;; *) return ;; esac
-        key=$before
-        [[ $before != '=' ]] || key=${COMP_WORDS[COMP_CWORD-2]}
-        [[ $word != '=' ]] || word=''
-        case $key in
-            on_limit) values='fail wait' ;;
-            oom) values='none kill-largest kill-group' ;;
-            count_context) values='yes no' ;;
-        esac
-        COMPREPLY=($(compgen -W "$values" -- "$word"))
-        return
-    fi
-    if [[ $verb = run ]]; then
-        # The command of `run` begins with the first word that belongs to no option.
-        local end=''
-        for ((at = 2; at < COMP_CWORD; at++)); do
-            case ${COMP_WORDS[at]} in
-                --) end=yes; ((at++)); break ;;
-                -*) [[ ! " @VALUES@ " =~ " ${COMP_WORDS[at]} " ]] || ((at++))
-                    # bash takes --max=4G for three words.
-                    [[ ${COMP_WORDS[at]} != '=' ]] || ((at++)) ;;
-                *) break ;;
-            esac
-        done
-        if ((at < COMP_CWORD)) || [[ $at = $COMP_CWORD && ( $end || $word = [!-]* ) ]]; then
-            COMPREPLY=()
-            if declare -F _command_offset >/dev/null; then
-                _command_offset $at
-            elif ((at == COMP_CWORD)) && [[ $word != */* ]]; then
-                COMPREPLY=($(compgen -c -- "$word"))
-            fi
-            # Without an answer bash offers the names of files.
-            return
-        fi
-    fi
-    if [[ $before = --group ]]; then
-        COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word"))
-        return
-    fi
-    [[ $word != -* && ! " @VALUES@ " =~ " $before " ]] || return
-    for ((at = 2; at < COMP_CWORD; at++)); do
-        case ${COMP_WORDS[at]} in
-            -*) [[ ! " @VALUES@ " =~ " ${COMP_WORDS[at]} " ]] || ((at++)) ;;
-            *) ((places++)) ;;
-        esac
-    done
-    case $verb:$places in
-        @GROUPS@)
-            COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word")) ;;
-        create:0|kill:*) COMPREPLY=() ;;
-        get:1) COMPREPLY=($(compgen -W "@KEYS@" -- "$word")) ;;
-        set:*|create:*)
-            compopt -o nospace 2>/dev/null
-            COMPREPLY=($(compgen -S = -W "@KEYS@" -- "$word")) ;;
-    esac
-}
-complete -F _gpulimit_with_groups -o bashdefault -o default gpulimit
-"#;
     let command = visible();
     let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
     let mut values: Vec<String> = Vec::new();
@@ -156,16 +90,15 @@ complete -F _gpulimit_with_groups -o bashdefault -o default gpulimit
             verb => format!("{verb}:0"),
         })
         .collect();
-    let keys = Key::ALL.map(Key::name).into_iter();
-    let keys: Vec<&str> = keys.chain(OptionKey::ALL.map(OptionKey::name)).collect();
+    let keys: Vec<&str> = sizes::keys().collect();
     script
-        + &PLACES
+        + &include_str!("completions/places.bash")
             .replace("@VALUES@", &values.join(" "))
             .replace("@GROUPS@", &groups.join("|"))
             .replace("@KEYS@", &keys.join(" "))
 }
 
-/// Names take the place of files.
+/// Completes the names of groups where clap's script completes files.
 fn zsh(script: String) -> String {
     let named = |line: &str| {
         let groups = [
@@ -185,7 +118,9 @@ fn zsh(script: String) -> String {
             _ => format!("{line}\n"),
         }
     };
-    let groups = "\n_gpulimit_groups() {\n    local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    compadd -a groups\n}\n";
+    let groups = "\n_gpulimit_groups() {\n    \
+                  local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    \
+                  compadd -a groups\n}\n";
     let (head, rest) = script.split_once('\n').unwrap_or((&script, ""));
     format!(
         "{head}\n{groups}{}",
@@ -193,11 +128,14 @@ fn zsh(script: String) -> String {
     )
 }
 
-/// Adds the names.
+/// Adds the completion of the names of groups.
 fn fish(script: String) -> String {
     script
         + &format!(
-            "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" -f -a \"(gpulimit ls 2>/dev/null)\"\ncomplete -c gpulimit -n \"__fish_seen_subcommand_from run\" -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
+            "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" \
+             -f -a \"(gpulimit ls 2>/dev/null)\"\n\
+             complete -c gpulimit -n \"__fish_seen_subcommand_from run\" \
+             -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
             verbs().join(" ")
         )
 }

@@ -1,4 +1,4 @@
-//! `gpulimit create`: a group that stays.
+//! `gpulimit create`: makes a group that stays until it is removed.
 
 use super::changes::Changes;
 use super::failure::Failure;
@@ -18,7 +18,7 @@ pub struct Args {
     /// The group; lab/alice is a group below lab
     group: String,
 
-    /// Its other keys, as `gpulimit set` takes them; max=4G is the same as --max 4G
+    /// Other keys, as for `gpulimit set`; max=4G is the same as --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// The user who may run programs in it and make groups below it; yourself without this
+    /// The user who may run programs in it and make groups below it [default: yourself]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
 
@@ -37,15 +37,15 @@ pub struct Args {
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
-    /// Make the groups above it, too, where there are none
+    /// Also make the groups above it that do not exist
     #[arg(long)]
     parents: bool,
 }
 
 const HELP: &str = "\
-The limits belong to whoever makes the group: its owner and members cannot
-change them. A group counts in all groups above it. `gpulimit set --help`
-explains the keys.
+Only the user who makes the group can change its limits: its owner and members
+cannot. The usage of a group counts in all groups above it. `gpulimit set
+--help` explains the keys.
 
 Examples:
   gpulimit create lab --max 60G
@@ -56,7 +56,7 @@ Examples:
 /// Makes the group.
 pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     gpulimit_group::check_name(&args.group)?;
-    no_job(&args.group)?;
+    refuse_job_name(&args.group)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let settings = sizes::together(&args.sizes, &args.changes)?;
@@ -64,7 +64,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let access = access(args)?;
     let (root, name) = groups::meant(&args.group, Purpose::Make)?;
     let name = &*name;
-    findable(&root, name, access, args)?;
+    check_findable(&root, name, access, args)?;
     let mut limits = LimitSet::default();
     changes.apply(&mut limits)?;
     let mut above: Vec<&str> = upwards(name).skip(1).collect();
@@ -79,7 +79,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
         root.create_for(name, &limits, access)
     };
     let created = make().map_err(|error| {
-        // All or nothing.
+        // Undo: the command makes all groups or none.
         for name in made.iter().rev() {
             let _ = root.remove(name);
         }
@@ -87,7 +87,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     })?;
     if !created.new {
         return Err(Failure::new(format_args!(
-            "there is a group '{name}' already, which stays as it is: `gpulimit set {name} KEY=VALUE` changes it"
+            "group '{name}' already exists and was not changed: change it with `gpulimit set \
+             {name} KEY=VALUE`"
         )));
     }
     let gpus = warnings::capacities(driver, None);
@@ -99,12 +100,13 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Names that stand for groups of single jobs are not for groups that stay.
-pub fn no_job(name: &str) -> Result<(), Failure> {
+/// Refuses names that are reserved for the groups of single jobs, which are removed automatically.
+pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
         Kind::Job => Err(Failure::usage(format_args!(
-            "the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"
+            "the name '{name}' is reserved for the groups of single jobs, which are removed \
+             automatically: choose another name"
         ))),
     }
 }
@@ -112,7 +114,7 @@ pub fn no_job(name: &str) -> Result<(), Failure> {
 fn access(args: &Args) -> Result<Access, Failure> {
     let unknown = |what, name: &str| {
         Failure::usage(format_args!(
-            "there is no {what} '{}': give a name or a number",
+            "unknown {what} '{}': give a name or a number",
             name.escape_debug()
         ))
     };
@@ -130,7 +132,7 @@ fn access(args: &Args) -> Result<Access, Failure> {
             ),
             None => {
                 return Err(Failure::usage(format_args!(
-                    "'{}' is no kind of members: expected owner, all, or @ and a unix group",
+                    "invalid --members '{}': expected owner, all, or @UNIXGROUP",
                     other.escape_debug()
                 )));
             }
@@ -139,9 +141,8 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group to a user who could not find it: groups in a private root are seen by
-/// its owner alone.
-fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
+/// Refuses to give a group to a user who could not find it: only its owner can read a private root.
+fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
         return Ok(());
@@ -154,19 +155,20 @@ fn findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), 
         .owner
         .clone()
         .unwrap_or_else(|| accounts::user_name(owner));
-    // A root that GPULIMIT_ROOT names is opened, and not replaced by the machine's.
+    // A root that GPULIMIT_ROOT names must be opened to users; the system's root would not be used
+    // instead.
     let step = match super::env("GPULIMIT_ROOT") {
         Some(_) => format!("install -d -m 0755 {}", path.display()),
         None => format!("install -d -m 0755 {SYSTEM}"),
     };
     Err(Failure::new(format_args!(
-        "group '{name}' would be in {}, which only root can look into, so that {owner} would not find it: \
-         run `{step}` first, which makes a root for all users",
+        "{owner} could not find group '{name}' in {}, which only root can read: first run `{step}` \
+         to make a directory of groups for all users",
         path.display()
     )))
 }
 
-/// Giving things away is for root.
+/// Explains the error if only root may give a group away.
 fn denied(error: GroupError, args: &Args) -> Failure {
     let (path, cause) = match &error {
         GroupError::Io { path, error, .. } if error.kind() == ErrorKind::PermissionDenied => {
@@ -176,10 +178,11 @@ fn denied(error: GroupError, args: &Args) -> Failure {
     };
     match (&args.owner, args.members.strip_prefix('@')) {
         (Some(owner), _) => Failure::new(format_args!(
-            "cannot create {path}: {cause}; to give a group to another user ({owner}) is for root"
+            "cannot create {path}: {cause}; only root can give a group to another user ({owner})"
         )),
         (None, Some(members)) => Failure::new(format_args!(
-            "cannot create {path}: {cause}; only root and its members can give a group to @{members}"
+            "cannot create {path}: {cause}; only root and its members can give a group to \
+             @{members}"
         )),
         (None, None) => error.into(),
     }

@@ -1,4 +1,4 @@
-//! `gpulimit doctor`: what works, what does not, and what to do about it.
+//! `gpulimit doctor`: checks what works on this machine, and how to fix what does not.
 
 mod checks;
 mod container;
@@ -20,16 +20,17 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Look at this process: whether the library is in it and why not, its group, and by which rule
+    /// Check this process: whether it has loaded the library, and if not, why; its group, and the
+    /// rule that assigned it
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
     pid: Option<u32>,
 
-    /// Look at this container, by id or name: its first process, and whether programs in it get the
+    /// Check this container, by id or name: its first process, and whether programs in it load the
     /// library
     #[arg(long, value_name = "CONTAINER", conflicts_with = "user")]
     container: Option<String>,
 
-    /// Say which group the programs of this user get, and by which rule
+    /// Print the group that the programs of this user get, and the rule that assigns it
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 
@@ -39,26 +40,26 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Looks at the driver, NVML, the library and its hooks, the groups, and the
-environment; or at one process, container or user. Makes a group to see whether
-that can be done, and removes it; changes nothing else.
+Checks the driver, NVML, the library and its hooks, the groups, and the
+environment; or one process, container or user. Makes a group to test whether
+that works, and removes it; changes nothing else.
 
 Examples:
   gpulimit doctor
   gpulimit doctor --pid 4711          why does this process have no limit?
-  gpulimit doctor --container web     the same of a container
+  gpulimit doctor --container web     the same for a container
   gpulimit doctor --user alice        which group does she get?
   gpulimit doctor --json | jq '.findings[] | select(.level != \"ok\")'
 
 Exit status: 0 when limits can be applied, 1 when something prevents it (a line
 marked `error`).";
 
-/// How bad it is.
+/// How serious a finding is.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 enum Level {
-    /// As it should be.
+    /// Nothing is wrong.
     Fine,
-    /// Limits hold, but something is amiss.
+    /// Limits hold, but something should be corrected.
     Warning,
     /// Limits cannot be applied.
     Error,
@@ -79,14 +80,14 @@ impl Level {
     }
 }
 
-/// One thing found out.
+/// The result of a check.
 #[derive(Clone, Debug)]
 struct Finding {
-    /// What was looked at.
+    /// The name of the check.
     check: Cow<'static, str>,
     level: Level,
     text: String,
-    /// What to do; empty where there is nothing to do.
+    /// How to fix the problem; empty if there is nothing to fix.
     remedy: String,
 }
 
@@ -124,7 +125,7 @@ impl Finding {
         })
     }
 
-    /// Reads what [`Finding::json`] has written.
+    /// Parses the output of [`Finding::json`].
     fn from_json(value: &Value) -> Option<Self> {
         Some(Self {
             check: value["check"].as_str()?.to_owned().into(),
@@ -135,16 +136,16 @@ impl Finding {
     }
 }
 
-/// Returns the findings about a process as JSON. A look may never end: the caller is a process of
-/// its own.
+/// Checks a process and returns the findings as JSON. Reading the process's files may never end, so
+/// only a child process calls this.
 pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
-/// What is wrong where so few files can be opened that the other checks would take that for a fault
-/// of what they look at.
+/// Returns an error if so few files can be opened that the other checks would report wrong causes.
 fn too_few_descriptors() -> Option<Finding> {
-    /// More than the checks of this process, or of a child process, have open at a time.
+    /// More descriptors than this process, or a child process, has open at a time during the
+    /// checks.
     const NEEDED: usize = 32;
     let mut open = Vec::with_capacity(NEEDED);
     while open.len() < NEEDED {
@@ -154,20 +155,21 @@ fn too_few_descriptors() -> Option<Finding> {
                 return Some(Finding::error(
                     "descriptors",
                     format!(
-                        "nothing can be found out: only {} more files can be opened here, and {NEEDED} are needed ({error})",
+                        "cannot run the checks: only {} more files can be opened here, and \
+                         {NEEDED} are needed ({error})",
                         open.len()
                     ),
                     "raise the limit on open files (`ulimit -n`)",
                 ));
             }
-            // Not for want of descriptors.
+            // A failure with another cause than a lack of descriptors.
             Err(_) => break,
         }
     }
     None
 }
 
-/// Looks, and says what was found.
+/// Runs the checks and prints the findings.
 pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     let findings = match (&args.container, args.pid, &args.user) {
         _ if let Some(found) = too_few_descriptors() => vec![found],
@@ -193,11 +195,12 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(u8::from(broken)))
 }
 
-/// `here`: about this place, not about a process or a user.
+/// Formats the findings. `here` is true if they are about this machine, not about a process, a
+/// container or a user.
 fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> String {
     let mut out = String::new();
     for finding in findings {
-        // Writing to a string does not fail.
+        // Writing to a String does not fail.
         let (level, text) = (finding.level.name(), Escaped(&finding.text));
         let line = format!("{level:<8} {:<12} {text}", finding.check);
         let _ = writeln!(out, "{}", output::fit(&line, 22));

@@ -1,7 +1,7 @@
-//! Programs and libraries, read as files (ELF): nothing is loaded or run, and nothing in them is
-//! believed to be whole.
+//! Reads programs and libraries as ELF files, without loading or running them. The files may be
+//! damaged or malicious.
 
-use object::elf::ET_DYN;
+use object::elf;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::BTreeSet;
@@ -11,44 +11,55 @@ use std::io::{self, Read, Seek, SeekFrom};
 /// The kind of a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// Started by this dynamic linker.
+    /// The kernel starts it with this dynamic linker.
     Dynamic(String),
-    /// No dynamic linker starts it.
+    /// It has no dynamic linker.
     Static,
-    /// Not a file of this machine's own kind: what it is.
+    /// It is not an ELF file for this machine; the text says what it is.
     Other(&'static str),
 }
 
 const HEADER: usize = 64;
 const SEGMENT: usize = 56;
-const INTERPRETER: u32 = 3;
 
-#[cfg(target_arch = "x86_64")]
-const MACHINE: u16 = 62;
-#[cfg(target_arch = "aarch64")]
-const MACHINE: u16 = 183;
+const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
+    true => elf::EM_AARCH64.0,
+    false => elf::EM_X86_64.0,
+};
 
-/// Reads the file's headers.
+/// Says what a file with these first bytes is, if it is not a 64-bit ELF file for this machine's
+/// processor.
+fn foreign(header: &[u8]) -> Option<&'static str> {
+    let header = header.first_chunk::<20>();
+    match header.filter(|header| header.starts_with(b"\x7fELF")) {
+        None => Some("not an ELF file"),
+        Some(header) if header[4] != elf::ELFCLASS64.0 => Some("a 32-bit file"),
+        Some(header)
+            if header[5] != elf::ELFDATA2LSB.0
+                || u16::from_le_bytes([header[18], header[19]]) != MACHINE =>
+        {
+            Some("a file for another processor")
+        }
+        Some(_) => None,
+    }
+}
+
+/// Reads the kind of a program from its headers.
 pub fn kind(mut file: &File) -> io::Result<Kind> {
     let mut header = [0; HEADER];
     file.read_exact(&mut header)?;
-    if header[..4] != *b"\x7fELF" {
-        return Ok(Kind::Other("no ELF file"));
-    }
-    if header[4] != 2 {
-        return Ok(Kind::Other("of 32 bits"));
+    if let Some(what) = foreign(&header) {
+        return Ok(Kind::Other(what));
     }
     let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-    if header[5] != 1 || short(18) != MACHINE {
-        return Ok(Kind::Other("of another processor"));
-    }
     let start = long(&header, 32);
     let (size, count) = (short(54), short(56));
     for number in 0..u64::from(count) {
         let mut segment = [0; SEGMENT];
         file.seek(SeekFrom::Start(start + number * u64::from(size)))?;
         file.read_exact(&mut segment)?;
-        if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) != INTERPRETER {
+        if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) != elf::PT_INTERP.0
+        {
             continue;
         }
         let length = long(&segment, 32).min(4096);
@@ -61,39 +72,32 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol under which the library has its version: a text with a zero after it, in a constant
-/// that needs no relocation.
+/// The symbol of the library's version: a text that ends with a zero byte, in a constant without
+/// relocations.
 const VERSION: &[u8] = b"gpulimit_version_text";
-/// The most bytes of a version that are looked at.
+/// The longest version in bytes; the rest is ignored.
 const LONGEST_VERSION: u64 = 256;
-/// The most names of versions that are looked at: more than any C library has.
+/// The most symbol versions that are read: more than any C library has.
 const MOST_NAMES: usize = 4_096;
 
-/// A shared library of this machine's own kind.
+/// A shared library for this machine.
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Reads the headers. The error says what the file is instead.
+    /// Parses the headers. The error says what the file is instead.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
-        if !bytes.starts_with(b"\x7fELF") {
-            return Err("invalid ELF header".into());
-        }
-        if bytes.get(4) != Some(&2) {
-            return Err("it is of 32 bits".into());
-        }
-        let machine = bytes.get(18..20).and_then(|two| two.try_into().ok());
-        if bytes.get(5) != Some(&1) || machine.map(u16::from_le_bytes) != Some(MACHINE) {
-            return Err("it is of another processor".into());
+        if let Some(what) = foreign(bytes) {
+            return Err(format!("it is {what}"));
         }
         let file = ElfFile64::parse(bytes).map_err(|error| format!("it is damaged: {error}"))?;
-        if file.elf_header().e_type(file.endian()) != ET_DYN {
-            return Err("it is no shared library".into());
+        match file.elf_header().e_type(file.endian()) {
+            elf::ET_DYN => Ok(Self(file)),
+            _ => Err("it is not a shared library".into()),
         }
-        Ok(Self(file))
     }
 
-    /// The version that the file says of itself, as `version::text` has it; `None` where it is not
-    /// libgpulimit.so.
+    /// Returns the version that the file contains, in the form of `version::text`; `None` if the
+    /// file is not libgpulimit.so.
     pub fn version(&self) -> Option<String> {
         let is_version = |name: object::Result<&[u8]>| name.is_ok_and(|name| name == VERSION);
         let mut symbols = self.0.dynamic_symbols();
@@ -107,37 +111,35 @@ impl<'data> Library<'data> {
         is_plain.then(|| text.into())
     }
 
-    /// The versions of the C library's symbols that this library needs, such as `GLIBC_2.17`.
+    /// Returns the versions of glibc's symbols that this library needs, such as `GLIBC_2.17`.
     pub fn needs(&self) -> BTreeSet<String> {
-        let (endian, data, sections) = self.parts();
-        let Ok(Some((entries, link))) = sections.gnu_verneed(endian, data) else {
-            return BTreeSet::new();
+        let read = || {
+            let (endian, data, sections) = self.parts();
+            let (entries, link) = sections.gnu_verneed(endian, data).ok()??;
+            let strings = sections.strings(endian, data, link).ok()?;
+            let names = entries
+                .map_while(Result::ok)
+                .flat_map(|(_, names)| names.map_while(Result::ok));
+            let name = |entry: &elf::Vernaux<_>| glibc(entry.name(endian, strings).ok()?);
+            Some(names.take(MOST_NAMES).filter_map(name).collect())
         };
-        let Ok(strings) = sections.strings(endian, data, link) else {
-            return BTreeSet::new();
-        };
-        let names = entries
-            .map_while(Result::ok)
-            .flat_map(|(_, names)| names.map_while(Result::ok));
-        let name = |entry: &object::elf::Vernaux<_>| glibc(entry.name(endian, strings).ok()?);
-        names.take(MOST_NAMES).filter_map(name).collect()
+        read().unwrap_or_default()
     }
 
-    /// The versions of its symbols that this library has, if it is a glibc.
+    /// Returns the versions of its symbols that this library defines, if it is glibc.
     pub fn has(&self) -> BTreeSet<String> {
-        let (endian, data, sections) = self.parts();
-        let Ok(Some((entries, link))) = sections.gnu_verdef(endian, data) else {
-            return BTreeSet::new();
+        let read = || {
+            let (endian, data, sections) = self.parts();
+            let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
+            let strings = sections.strings(endian, data, link).ok()?;
+            // The first name of an entry is the version's own name; the others are its parents.
+            let names = entries
+                .map_while(Result::ok)
+                .filter_map(|(_, mut names)| names.next().ok().flatten());
+            let name = |entry: &elf::Verdaux<_>| glibc(entry.name(endian, strings).ok()?);
+            Some(names.take(MOST_NAMES).filter_map(name).collect())
         };
-        let Ok(strings) = sections.strings(endian, data, link) else {
-            return BTreeSet::new();
-        };
-        // The first name of an entry is its own, the others are those that it follows.
-        let names = entries
-            .map_while(Result::ok)
-            .filter_map(|(_, mut names)| names.next().ok().flatten());
-        let name = |entry: &object::elf::Verdaux<_>| glibc(entry.name(endian, strings).ok()?);
-        names.take(MOST_NAMES).filter_map(name).collect()
+        read().unwrap_or_default()
     }
 
     fn parts(&self) -> (object::Endianness, &'data [u8], &Sections<'data>) {
@@ -146,9 +148,9 @@ impl<'data> Library<'data> {
 }
 
 type Sections<'data> =
-    object::read::elf::SectionTable<'data, object::elf::FileHeader64<object::Endianness>>;
+    object::read::elf::SectionTable<'data, elf::FileHeader64<object::Endianness>>;
 
-/// The name of a version of glibc's symbols.
+/// Returns the name of a version if it is one of glibc's.
 fn glibc(name: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(name).ok()?;
     let number = text.strip_prefix("GLIBC_")?;
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_apart() {
+    fn kinds_of_files_are_distinguished() {
         let own = fs::read("/proc/self/exe").expect("readable");
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
@@ -191,17 +193,17 @@ mod tests {
         assert!(matches!(with(&|_| ()), Ok(Kind::Dynamic(_))));
         assert_eq!(
             with(&|file| file[4] = 1).expect("read"),
-            Kind::Other("of 32 bits")
+            Kind::Other("a 32-bit file")
         );
         assert_eq!(
             with(&|file| file[18] = 40).expect("read"),
-            Kind::Other("of another processor")
+            Kind::Other("a file for another processor")
         );
         assert_eq!(
             with(&|file| file[0] = b'#').expect("read"),
-            Kind::Other("no ELF file")
+            Kind::Other("not an ELF file")
         );
-        // No segments at all.
+        // A file without segments.
         assert_eq!(
             with(&|file| file[56..58].fill(0)).expect("read"),
             Kind::Static
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_c_library_has_is_enough_for_what_is_built_with_it() {
+    fn the_c_library_has_what_this_program_needs() {
         let maps = fs::read_to_string("/proc/self/maps").expect("readable");
         let path = maps
             .lines()
@@ -227,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn damaged_libraries_end_in_an_answer() {
+    fn damaged_libraries_do_not_panic() {
         let own = fs::read("/proc/self/exe").expect("readable");
         let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
         let sections = usize::try_from(sections).expect("small");
-        // Each byte of the header and of the first sections' headers.
+        // Corrupts each byte of the header and of the first section headers.
         let mut bytes = own.clone();
         for at in (0..64).chain(sections..(sections + 6 * 64).min(own.len())) {
             for value in [0, 0x7f, 0xff] {

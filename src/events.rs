@@ -1,4 +1,4 @@
-//! `gpulimit events`: what happened in groups.
+//! `gpulimit events`: prints the events of groups.
 
 use super::accounts;
 use super::clock::Moment;
@@ -21,27 +21,27 @@ use std::time::Duration;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show the events of this group and of those below it only
+    /// Show only the events of this group and of the groups below it
     group: Option<String>,
 
-    /// Go on with what happens from now on, until interrupted
+    /// Keep printing new events until interrupted
     #[arg(long, short)]
     follow: bool,
 
-    /// Print JSON, an object a line: sizes are bytes, unknown figures null
+    /// Print JSON, one object per line: sizes are bytes, unknown figures null
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-By time, in UTC. An event is written down in the group whose limit it is about;
-a group keeps the last 95 of its own.
+Prints events in the order of their time, in UTC. Each event is recorded in the
+group whose limit it concerns; a group keeps its last 95 events.
 
   refusal  a request was refused
   wait     a request began to wait
-  granted  a request that waited fits
+  granted  a request that waited was granted
   high     usage went above high
-  reap     what a dead process held was given back
+  reap     the memory of a dead process was given back
   kill     a process was killed, or told to end
   limits   the limits were changed
 
@@ -50,7 +50,7 @@ Examples:
   gpulimit events lab --follow
   gpulimit events --json | jq 'select(.event == \"refusal\").bytes'";
 
-/// How often `--follow` looks.
+/// How often `--follow` looks for new events.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Prints the events.
@@ -60,7 +60,8 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     let mut watch = Watch::default();
     let mut selection = Selection::of(args.group.as_deref())?;
     loop {
-        // What was written down in a group that is removed now is still to be read.
+        // The last events of a removed group are still read: so note first which groups are
+        // removed.
         let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
         watch.add(&selection)?;
         let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
@@ -82,17 +83,17 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         match Selection::of(args.group.as_deref()) {
             Ok(now) => selection = now,
             Err(failure) if watch.sources.is_empty() => return Err(failure),
-            // The group goes: its last events are read in the next round.
+            // The group was removed: the next round reads its last events.
             Err(_) => selection.groups.clear(),
         }
     }
 }
 
-/// The groups that are looked at.
+/// The groups whose events are printed.
 #[derive(Default)]
 struct Watch {
     sources: Vec<Source>,
-    /// Those that could not be opened, and were said to be so.
+    /// The groups that could not be opened, and were reported.
     failed: BTreeSet<PathBuf>,
     broken: bool,
 }
@@ -118,7 +119,7 @@ impl Watch {
                     return Err(groups::unreadable(group.ledger_path()));
                 }
                 Ok(None) => _ = self.failed.insert(group.path().into()),
-                // Removed since it was listed.
+                // The group was removed after it was listed.
                 Err(_) if !group.limits_path().exists() => {}
                 Err(error) => {
                     unreadable.note(&error.to_string());
@@ -131,15 +132,15 @@ impl Watch {
     }
 }
 
-/// The events of a group.
+/// The open ledger of a group, and how far its events are printed.
 struct Source {
     group: Group,
     title: String,
     ledger: Ledger,
-    /// The number of the first one that was not shown.
+    /// The number of the first event that was not printed yet.
     next: u64,
-    /// A number that was not to be read the last time: its event was being written, or never will
-    /// be.
+    /// The number of an event that could not be read the last time: it was being written, or its
+    /// writer died.
     gap: Option<u64>,
 }
 
@@ -148,7 +149,8 @@ impl Source {
         self.ledger.is_unlinked()
     }
 
-    /// What happened since the last time. An event that is being written gets one more round.
+    /// Returns the events since the last call. An event that is being written is retried once, in
+    /// the next call.
     fn lines(&mut self) -> Vec<Line> {
         let mut events = self.ledger.events(self.next);
         let numbered = events.iter().zip(self.next..);
@@ -178,7 +180,7 @@ impl Source {
     }
 }
 
-/// An event as it is shown.
+/// An event with the names that are printed.
 struct Line {
     group: String,
     root: PathBuf,
@@ -225,18 +227,18 @@ impl Line {
             None => gib(what.charged).to_string(),
         };
         let said = match what.kind {
-            EventKind::Refusal => format!("{bytes} refused to {who}, {state} charged"),
+            EventKind::Refusal => format!("{who} was refused {bytes}, {state} charged"),
             EventKind::Wait => format!("{who} waits for {bytes}, {state} charged"),
             EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
             EventKind::High => {
-                format!("{who} goes above high with {bytes} more, {state} charged")
+                format!("{who} goes above high with another {bytes}, {state} charged")
             }
-            EventKind::Reap => format!("{bytes} of {who} given back, which has ended"),
-            EventKind::Kill => format!("{who} killed or told to end, it had {bytes}"),
+            EventKind::Reap => format!("{bytes} given back, which {who} held when it ended"),
+            EventKind::Kill => format!("{who} was killed or told to end, it used {bytes}"),
             EventKind::Limits => format!("changed by {who}"),
             EventKind::Oom => {
                 format!(
-                    "{who} asked for {bytes}, and others or all are killed for it, {state} charged"
+                    "{who} asked for {bytes}, processes are killed to make room, {state} charged"
                 )
             }
         };
@@ -253,7 +255,7 @@ impl Line {
     }
 }
 
-/// The largest number stands for no limit, or one that is not known.
+/// Returns the bytes; `None` for the largest number, which means "no limit" or "unknown".
 fn known(bytes: u64) -> Option<u64> {
     (bytes != u64::MAX).then_some(bytes)
 }

@@ -1,21 +1,28 @@
-//! A verb that could not do what it was asked for.
+//! The failure of a verb: a sentence and an exit status.
 
 use gpulimit_group::GroupError;
 use gpulimit_limits::{ExtentError, LimitsError};
 use gpulimit_policy::PolicyError;
 use std::fmt;
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
-/// Something was wrong with what we were asked.
+/// Exit status for a mistake in the command line.
 pub const USAGE: u8 = 2;
-/// `run` failed before the command could start.
+/// Exit status of `run` if it fails before the command starts.
 pub const RUN: u8 = 125;
-/// The command was found but cannot be executed.
+/// Exit status of `run` if the command cannot be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
-/// The command was not found.
+/// Exit status of `run` if the command is not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// One sentence for a person, and the exit status.
+/// Turns an I/O error into the failure to do `what` ("read", "write") with a file.
+pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
+    move |error| Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
+}
+
+/// A sentence for people, and the exit status.
 #[derive(Debug)]
 pub struct Failure {
     text: String,
@@ -23,7 +30,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with status 1.
+    /// Makes a failure with status 1.
     pub fn new(text: impl fmt::Display) -> Self {
         Self {
             text: text.to_string(),
@@ -31,17 +38,17 @@ impl Failure {
         }
     }
 
-    /// A mistake in what we were asked.
+    /// Makes the failure for a mistake in the command line.
     pub fn usage(text: impl fmt::Display) -> Self {
         Self::new(text).with(USAGE)
     }
 
-    /// The same with this exit status.
+    /// Sets the exit status.
     pub fn with(self, status: u8) -> Self {
         Self { status, ..self }
     }
 
-    /// The same with status 125, unless it is a mistake in what we were asked.
+    /// Sets the exit status to 125, unless the failure is a mistake in the command line.
     pub fn of_run(self) -> Self {
         if self.status == USAGE {
             self
@@ -50,7 +57,7 @@ impl Failure {
         }
     }
 
-    /// Says it on stderr.
+    /// Prints the sentence on standard error, and returns the exit status.
     pub fn report(&self) -> ExitCode {
         super::output::note(&self.text);
         ExitCode::from(self.status)
@@ -71,8 +78,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// A size that no GPU has is a mistake of the caller; GPUs that are not known are a fault of
-    /// the machine.
+    /// A size larger than the GPU is a mistake in the command line; if no GPU is known, the machine
+    /// is at fault.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

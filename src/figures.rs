@@ -1,4 +1,4 @@
-//! A group in figures, as `show`, `tree` and `get` print them.
+//! The figures of groups that `show`, `tree` and `get` print.
 
 use super::changes::is_above;
 use super::groups::{self, Selection, View};
@@ -12,61 +12,64 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The schema of all JSON.
+/// The version of the schema of all JSON output.
 pub const SCHEMA: u32 = 1;
 
-/// A group.
+/// The figures of a group.
 pub struct Figures {
-    /// Its name.
+    /// The group's full name.
     pub name: String,
-    /// Its name for people.
+    /// The name that people see.
     pub title: String,
-    /// Where it is.
+    /// The root that the group is in.
     pub root: PathBuf,
-    /// What is said of it.
+    /// The group's own settings.
     pub rules: LimitSet,
-    /// `None` where the ledger is not ours to read; so for all figures of the GPUs.
+    /// The number of live processes; `None` if the caller may not read the ledger. The figures of
+    /// the GPUs are then `None` as well.
     pub processes: Option<usize>,
-    /// A limit of a group above for all GPUs that is smaller than the own one, and whose it is.
+    /// A `max` for all GPUs of a group above that is smaller than the group's own, and the name of
+    /// that group.
     pub above_all: Option<(Size, String)>,
-    /// What to call the GPUs that are not among `gpus`, where there is something to say of them.
+    /// How tables call the GPUs that are not in `gpus`, if they need a row.
     pub others: Option<&'static str>,
-    /// The GPUs that its members have used, and those with a limit of their own; with them, all
-    /// others that NVML lists.
+    /// The GPUs that members have used, and those with their own limit; in the second case also all
+    /// other GPUs that NVML lists.
     pub gpus: Vec<Gpu>,
 }
 
-/// A GPU of a group; bytes.
+/// The figures of a group on one GPU; sizes in bytes.
 pub struct Gpu {
-    /// Which one.
+    /// The GPU or MIG instance.
     pub id: DeviceId,
-    /// For people.
+    /// The name that people see.
     pub label: String,
     index: Option<u32>,
-    /// What counts for it: its own rule, then the one for all.
+    /// The limits that apply to this GPU: its own ones, else those for all GPUs.
     pub rule: Values,
-    /// `None` unknown.
+    /// The GPU's memory; `None` if unknown.
     pub capacity: Option<u64>,
-    /// `None` where there is no limit, or one whose bytes are not known.
+    /// The group's own `max`; `None` if there is no limit, or a percentage of an unknown size.
     pub max: Option<u64>,
-    /// The smallest `max` of the group and those above it, and whose it is.
+    /// The smallest `max` of the group and the groups above it, and the group that has it.
     pub effective: Option<(u64, String)>,
-    /// In use.
+    /// The bytes in use.
     pub usage: Option<u64>,
-    /// The most that was in use.
+    /// The highest charge so far.
     pub peak: Option<u64>,
-    /// What the group could still get.
+    /// The bytes that the group can still get.
     pub free: Option<u64>,
-    /// Requests.
+    /// The number of refused requests.
     pub refusals: Option<u64>,
     pub waits: Option<u64>,
     pub waited_ms: Option<u64>,
-    /// Living ones that have used it.
+    /// The number of live processes that have used this GPU.
     pub processes: Option<usize>,
 }
 
 impl Figures {
-    /// Of all groups that can be opened; what cannot is said, and the status is a failure.
+    /// Reads the figures of all groups that can be opened. Other groups are reported, and the exit
+    /// status is then a failure.
     pub fn all(selection: &Selection) -> (Vec<Self>, ExitCode) {
         let driver = Driver::load().ok();
         let (views, status) = selection.views(driver.as_ref());
@@ -74,7 +77,7 @@ impl Figures {
         (figures.collect(), status)
     }
 
-    /// Reads them.
+    /// Reads the figures of a group.
     pub fn of(view: &View, driver: Option<&Driver>) -> Self {
         let mut ids: Vec<DeviceId> = view.devices.iter().map(|device| device.id).collect();
         for (selector, _) in &view.rules.rules {
@@ -84,7 +87,7 @@ impl Figures {
                 ids.push(*id);
             }
         }
-        // A GPU for which the rule for all others counts is not left out beside them.
+        // If the group has limits for single GPUs and one for all others, all GPUs get a row.
         let has_others = has_rest(&view.rules);
         if let (true, Some(driver)) = (has_others, driver) {
             for (id, _) in driver.capacities() {
@@ -113,7 +116,7 @@ impl Figures {
         }
     }
 
-    /// With names that stay: bytes and counts are integers, what is not known is null.
+    /// Returns the stable JSON form: bytes and counts are integers, unknown figures are null.
     pub fn json(&self) -> Value {
         let rules = self.rules.rules.iter().map(|(selector, values)| {
             let mut rule = json!({ "gpu": selector.to_string() });
@@ -133,13 +136,12 @@ impl Figures {
         })
     }
 
-    /// What is said of all GPUs, for a group that has seen none.
+    /// Returns the limit for all GPUs.
     pub fn of_all(&self, key: Key) -> Size {
         self.rules.get(Selector::All, key).unwrap_or(key.default())
     }
 
-    /// The options that are not as they are in a group of which nothing was said:
-    /// `on_limit=wait oom=kill-group`.
+    /// Returns the options that differ from their defaults: `on_limit=wait oom=kill-group`.
     pub fn options_text(&self) -> String {
         let normal = Options::default();
         let said: Vec<String> = self
@@ -153,7 +155,7 @@ impl Figures {
     }
 }
 
-/// How long a group stays, as written in JSON.
+/// Returns the kind of a group as JSON names it: `named` groups stay, `job` groups are removed.
 pub fn kind(name: &str) -> &'static str {
     match Kind::of(name) {
         Kind::Named => "named",
@@ -172,7 +174,7 @@ fn options(options: &Options) -> Value {
 }
 
 impl Gpu {
-    /// Reads them; for a GPU that the group has not seen, too.
+    /// Reads the figures for a GPU, which the group need not have used.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry
@@ -192,7 +194,7 @@ impl Gpu {
             let max = bytes(above.rules.for_device(id, Key::Max), capacity);
             (max, &*above.name, above.ledger.as_ref())
         });
-        // From below, so that of equal limits the one next to the group is named.
+        // From the group upwards: of equal limits, the one closest to the group is reported.
         let levels: Vec<(u64, &str, Option<&Ledger>)> =
             std::iter::once((own, view.group.name(), view.ledger.as_ref()))
                 .chain(above)
@@ -226,12 +228,12 @@ impl Gpu {
         }
     }
 
-    /// The bytes of a key; `None` where nothing is said, or a part of an unknown whole.
+    /// Returns the bytes of a limit; `None` if it is not set, or a percentage of an unknown size.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }
 
-    /// A key in the words of a table.
+    /// Formats a limit for a table.
     pub fn text(&self, key: Key) -> Option<String> {
         let said = self.rule.get(key)?;
         Some(match self.bytes(key) {
@@ -263,7 +265,7 @@ impl Gpu {
     }
 }
 
-/// Whether there are rules for single GPUs and one for all others.
+/// Returns whether there are limits for single GPUs and limits for all others.
 fn has_rest(rules: &LimitSet) -> bool {
     let has = |all: bool| {
         let mut selectors = rules.rules.iter().map(|(selector, _)| *selector);
@@ -286,7 +288,7 @@ fn above_all(view: &View) -> Option<(Size, String)> {
     Some((size, name?))
 }
 
-/// What counts for a GPU.
+/// Returns the limits that apply to a GPU.
 fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     let mut values = Values::default();
     for key in Key::ALL {
@@ -295,7 +297,7 @@ fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     values
 }
 
-/// The bytes that a size is; `None` for no limit, and for a part of an unknown whole.
+/// Returns the bytes of a size; `None` for no limit, and for a percentage of an unknown size.
 pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     match (size?, capacity) {
         (Size::Max, _) | (Size::Percent(_), None) => None,
@@ -303,7 +305,7 @@ pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     }
 }
 
-/// A size in the words of a table.
+/// Formats a size for a table.
 pub fn size(size: Size) -> String {
     match size {
         Size::Bytes(bytes) => gib(bytes).to_string(),

@@ -1,4 +1,4 @@
-//! `gpulimit gc`: removes what nobody needs any longer.
+//! `gpulimit gc`: removes stale groups and the charges of dead processes.
 
 use super::failure::Failure;
 use super::nvml::Driver;
@@ -14,16 +14,16 @@ use std::process::ExitCode;
 pub struct Args {}
 
 const HELP: &str = "\
-Gives back what dead processes held, and removes the groups of jobs that have
-ended, what is left of groups that were never completed, and what containers
-that are gone have left. Prints what it did. Groups of other users are left to
-them, and files that gpulimit did not make stay: standard error names them.
-`gpulimit run` removes the groups of ended jobs, too.
+Gives back the charges of dead processes, and removes the groups of ended jobs,
+incomplete groups, and the groups and files of ended containers. Prints what it
+did. Leaves alone groups of other users and files that gpulimit did not make,
+and names them on standard error. `gpulimit run` also removes the groups of
+ended jobs.
 
 Examples:
   gpulimit gc";
 
-/// Cleans up, and says what was done.
+/// Cleans up and prints what was removed.
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
@@ -37,10 +37,16 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
             lines.push(format!("{name}: removed, its container has ended"));
         }
         for path in root.remove_leftovers()? {
-            lines.push(format!("{}: removed, was no group", path.display()));
+            lines.push(format!(
+                "{}: removed, it was not a complete group",
+                path.display()
+            ));
         }
         for path in root.remove_drafts(&survey) {
-            lines.push(format!("{}: removed, its maker was killed", path.display()));
+            lines.push(format!(
+                "{}: removed, the process that made it was killed",
+                path.display()
+            ));
         }
         report(&root, &survey);
     }
@@ -49,11 +55,11 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dead slots, a group a line.
+/// Gives back the charges of dead processes. Returns a line for each group that had some.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
-        // One that is not ours is its members' to clean.
+        // The group belongs to another user, whose members clean it.
         let Ok(done) = group.clean(groups::witness(driver)) else {
             continue;
         };
@@ -72,7 +78,7 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     lines
 }
 
-/// Names on standard error what was left alone, and why.
+/// Names on standard error the files that were left alone, and says why.
 fn report(root: &Root, survey: &Survey) {
     const SHOWN: usize = 5;
     let (shown, more) = match survey.foreign.len() {
@@ -85,20 +91,22 @@ fn report(root: &Root, survey: &Survey) {
         let names = survey.foreign.iter().take(shown);
         let names: Vec<_> = names.map(|path| format!("'{}'", escaped(path))).collect();
         output::note(&format!(
-            "{} holds files that gpulimit did not make: {}{more}; they stay: move them elsewhere if this is the right directory",
+            "{} has files that gpulimit did not make and does not remove: {}{more}; move them \
+             elsewhere if this is the directory of your groups",
             root.path().display(),
             names.join(", ")
         ));
     }
     for path in &survey.cut_short {
         output::note(&format!(
-            "{} belongs to a user and holds more than {MOST_OF_A_USER} entries; the others were not looked at: let that user run `gpulimit gc`",
+            "{} belongs to a user and has more than {MOST_OF_A_USER} entries; the rest was not \
+             checked: ask that user to run `gpulimit gc`",
             escaped(path)
         ));
     }
 }
 
-/// A name that somebody else chose.
+/// Escapes a path: other users may have chosen its name.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }

@@ -1,4 +1,4 @@
-//! `gpulimit get`: what is said of a group, for scripts.
+//! `gpulimit get`: prints a group's settings, for scripts.
 
 use super::failure::Failure;
 use super::figures::{Figures, Gpu, SCHEMA};
@@ -18,16 +18,16 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Print the value of this key alone: max, high, low, min, on_limit, wait_timeout, oom,
+    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout, oom,
     /// count_context
     #[arg(value_parser = key)]
     key: Option<Name>,
 
-    /// What counts for this GPU: index, UUID or its beginning, or PCI bus id. Repeat for more
+    /// Print the values for this GPU: index, UUID or its beginning, or PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// What holds with the groups above: max is the smallest limit on the way up
+    /// Take the groups above into account: max is the smallest limit of all levels
     #[arg(long)]
     effective: bool,
 
@@ -37,8 +37,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Prints KEY=VALUE lines as `gpulimit set` takes them, the GPU that a line is for
-included. With KEY, the value alone.
+Prints KEY=VALUE lines that `gpulimit set` accepts, with the GPU that a line is
+for. With KEY, prints only the value.
 
 Examples:
   gpulimit get lab
@@ -55,7 +55,7 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        // Says which keys there are, and which one was probably meant.
+        // The parser's error lists the keys, and suggests the closest one.
         match format!("{text}=").parse::<Setting>() {
             Err(error @ KeyError::Unknown { .. }) => error.to_string(),
             _ => "expected a key without a value".into(),
@@ -63,7 +63,7 @@ fn key(text: &str) -> Result<Name, String> {
     })
 }
 
-/// Every key.
+/// Returns all keys.
 fn all() -> impl Iterator<Item = Name> {
     let sizes = Key::ALL.into_iter().map(Name::Size);
     sizes.chain(OptionKey::ALL.into_iter().map(Name::Option))
@@ -78,7 +78,7 @@ impl Name {
     }
 }
 
-/// Prints what is said.
+/// Prints the settings.
 pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Use)?;
     let driver = Driver::load().ok();
@@ -103,7 +103,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => out += &value,
                 None => out += &format!("{}={value}", key.text()),
             }
-            // Where one GPU was asked for it is known.
+            // If the caller named one GPU, its name is not repeated.
             if let Selector::Device(id) = selector
                 && args.devices.len() != 1
             {
@@ -116,7 +116,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is said under a key, and of which GPU.
+/// Returns the values of a key, each with the GPU that it is for.
 fn values(
     view: &View,
     key: Name,
@@ -145,7 +145,7 @@ fn values(
         }
         if ids.is_empty() {
             return Err(Failure::new(
-                "no GPU is known here: name one by its full UUID with --device",
+                "no GPU found: name one by its full UUID with --device",
             ));
         }
         let value = |id| Ok((Selector::Device(id), effective(view, key, id, driver)?));
@@ -169,7 +169,7 @@ fn values(
     Ok(values)
 }
 
-/// What holds for a GPU.
+/// Returns the value of a key that applies to a GPU, with the groups above taken into account.
 fn effective(
     view: &View,
     key: Key,
@@ -184,7 +184,8 @@ fn effective(
     let is_part = |rules: &LimitSet| matches!(rules.for_device(id, key), Some(Size::Percent(_)));
     if gpu.capacity.is_none() && above.chain([&view.rules]).any(is_part) {
         return Err(Failure::new(format_args!(
-            "how much memory GPU {} has is not known here, and a limit is a part of it",
+            "cannot compute max of GPU {}: it is a percentage, and the GPU's memory is unknown \
+             here",
             gpu.label
         )));
     }

@@ -1,27 +1,28 @@
-//! GPUs as people name them: by index, UUID, the beginning of a UUID, or PCI bus id. MIG instances
-//! have UUIDs alone.
+//! GPUs by the names that people use: index, UUID, the beginning of a UUID, or PCI bus id. MIG
+//! instances have only UUIDs.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 
-/// The GPU or MIG instance that `text` names. A full UUID needs no driver.
+/// Returns the GPU or MIG instance that `text` names. A full UUID needs no driver.
 ///
-/// A GPU that is cut into MIG instances is none: programs use the instances, and a limit on the GPU
-/// around them would limit nothing.
+/// Refuses a GPU that is split into MIG instances: programs use the instances, so a limit on the
+/// GPU itself would have no effect.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
     match (driver, text.parse()) {
         (Some(driver), _) => find(text, driver.gpus()),
         (None, Ok(id)) => Ok(id),
         (None, Err(_)) => Err(Failure::usage(format_args!(
-            "cannot tell which GPU '{}' is, as NVML (libnvidia-ml.so.1) does not answer: give the full UUID, or see `gpulimit doctor`",
+            "cannot find GPU '{}', because NVML (libnvidia-ml.so.1) does not answer: give the full \
+             UUID, or run `gpulimit doctor`",
             text.escape_debug()
         ))),
     }
 }
 
-/// The rules that `--device` options mean; all GPUs where there are none.
+/// Returns the selectors of the `--device` options; all GPUs without any.
 pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
     if devices.is_empty() {
         return Ok(vec![Selector::All]);
@@ -54,7 +55,7 @@ fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {
         [(_, id)] => Ok(id),
         [] => Err(unknown(text, gpus)),
         _ => Err(Failure::usage(format_args!(
-            "'{}' is the beginning of more than one GPU: {}",
+            "'{}' names more than one GPU: {}",
             text.escape_debug(),
             list(found)
         ))),
@@ -65,13 +66,14 @@ fn cut(gpu: &Gpu) -> Failure {
     let instances = gpu.instances.iter().flatten().map(|id| (gpu, *id));
     let instances = list(instances.collect());
     Failure::usage(format_args!(
-        "GPU {} ({}) is cut into MIG instances, which alone can have limits: {}without --device the limit holds for each instance",
+        "GPU {} ({}) is split into MIG instances, and only these can have limits: {}a limit \
+         without --device applies to each instance",
         gpu.index,
         gpu.id,
         if instances.is_empty() {
             "there is none yet; ".to_owned()
         } else {
-            format!("name them ({instances}); ")
+            format!("name one of them ({instances}); ")
         }
     ))
 }
@@ -83,7 +85,7 @@ fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
         all.extend(gpu.instances.iter().flatten().map(|id| (gpu, *id)));
     }
     Failure::usage(format_args!(
-        "no GPU '{}': there is {}; give an index, a UUID or its beginning, or a PCI bus id",
+        "unknown GPU '{}' (known: {}): give an index, a UUID or its beginning, or a PCI bus id",
         text.escape_debug(),
         if all.is_empty() {
             "none".into()
@@ -93,7 +95,7 @@ fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
     ))
 }
 
-/// GPUs with their index, instances by UUID alone.
+/// Lists GPUs by index and UUID, and MIG instances by UUID.
 fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     let names = found.into_iter().map(|(gpu, id)| match id == gpu.id {
         true => format!("{} ({id})", gpu.index),
@@ -102,7 +104,8 @@ fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Whether both are the same place on the bus, with or without the domain, which people leave out.
+/// Returns whether two PCI bus ids mean the same place. The domain may be missing: people leave it
+/// out.
 fn same_bus(text: &str, bus: &str) -> bool {
     let place = |text: &str| {
         let (rest, function) = text.rsplit_once('.')?;
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_name_one() {
+    fn a_gpu_is_found_by_each_kind_of_name() {
         let gpus = gpus();
         for text in [
             "0",
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_unclear_ones_are_listed() {
+    fn unknown_and_ambiguous_names_list_the_gpus() {
         for text in ["2", "GPU-ff", "", "MIG-01", "3c:00.0", "4294967296"] {
             let error = find(text, &gpus()).expect_err(text).to_string();
             assert!(
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_gpu_is_named_by_its_instances() {
+    fn a_split_gpu_is_named_by_its_instances() {
         let mut gpus = gpus();
         let instances = [3, 4].map(|first| DeviceId {
             kind: DeviceKind::Mig,
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn without_nvml_only_a_full_uuid() {
+    fn without_nvml_only_a_full_uuid_is_accepted() {
         let id = gpus()[0].id;
         assert_eq!(resolve(&id.to_string(), None).expect("full"), id);
         assert!(

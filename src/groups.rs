@@ -1,6 +1,7 @@
-//! Groups by name, and a look into them; shared by the verbs.
+//! Finds and opens groups, for all verbs.
 
 use super::failure::Failure;
+use super::figures::SCHEMA;
 use super::nvml::{Driver, Gpu};
 use super::{env, output};
 use gpulimit_base::device::DeviceId;
@@ -11,6 +12,7 @@ use gpulimit_group::{
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit_limits::LimitSet;
 use gpulimit_policy::{self as policy, PolicyError};
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -18,18 +20,18 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often groups that lack a file are looked at again, how long the pauses before that are, and
-/// for how long this goes on.
+/// The limits for reopening groups that lack a file: how many times, the pause before each time,
+/// and the total time.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What a group is named for.
+/// What a verb needs a group for.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Purpose {
-    /// To look at it or to remove it: it exists.
+    /// To show or remove it: the group must exist.
     Use,
-    /// To change it: where it does not exist, it may be made first.
+    /// To change it: if the group does not exist, the error suggests making it.
     Change,
     /// To make it.
     Make,
@@ -37,18 +39,17 @@ pub enum Purpose {
     Run,
 }
 
-/// Returns the root and the whole name of the group that the caller means by `name`.
+/// Returns the root and the full name of the group that the caller means by `name`.
 ///
-/// Names mean the same in all verbs as in `GPULIMIT_GROUP`: a user whom a rule assigns to a group
-/// names groups from there on, so that `night` is `lab/alice/night`; a name that begins with the
-/// assigned group is a whole one. Groups elsewhere can be looked at by their whole names, and
-/// programs cannot run in them. Root administers the machine and names groups from the top, but for
-/// running in them.
+/// Names have the same meaning in all verbs and in `GPULIMIT_GROUP`. If a rule assigns the caller
+/// to a group, names are relative to that group: `night` means `lab/alice/night`. A name that
+/// begins with the assigned group is a full name. Full names of other groups work for verbs that
+/// only show groups; programs cannot run in those groups. Root administers the machine, and its
+/// names are always full names, except in `run`.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
-        // Rules that cannot be read, as those of another version, must not keep root from making
-        // way for new ones.
+        // Root must be able to replace rules that cannot be read, such as rules of another version.
         Err(error) if effective_user() != 0 => return Err(error.into()),
         Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
     };
@@ -71,13 +72,13 @@ pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     }
 }
 
-/// The group that the caller means by this name, which must exist.
+/// Finds and opens the group that the caller means by `name`.
 pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
     let (root, name) = meant(name, purpose)?;
     open(&root, &name, purpose)
 }
 
-/// Opens a group. Those who only look at groups are not told to make one.
+/// Opens a group. For [`Purpose::Use`], the error does not suggest making the group.
 pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure> {
     root.group(name).map_err(|error| match purpose {
         Purpose::Use if error.is_missing() => Failure::new(NotToBeMade(&error)),
@@ -85,12 +86,12 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
     })
 }
 
-/// Leaves out the groups of ended jobs, unless there are others below them.
-fn going_on(groups: Vec<Group>) -> Vec<Group> {
+/// Drops the groups of ended jobs, unless a group below them stays.
+fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
     let ended = Group::ended(&groups);
-    // Those below come before the one that they are in.
+    // Backwards: groups below come before the group that they are in.
     for (group, ended) in groups.into_iter().zip(ended).rev() {
         if parents.contains(group.name()) || !ended {
             parents.extend(parent(group.name()).map(str::to_owned));
@@ -101,32 +102,32 @@ fn going_on(groups: Vec<Group>) -> Vec<Group> {
     kept
 }
 
-/// Groups that a verb is about: one and those below it, or all.
+/// The groups that a verb handles: a group and the groups below it, or all groups.
 pub struct Selection {
-    /// Each before those below it.
+    /// Each group comes before the groups below it.
     pub groups: Vec<Group>,
-    /// Where groups are looked for; the last one is where new ones are made.
+    /// The roots that were searched; new groups are made in the last one.
     roots: Vec<Root>,
-    /// Whether one was named.
+    /// True if the caller named a group.
     pub named: bool,
 }
 
 impl Selection {
-    /// The group of this name and those below it; all without a name, those of the system's root
-    /// first.
+    /// Selects the group of this name and the groups below it. Without a name, selects all groups,
+    /// starting with those of the system's root.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let (roots, groups) = match name {
             Some(name) => {
                 let (root, name) = meant(name, Purpose::Use)?;
                 let mut groups = vec![open(&root, &name, Purpose::Use)?];
-                groups.extend(going_on(root.groups_within(&groups[0])?));
+                groups.extend(without_ended_jobs(root.groups_within(&groups[0])?));
                 (vec![root], groups)
             }
             None => {
                 let roots = Root::locate_all(&env)?;
                 let mut groups = Vec::new();
                 for root in &roots {
-                    groups.extend(going_on(root.groups()?));
+                    groups.extend(without_ended_jobs(root.groups()?));
                 }
                 (roots, groups)
             }
@@ -138,13 +139,19 @@ impl Selection {
         })
     }
 
-    /// The root of the group that was named, or in which new ones are made.
+    /// Returns the root of the named group, or the root in which new groups are made.
     pub fn root(&self) -> &Path {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
-    /// The name of a group for people. By its name alone the first root's group is meant: one of
-    /// another root that would be taken for it is shown with its root.
+    /// Prints entries as JSON, under this key, with the schema and the root.
+    pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
+        let root = self.root().to_string_lossy();
+        output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
+    }
+
+    /// Returns the name of a group for people. A name alone means a group of the first root; if a
+    /// group of another root has the same top-level name as one there, its root is added.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();
@@ -156,11 +163,11 @@ impl Selection {
         }
     }
 
-    /// Opens the groups. What cannot be opened is said, and the status is a failure.
+    /// Opens the groups. Groups that cannot be opened are reported, and the exit status is then a
+    /// failure.
     ///
-    /// A group that lacks a file may be one that is being made, so that it is looked at again. All
-    /// such groups share the waits: an owner who leaves thousands of unfinished directories makes
-    /// nobody wait for each.
+    /// A group that lacks a file may be in the making, so it is tried again. All such groups share
+    /// one bounded wait: a user with thousands of unfinished directories cannot delay the caller.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
@@ -187,7 +194,7 @@ impl Selection {
         (views, ExitCode::from(u8::from(unreadable.end())))
     }
 
-    /// Opens a group that was listed; `None` where it was removed since.
+    /// Opens a listed group; `None` if it was removed since.
     fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
         match View::cleaned(group.clone(), self.title(group), driver) {
             Ok(view) => Ok(Some(view)),
@@ -197,18 +204,18 @@ impl Selection {
     }
 }
 
-/// Says which groups cannot be opened: the first ones each on a line, then how many others there
-/// are.
+/// Reports groups that cannot be opened: a line for each of the first ones, then the number of the
+/// others.
 #[derive(Default)]
 pub struct Unreadable {
     groups: usize,
 }
 
 impl Unreadable {
-    /// Lines for single groups.
+    /// The number of groups that get a line.
     const LINES: usize = 8;
 
-    /// Says why one group cannot be opened, unless enough were named.
+    /// Reports why a group cannot be opened, unless enough groups were reported.
     pub fn note(&mut self, why: &str) {
         self.groups += 1;
         if self.groups <= Self::LINES {
@@ -216,8 +223,7 @@ impl Unreadable {
         }
     }
 
-    /// Says how many groups were not named. Returns whether there was any group that cannot be
-    /// opened.
+    /// Reports the number of groups that got no line. Returns whether any group cannot be opened.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}
@@ -228,17 +234,17 @@ impl Unreadable {
     }
 }
 
-/// The part of a group above another one that counts for it.
+/// The parts of a group above that the figures of a group depend on.
 pub struct Above {
     pub name: String,
     pub rules: LimitSet,
-    /// `None` where it is not ours to read.
+    /// `None` if the caller may not read it.
     pub ledger: Option<Ledger>,
 }
 
 impl Above {
-    /// The groups above one, from below. One that cannot be opened, as it is being removed, is left
-    /// out.
+    /// Opens the groups above `group`, from below. Leaves out groups that cannot be opened because
+    /// they are being removed.
     pub fn all(group: &Group) -> Vec<Self> {
         let open = |group: Group| {
             Some(Self {
@@ -251,24 +257,24 @@ impl Above {
     }
 }
 
-/// A group, open for looking.
+/// An open group, for showing it.
 pub struct View {
     pub group: Group,
-    /// Its name for people.
+    /// The name that people see.
     pub title: String,
     pub rules: LimitSet,
-    /// `None` where it is not ours to read.
+    /// `None` if the caller may not read it.
     pub ledger: Option<Ledger>,
     pub devices: Vec<DeviceEntry>,
-    /// Those of the groups below it, too.
+    /// The processes of this group and of the groups below it.
     pub processes: Vec<ProcessUsage>,
-    /// From below.
+    /// The groups above, from below.
     pub above: Vec<Above>,
 }
 
 impl View {
-    /// Opens a group after what its dead processes held is taken out, where we may and the driver
-    /// has let go.
+    /// Opens a group. First removes the charges of dead processes, if the caller may and the driver
+    /// has freed their memory.
     pub fn cleaned(
         group: Group,
         title: String,
@@ -282,7 +288,7 @@ impl View {
         Ok(Self::of(group, title, rules, ledger, driver))
     }
 
-    /// Looks at a group whose files are open.
+    /// Reads a group whose files are open.
     pub fn of(
         group: Group,
         title: String,
@@ -302,7 +308,7 @@ impl View {
         }
     }
 
-    /// How many processes are of a kind; `None` where we may not look.
+    /// Counts the processes that match; `None` if the caller may not read the ledger.
     pub fn count(&self, of_kind: impl Fn(&ProcessUsage) -> bool) -> Option<usize> {
         let count = || {
             self.processes
@@ -314,7 +320,15 @@ impl View {
     }
 }
 
-/// Who tells what the driver still holds.
+/// Returns the name of the group that a process is in: this group, or a group below it.
+pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
+    match &*process.below {
+        "" => group.name().into(),
+        below => format!("{}/{below}", group.name()),
+    }
+}
+
+/// Returns the witness of memory that the driver still holds: NVML, if it answers.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {
         Some(driver) => driver,
@@ -322,31 +336,34 @@ pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     }
 }
 
-/// Whether the system does not let us.
-pub fn is_denied(error: &LedgerError) -> bool {
-    match error {
-        LedgerError::Io { error, .. } => matches!(
-            error.kind(),
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
-        ),
-        _ => false,
-    }
+/// Returns whether the system denied access.
+pub fn is_denied(error: &GroupError) -> bool {
+    let (GroupError::Io { error, .. } | GroupError::Ledger(LedgerError::Io { error, .. })) = error
+    else {
+        return false;
+    };
+    matches!(
+        error.kind(),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+    )
 }
 
-/// The ledger, for cleaning too where we may; `None` where we may not even look.
+/// Opens the ledger, with the right to clean it if the caller has it; `None` if the caller may not
+/// even read it.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
-    match Ledger::open(&path) {
-        Err(error) if is_denied(&error) => match Ledger::open_readonly(&path) {
-            Err(error) if is_denied(&error) => Ok(None),
-            opened => Ok(Some(opened?)),
-        },
-        opened => Ok(Some(opened?)),
+    let opened = match Ledger::open(&path).map_err(GroupError::from) {
+        Err(error) if is_denied(&error) => Ledger::open_readonly(&path).map_err(GroupError::from),
+        opened => opened,
+    };
+    match opened {
+        Err(error) if is_denied(&error) => Ok(None),
+        opened => opened.map(Some),
     }
 }
 
-/// As [`readable`], of one group that was named, to signal its processes: a lease on its ledger
-/// (`F_SETLEASE`) is no way out of that.
+/// Like [`readable`], for verbs that signal the processes of a group. A member cannot use a lease
+/// on the ledger (`F_SETLEASE`) to escape the signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     match readable(group) {
         Err(GroupError::Ledger(LedgerError::Io { error, .. }))
@@ -359,15 +376,15 @@ pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// A ledger that somebody asked for by name and that is not his to read.
+/// Makes the failure for a ledger that the caller may not read.
 pub fn unreadable(path: PathBuf) -> Failure {
     Failure::new(format_args!(
-        "you may not read {}: it belongs to the group's members",
+        "you may not read {}: only members of the group can",
         path.display()
     ))
 }
 
-/// A GPU as a person knows it: NVML's index where there is one, and the beginning of the UUID.
+/// Returns the name of a GPU for people: NVML's index if known, and the beginning of the UUID.
 pub fn label(id: DeviceId, driver: Option<&Driver>) -> String {
     match index(id, driver) {
         Some(index) => format!("{index} ({})", id.short()),
@@ -375,12 +392,12 @@ pub fn label(id: DeviceId, driver: Option<&Driver>) -> String {
     }
 }
 
-/// NVML's index of a GPU.
+/// Returns NVML's index of a GPU.
 pub fn index(id: DeviceId, driver: Option<&Driver>) -> Option<u32> {
     gpu(id, driver).map(|gpu| gpu.index)
 }
 
-/// What NVML knows of a GPU.
+/// Returns what NVML says about a GPU.
 pub fn gpu(id: DeviceId, driver: Option<&Driver>) -> Option<&Gpu> {
     driver?.gpus().iter().find(|gpu| gpu.id == id)
 }

@@ -1,5 +1,5 @@
-//! `gpulimit install` and `gpulimit uninstall`: the library in every program of the machine, by
-//! /etc/ld.so.preload.
+//! `gpulimit install` and `gpulimit uninstall`: loads the library into every program of the
+//! machine, by /etc/ld.so.preload.
 
 mod file;
 mod preload;
@@ -8,28 +8,26 @@ mod trial;
 use super::failure::Failure;
 use super::trust::Trusted;
 use super::{library, output};
-use file::Written;
 use gpulimit_group::{Root, SYSTEM};
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub use file::{make_directories, replace, write_named};
 pub use preload::{FILE, Preload};
-pub use trial::uses;
+pub use trial::{uses, with};
 
-/// Whether every program of this machine gets the library.
+/// Returns whether /etc/ld.so.preload names the library.
 pub fn is_installed() -> bool {
-    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().ours.is_empty())
+    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().copies.is_empty())
 }
 
 /// Options of `install`.
 #[derive(clap::Args)]
 #[command(after_help = INSTALL_HELP)]
 pub struct Install {
-    /// The library to install, in place of the one that belongs to this program
+    /// The library to install, instead of the one that belongs to this program
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -40,8 +38,7 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
-    /// Take out this library and no other copy of it, and leave the file, which belongs to a
-    /// package
+    /// Remove only the entry of this library, and keep its file, which belongs to a package
     #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -50,36 +47,37 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Where the library goes: PREFIX/lib/gpulimit
+    /// Copy the library to PREFIX/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// The root of the file system to work on, as of an image that is being built
+    /// The root directory of the system to change, such as an image that is being built
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
 }
 
 const INSTALL_HELP: &str = "\
-Puts the library where all programs find it and its path first into
-/etc/ld.so.preload, which the dynamic linker reads at every start, whatever the
-environment says. What others have put there stays. The library is tried first,
-and all is put back where programs do not start with it. Running programs are
-not affected. A library that is in a system directory stays where it is.
+Copies the library to a place that all programs can read, and puts its path
+first into /etc/ld.so.preload, which the dynamic linker reads when it starts any
+program, whatever the environment says. Other entries of that file stay. First
+tests the library, and undoes everything if programs do not start with it.
+Running programs are not affected. A library in a system directory is not
+copied.
 
 Examples:
   gpulimit install
   gpulimit install --library ./libgpulimit.so --dry-run
   gpulimit install --root /mnt/image
 
-Exit status: 0 when it is in place, 1 when not, 2 for a mistake in the options.";
+Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
 const UNINSTALL_HELP: &str = "\
-Takes the library out of /etc/ld.so.preload. What others have put there stays.
-The file of the library goes when no program uses it any longer; until then it
-stays, and that is said. The one that belongs to this program stays, too:
-whoever put it there removes it.
+Removes the library from /etc/ld.so.preload. Other entries of that file stay.
+Removes the library's file as well, unless programs still use it; then
+`uninstall` says so, and can be run again later. Keeps the library that belongs
+to this program.
 
 Examples:
   gpulimit uninstall
@@ -87,23 +85,22 @@ Examples:
   gpulimit uninstall --root /mnt/image";
 
 const NAME: &str = "libgpulimit.so";
-/// Where packages put libraries. One that lies there is used there.
+/// Directories where packages put libraries. A library there is used in place, not copied.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// The place that the options name. Fails where somebody else than root could lead the way to
-    /// it elsewhere.
+    /// Checks the options. Fails if another user than root could redirect a path on the way to the
+    /// place.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
                 return Err(Failure::usage(format_args!(
-                    "{option} is '{}', expected an absolute path",
+                    "invalid {option} '{}': expected an absolute path",
                     path.display()
                 )));
             }
         }
-        let root = fs::canonicalize(&self.root)
-            .map_err(|error| file::failed("open", &self.root, &error))?;
+        let root = fs::canonicalize(&self.root).map_err(file::failed("open", &self.root))?;
         let place = Self {
             root,
             prefix: self.prefix.clone(),
@@ -116,8 +113,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Refuses a file of that system that others could change or lead elsewhere. In an image links
-    /// on the way are refused, too: followed from here, they can lead out of it.
+    /// Refuses a file of the target system that other users could change or redirect. In an image,
+    /// symbolic links on the way are refused as well: they could lead out of the image.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {
@@ -127,23 +124,23 @@ impl Place {
         })
     }
 
-    /// Whether it is the system that we run in.
+    /// Returns whether the target is the running system, not an image.
     fn is_here(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// A path of that system, as we reach it.
+    /// Returns where a path of the target system is in this system.
     fn outside(&self, inside: &Path) -> PathBuf {
         self.root.join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
-    /// A path of ours as it is called in that system.
+    /// Returns what the target system calls a path of this system.
     fn inside(&self, outside: &Path) -> Option<PathBuf> {
         let below = outside.strip_prefix(&self.root).ok()?;
         Some(Path::new("/").join(below))
     }
 
-    /// Where the library goes, in that system.
+    /// Returns the path to which the library is copied, in the target system.
     fn library(&self) -> PathBuf {
         self.prefix.join("lib/gpulimit").join(NAME)
     }
@@ -158,16 +155,17 @@ impl Place {
     }
 }
 
-/// What others could do with the file, as an error.
+/// Explains the error of a trust check.
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
-            "{why}: every program of the machine would run what is put there; have root own it alone (`chown root`, `chmod go-w`), put a directory in the place of a link, or name another place"
+            "{why}: every program of the machine would run code from there; let only root change \
+             it (`chown root`, `chmod go-w`), replace links by directories, or name another place"
         ))
     })
 }
 
-/// Installs.
+/// Installs the library.
 pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
     place.check(Path::new(FILE))?;
@@ -196,7 +194,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
         None => {
             let target = place.library();
             let outside = place.outside(&target);
-            let bytes = fs::read(&source).map_err(|error| file::failed("read", &source, &error))?;
+            let bytes = fs::read(&source).map_err(file::failed("read", &source))?;
             if fs::read(&outside).is_ok_and(|there| there == bytes) {
                 output::print(&format!("{} is up to date\n", target.display()))?;
             } else {
@@ -219,54 +217,51 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     enter(place, &target)
 }
 
-/// Puts the path into the file of preloads.
+/// Writes the library's path into /etc/ld.so.preload.
 fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     let path = place.preload();
     let preload = Preload::read(&path)?;
     let text = preload.with(target)?;
     if preload.text() == Some(text.as_str()) {
-        output::print(&format!("{FILE} has it already\n"))?;
+        output::print(&format!("{FILE} already names the library\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
     if !place.dry_run {
-        let written = Written::new(&path, preload.text(), &text)?;
-        if place.is_here() {
-            written.keep_if(trial::plain)?;
-        } else {
-            written.keep();
-        }
+        let check = || {
+            if place.is_here() {
+                trial::plain()
+            } else {
+                Ok(())
+            }
+        };
+        file::change(&path, preload.text(), &text, check)?;
     }
     place.say(
-        "entered it in",
-        "would enter it in",
+        "added the library to",
+        "would add the library to",
         format_args!(
             "{FILE}{}",
             if place.is_here() {
-                ": programs that start from now on have it"
+                ": programs that start from now on load it"
             } else {
-                "; whether programs start there was not tried"
+                "; whether programs start there was not tested"
             }
         ),
     )?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directory of the groups of the whole machine.
+/// Makes the directory of the system's groups.
 fn make_group_root(place: &Place) -> Result<(), Failure> {
     let path = place.outside(Path::new(SYSTEM));
     if !path.exists() {
         if !place.dry_run {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(&path)
-                .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
-                .map_err(|error| file::failed("create", &path, &error))?;
+            file::make_directory(&path)?;
         }
         place.say(
             "made",
             "would make",
-            format_args!("{SYSTEM}; at boot that is for systemd-tmpfiles to do"),
+            format_args!("{SYSTEM}; at boot, systemd-tmpfiles makes it"),
         )?;
     } else {
         Root::at(&path)?;
@@ -274,27 +269,30 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes it out again.
+/// Removes the library from /etc/ld.so.preload, and its file.
 pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
     let path = place.preload();
     let preload = Preload::read(&path)?;
     let without = match &args.library {
         Some(library) => preload.without(&|path| path == library),
-        None => preload.without(&library::is_ours),
+        None => preload.without(&library::is_library),
     };
     match without {
-        None => output::print(&format!("{FILE} does not have it\n"))?,
+        None => output::print(&format!("{FILE} does not name the library\n"))?,
         Some(text) => {
             if !place.dry_run {
                 if text.trim().is_empty() {
-                    fs::remove_file(&path)
-                        .map_err(|error| file::failed("remove", &path, &error))?;
+                    fs::remove_file(&path).map_err(file::failed("remove", &path))?;
                 } else {
-                    Written::new(&path, preload.text(), &text)?.keep();
+                    file::change(&path, preload.text(), &text, || Ok(()))?;
                 }
             }
-            place.say("took it out of", "would take it out of", FILE)?;
+            place.say(
+                "removed the library from",
+                "would remove the library from",
+                FILE,
+            )?;
         }
     }
     match args.library {
@@ -315,30 +313,26 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     } else {
         Default::default()
     };
-    let some = |pids: &[u32]| {
-        let some: Vec<String> = pids.iter().take(8).map(u32::to_string).collect();
-        some.join(", ")
-    };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: whether processes use it cannot be seen, their memory maps do not answer ({} in all, such as {}); end them and call `gpulimit uninstall` again",
+            "{} stays: cannot see whether it is used by processes whose memory maps do not answer \
+             ({}); end them and run `gpulimit uninstall` again",
             inside.display(),
-            silent.len(),
-            some(&silent)
+            output::some(&silent)
         )));
     }
     if !users.is_empty() {
         output::print(&format!(
-            "{} stays: programs use it ({} in all, such as {}); call `gpulimit uninstall` again when they have ended\n",
+            "{} stays: processes use it ({}); run `gpulimit uninstall` again when they have \
+             ended\n",
             inside.display(),
-            users.len(),
-            some(&users)
+            output::some(&users)
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
     place.check(&inside)?;
     if !place.dry_run {
-        fs::remove_file(&library).map_err(|error| file::failed("remove", &library, &error))?;
+        fs::remove_file(&library).map_err(file::failed("remove", &library))?;
         if let Some(directory) = library.parent() {
             match fs::remove_dir(directory) {
                 Err(error)
@@ -347,7 +341,7 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
                         ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
                     ) =>
                 {
-                    return Err(file::failed("remove", directory, &error));
+                    return Err(file::failed("remove", directory)(error));
                 }
                 _ => {}
             }

@@ -1,7 +1,7 @@
-//! `gpulimit k8s-device-plugin`: the program of that name, which is one of its own, as nobody
-//! without a cluster needs what it is made of.
+//! `gpulimit k8s-device-plugin`: runs the Kubernetes device plugin. It is a program of its own,
+//! because its dependencies are useless outside a cluster.
 
-use super::failure::Failure;
+use super::failure::{Failure, cannot};
 use super::signals;
 use std::env;
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ pub struct Args {
 
 const HELP: &str = "\
 Starts gpulimit-k8s-device-plugin, which is beside this program or in PATH,
-with these options. It belongs on each node of a cluster, by config/kubernetes;
+with these options. config/kubernetes runs it on each node of a cluster;
 docs/kubernetes.md explains it.
 
 Examples:
@@ -29,7 +29,7 @@ Examples:
 
 const NAME: &str = "gpulimit-k8s-device-plugin";
 
-/// Becomes the plugin.
+/// Replaces this process with the plugin.
 pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<ExitCode, Failure> {
     let beside = env::current_exe()
         .ok()
@@ -39,8 +39,9 @@ pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<E
     let error = signals::become_command(Command::new(&program).args(args.options), inherited);
     Err(match error.kind() {
         ErrorKind::NotFound => Failure::new(format_args!(
-            "there is no {NAME}, neither beside this program nor in PATH: build it with `cargo build --release -p gpulimit-k8s`"
+            "cannot find {NAME} beside this program or in PATH: build it with `cargo build \
+             --release -p gpulimit-k8s`"
         )),
-        _ => Failure::new(format_args!("cannot run {}: {error}", program.display())),
+        _ => cannot("run", &program)(error),
     })
 }

@@ -1,4 +1,4 @@
-//! `gpulimit kill`: a signal for the processes of a group.
+//! `gpulimit kill`: sends a signal to the processes of a group.
 
 use super::failure::Failure;
 use super::groups::{self, Purpose};
@@ -21,7 +21,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// These processes of the group only
+    /// Signal only these processes of the group
     #[arg(value_name = "PID", value_parser = process)]
     pids: Vec<u32>,
 
@@ -31,10 +31,9 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The processes of a group are those of the groups below it as well, and only
-those that have used a GPU. PID is the number that `gpulimit ps` shows. A signal
-goes only to a process that is proven to be a member; one that gets no signal is
-named, and the exit status is 1.
+Signals the processes of the group and of the groups below it that have used a
+GPU. PID is the number that `gpulimit ps` shows. Only processes that are proven
+to be members get the signal; others are named, and the exit status is 1.
 
 Examples:
   gpulimit kill lab
@@ -43,7 +42,7 @@ Examples:
 
 fn process(text: &str) -> Result<u32, &'static str> {
     text.parse()
-        .map_err(|_| "expected the number of a process, as `gpulimit ps` shows it")
+        .map_err(|_| "expected a pid as `gpulimit ps` shows it")
 }
 
 /// Sends the signal.
@@ -81,14 +80,15 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let mut out = String::new();
     let name = signal::name(args.signal);
     let mut note = |group: &str, who: &str| {
-        // Writing to a string does not fail.
+        // Writing to a String does not fail.
         let _ = writeln!(out, "{group}: {name} sent to {who}");
     };
     let look = look::members();
     let targets = proven(&group, &ledger, &look)?;
     let (named, unnamed, silent) = targets.all(&processes);
     let mut missed = Vec::new();
-    // One bound for all slots: a member may hold all of them, and name others in each.
+    // One deadline for all slots: a single process can hold all slots, and name other processes in
+    // each.
     let until = Instant::now() + PATIENCE;
     for (process, target) in processes.iter().zip(named) {
         let who = match pid(process) {
@@ -96,19 +96,19 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             None => format!("({})", process.identity.command()),
         };
         match send_to(&ledger, process, target, args.signal) {
-            Ok(_) => note(&of(&group, process), &who),
-            // Gone meanwhile.
+            Ok(_) => note(&groups::of_process(&group, process), &who),
+            // The process has ended in the meantime.
             Err(_) if ends(&targets, process, until) => {}
             Err(error) => missed.push((who, error)),
         }
     }
-    // Which of them holds which slot cannot be told: with a number of processes none of them is
-    // meant.
+    // It is unknown which of these processes holds which slot. If the caller gave pids, none of
+    // them is meant.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
             if target.send(args.signal).is_ok() {
-                note(group.name(), &format!("{} (named by no slot)", target.pid));
+                note(group.name(), &format!("{} (in no slot)", target.pid));
                 found += 1;
             }
         }
@@ -127,7 +127,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// The processes of a group, as far as they can be proven.
+/// Returns the processes that can be proven to be members of a group.
 pub fn proven<'a>(
     group: &Group,
     ledger: &'a Ledger,
@@ -136,7 +136,8 @@ pub fn proven<'a>(
     let path = group.ledger_path();
     if !group.owns(ledger)? {
         return Err(Failure::new(format_args!(
-            "{} is not this group's own, so that nobody gets a signal: whoever owns its directory has put it there",
+            "{} is not the ledger of this group: the owner of its directory put it there; no \
+             process was signalled",
             path.display()
         )));
     }
@@ -144,11 +145,11 @@ pub fn proven<'a>(
         .map_err(|error| Failure::new(format_args!("cannot look at {}: {error}", path.display())))
 }
 
-/// How long `kill` waits in all for slots whose holders got no signal.
+/// The total time that `kill` waits for slots whose holders got no signal.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whether a slot is let go of before `until`: a process that was killed keeps it until the kernel
-/// has freed its memory.
+/// Waits until a slot is released, at most until `until`. A killed process keeps its slot until the
+/// kernel has freed its memory.
 fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     while targets.is_held(process) {
         if Instant::now() > until {
@@ -159,43 +160,29 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     true
 }
 
-/// Why a process got no signal.
+/// Explains why a process got no signal.
 fn why(error: &Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => {
-            "no process of that number here has the group's ledger mapped as a member has".into()
+            "no process with this pid has mapped the group's ledger as a member does".into()
         }
         ErrorKind::PermissionDenied => {
-            "it belongs to another user, or the owner of the group could not signal it".into()
+            "it belongs to another user, or the owner of the group may not signal it".into()
         }
         ErrorKind::TimedOut => {
-            "its memory map did not answer, so that it is not proven to be a member".into()
+            "reading its memory map took too long, so it cannot be proven to be a member".into()
         }
         _ => error.to_string(),
     }
 }
 
-/// A line on processes that may hold slots which name others.
+/// Names processes that may hold slots in which other processes are named.
 fn unseen(silent: &[u32]) -> Option<String> {
-    let some: Vec<String> = silent.iter().take(8).map(u32::to_string).collect();
-    (!some.is_empty()).then(|| {
-        format!(
-            "processes whose memory maps do not answer may be members ({} in all): {}",
-            silent.len(),
-            some.join(", ")
-        )
-    })
+    let why = "processes whose memory maps cannot be read in time may be members";
+    (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
-/// The group that a process is in.
-fn of(group: &Group, process: &ProcessUsage) -> String {
-    match &*process.below {
-        "" => group.name().into(),
-        below => format!("{}/{below}", group.name()),
-    }
-}
-
-/// Sends a signal; one that is to end the process is an event.
+/// Sends a signal. A signal that ends the process is recorded as an event.
 fn send_to(
     ledger: &Ledger,
     process: &ProcessUsage,
@@ -218,8 +205,8 @@ fn send_to(
     Ok(target)
 }
 
-/// Kills all processes of a group, and returns those that were sent the signal; or what stands in
-/// the way.
+/// Kills all processes of a group, and returns the processes that got the signal. Fails if a slot
+/// is held and its holder cannot be found.
 pub fn end_all(
     group: &Group,
     ledger: &Ledger,
@@ -249,12 +236,13 @@ pub fn end_all(
         "cannot kill {} ({}) in group '{}': {}{unseen}",
         process.identity.pid,
         process.identity.command(),
-        of(group, process),
+        groups::of_process(group, process),
         why(&error)
     )))
 }
 
-/// Says which of these processes are still there, and who holds them up. Empty where none is.
+/// Lists the processes that have not ended yet, with the tracers that keep them from ending. Empty
+/// if all have ended.
 pub fn remaining(killed: &[Target]) -> String {
     fn field<'a>(status: &'a str, key: &str) -> &'a str {
         let mut lines = status.lines();
@@ -268,14 +256,14 @@ pub fn remaining(killed: &[Target]) -> String {
         let held = tracers.find(|tracer| !matches!(*tracer, "" | "0"));
         let held = held.map_or_else(String::new, |tracer| {
             let about = |task: &str| proc::read(format!("/proc/{task}/status")).unwrap_or_default();
-            // The number is that of a thread.
+            // `tracer` is the id of a thread.
             let thread = about(tracer);
             let tracer = Some(field(&thread, "Tgid"))
                 .filter(|pid| !pid.is_empty())
                 .unwrap_or(tracer);
             let process = about(tracer);
             let name = field(&process, "Name");
-            format!(", which {tracer} ({name}) traces and does not let end")
+            format!(", kept from ending by its tracer {tracer} ({name})")
         });
         Some(format!("{} ({name}){held}", target.pid))
     };
@@ -286,5 +274,5 @@ pub fn remaining(killed: &[Target]) -> String {
     }
 }
 
-/// How many of those that remain are named.
+/// The most processes that [`remaining`] lists.
 const REMAINING: usize = 8;

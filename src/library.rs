@@ -1,4 +1,4 @@
-//! Where `libgpulimit.so` is, and what `LD_PRELOAD` needs to be.
+//! Finds `libgpulimit.so`, and builds the value of `LD_PRELOAD`.
 
 mod load;
 
@@ -18,19 +18,19 @@ use std::path::{Path, PathBuf};
 
 const NAME: &str = "libgpulimit.so";
 
-/// The variable that names the library.
+/// The environment variable that names the library.
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
-/// The library's absolute path, fit for `LD_PRELOAD`: the one that all programs of the machine have
-/// anyway, where there is one. Of two in one program both would count.
+/// Returns the library's absolute path for `LD_PRELOAD`. Prefers the library in /etc/ld.so.preload:
+/// with two copies in one program, each would charge the same memory.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
-    let mut places = preload.map_or_else(Vec::new, |preload| preload.state().ours);
+    let mut places = preload.map_or_else(Vec::new, |preload| preload.state().copies);
     places.extend(self::places());
     first_of(places)
 }
 
-/// The one that belongs to this program, whatever is installed.
+/// Returns the library that belongs to this program, whatever is installed.
 pub fn own() -> Result<PathBuf, Failure> {
     first_of(places())
 }
@@ -40,11 +40,11 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let (places, remedy) = match &given {
         Some(path) => (
             vec![PathBuf::from(path)],
-            "point GPULIMIT_LIBRARY to it, or unset it",
+            "set GPULIMIT_LIBRARY to its path, or unset it",
         ),
         None => (
             places,
-            "build or install it, or name its path in GPULIMIT_LIBRARY",
+            "build or install it, or set GPULIMIT_LIBRARY to its path",
         ),
     };
     let Some(path) = places.iter().find(|path| path.is_file()) else {
@@ -62,7 +62,8 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Beside this program, where packages put it from there, and where cargo does.
+/// Returns the places to search: beside this program, where packages put the library, and where
+/// cargo does.
 fn places() -> Vec<PathBuf> {
     let Ok(program) = env::current_exe() else {
         return Vec::new();
@@ -74,16 +75,15 @@ fn places() -> Vec<PathBuf> {
     if let Some(prefix) = directory.parent() {
         places.push(prefix.join("lib/gpulimit").join(NAME));
         places.push(prefix.join("lib").join(NAME));
-        // A program of one cargo profile, the library of another.
+        // This program and the library may be built with different cargo profiles.
         places.push(prefix.join("release").join(NAME));
         places.push(prefix.join("debug").join(NAME));
     }
     places
 }
 
-/// The library's version, read out of the file: nothing of it is loaded. Refuses a library that
-/// could not read our files, and for root one that somebody else could change, which is not even
-/// opened.
+/// Returns the library's version, read from the file without loading it. Refuses a library whose
+/// file formats differ, and, for root, a library that other users could change, without opening it.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
@@ -92,14 +92,16 @@ pub fn check(path: &Path) -> Result<String, Failure> {
         .any(|c| matches!(c, b' ' | b':' | b'\t' | b'\n'))
     {
         return Err(Failure::new(format_args!(
-            "the path of the library, '{}', has a space or a colon in it, which separate paths in LD_PRELOAD: move it, or name a symbolic link without them in {VARIABLE}",
+            "the path of the library, '{}', has a space or a colon, which separate paths in \
+             LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link without them",
             path.display()
         )));
     }
     if effective_user() == 0 {
         Trusted::of_this_program().check_new(path).map_err(|why| {
             Failure::new(format_args!(
-                "{why}: as root, gpulimit opens only a library that nobody else can change; run `chown root` and `chmod go-w` on it, or name another one in {VARIABLE}"
+                "{why}: as root, gpulimit opens only a library that other users cannot change; run \
+                 `chown root` and `chmod go-w` on it, or set {VARIABLE} to another one"
             ))
         })?;
     }
@@ -111,29 +113,32 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     match version::parts(&text) {
         Some((version, formats)) if formats == version::formats() => Ok(version.into()),
         _ => Err(Failure::new(format_args!(
-            "{} is of version {text}, which does not work together with this gpulimit {}: install both of one version",
+            "{} has version {text}, which does not work with this gpulimit {}: install the same \
+             version of both",
             path.display(),
             version::text()
         ))),
     }
 }
 
-/// Refuses what the loader would pass over with no more than a line on stderr, as a command would
-/// then have no limit: the library is loaded here. For what [`find`] has found.
+/// Loads a library that [`find`] has returned into this process. The dynamic linker only prints a
+/// line if it cannot load a preloaded library, and the command would run without a limit; this
+/// function returns an error instead.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }
 
 fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::new(format_args!(
-        "cannot preload {}: {why}: build or install it for this machine, or name another one in {VARIABLE}",
+        "cannot preload {}: {why}: build or install it for this machine, or set {VARIABLE} to \
+         another one",
         path.display()
     ))
 }
 
-/// Reads a regular file of a length that a library can have.
+/// Reads a regular file that is not larger than a library can be.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    /// A build with all its debug information has less.
+    /// More than a build with all debug information.
     const LONGEST: u64 = 1 << 30;
     let file = OpenOptions::new()
         .read(true)
@@ -141,7 +146,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         .open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() > LONGEST {
-        let why = "it is not a regular file, or far too large";
+        let why = "it is not a regular file, or larger than 1 GiB";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     let mut bytes = Vec::new();
@@ -149,19 +154,21 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// `LD_PRELOAD` with the library first and once, and with everything else that is in it.
+/// Returns the value of `LD_PRELOAD` with the library first, without its other copies, and with all
+/// other entries.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
-    for part in parts(existing).filter(|part| !is_ours(part) && *part != library) {
+    for part in parts(existing).filter(|part| !is_library(part) && *part != library) {
         all.push(b':');
         all.extend_from_slice(part.as_os_str().as_bytes());
     }
     OsString::from_vec(all)
 }
 
-/// `LD_PRELOAD` without our library; `None` when it is not in there.
+/// Returns the value of `LD_PRELOAD` without the library; `None` if it does not name the library.
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
-    let (ours, others): (Vec<&Path>, Vec<&Path>) = parts(existing).partition(|part| is_ours(part));
+    let (ours, others): (Vec<&Path>, Vec<&Path>) =
+        parts(existing).partition(|part| is_library(part));
     let others: Vec<&[u8]> = others
         .iter()
         .map(|part| part.as_os_str().as_bytes())
@@ -169,9 +176,9 @@ pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     (!ours.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
-/// The copies of our library that an `LD_PRELOAD` names.
-pub fn ours_in(existing: &OsStr) -> Vec<PathBuf> {
-    let ours = parts(Some(existing)).filter(|part| is_ours(part));
+/// Returns the copies of the library that a value of `LD_PRELOAD` names.
+pub fn copies_in(existing: &OsStr) -> Vec<PathBuf> {
+    let ours = parts(Some(existing)).filter(|part| is_library(part));
     ours.map(Path::to_owned).collect()
 }
 
@@ -183,8 +190,9 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
         .map(|part| Path::new(OsStr::from_bytes(part)))
 }
 
-/// Whether it is a copy of our library. Two of them would count everything twice.
-pub fn is_ours(part: &Path) -> bool {
+/// Returns whether a path names a copy of the library. Two copies in one program would charge
+/// everything twice.
+pub fn is_library(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }
 
@@ -193,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_in_the_preload_stay_and_ours_is_there_once() {
+    fn the_library_is_first_and_once_and_others_stay() {
         let ours = Path::new("/lib/libgpulimit.so");
         let cases = [
             (None, "/lib/libgpulimit.so"),
@@ -215,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_taken_out() {
+    fn the_library_is_removed_from_the_variable() {
         let without = |text: &str| without(Some(OsStr::new(text)));
         assert_eq!(without("/a.so"), None);
         assert_eq!(super::without(None), None);
@@ -227,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_the_loader_would_cut_are_refused() {
+    fn paths_with_separators_are_refused() {
         for path in ["/a b/libgpulimit.so", "/a:b/libgpulimit.so"] {
             let error = check(Path::new(path)).expect_err(path).to_string();
             assert!(error.contains(path) && error.contains(VARIABLE), "{error}");
@@ -235,10 +243,10 @@ mod tests {
     }
 
     #[test]
-    fn only_our_library() {
+    fn other_files_are_refused() {
         for (path, why) in [
             ("/nowhere", "No such file"),
-            ("/proc/self/status", "invalid ELF header"),
+            ("/proc/self/status", "not an ELF file"),
             ("/proc/self/exe", "not libgpulimit.so"),
         ] {
             let error = check(Path::new(path)).expect_err(path).to_string();

@@ -1,9 +1,9 @@
-//! Looks at other processes that come to an end, whatever these processes do.
+//! Looks at other processes in bounded time.
 //!
-//! A look at a process's memory or files can wait for ever: for a file system of its user's own. A
-//! thread that waits so may be uninterruptible: neither its process nor any other thread of it can
-//! end then, whoever kills it. So a child process looks (`gpulimit __probe`), and the verbs do not
-//! wait for its end.
+//! Reading another process's memory map or files can block forever, for instance on a file system
+//! that the process's user serves. A thread that waits there may be uninterruptible: its process
+//! cannot end then, not even by SIGKILL. So a child process does the reading (`gpulimit __probe`),
+//! and the verbs do not wait for that child to end.
 
 use super::probe::VERB;
 use gpulimit_ledger::MappedFile;
@@ -16,12 +16,12 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the looks of a verb may take.
+/// The time that all looks of a verb may take together.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Has a child process look, and calls `take` with each line of its answer, until it returns false.
-/// `TimedOut`: it has not ended in time.
-pub fn apart(
+/// Runs a probe in a child process, and passes each line of its output to `take` until `take`
+/// returns false. Fails with `TimedOut` if the child has not ended in time.
+pub fn in_child(
     arguments: &[&OsStr],
     input: String,
     patience: Duration,
@@ -33,13 +33,13 @@ pub fn apart(
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // A child that stays behind must not keep a pipe of this process's caller open.
+        // A child that stays behind must not keep a pipe of the caller open.
         .stderr(Stdio::null())
         .spawn()?;
     let (told, lines) = mpsc::channel();
     let (to, from) = (child.stdin.take(), child.stdout.take());
     thread::spawn(move || {
-        // The child reads all of it before it looks.
+        // The child reads all input before it looks at the first process.
         to.map(|mut to| to.write_all(input.as_bytes()));
         for line in from
             .into_iter()
@@ -62,26 +62,26 @@ pub fn apart(
             Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
         }
     };
-    // The child is not waited for: even closing a file can hang, and init takes it when this
-    // process ends.
+    // Do not wait for the child: even closing a file can hang. When this process ends, init reaps
+    // the child.
     let _ = child.kill();
     let _ = child.try_wait();
     ended
 }
 
-/// What is asked of many processes.
+/// A question about many processes.
 #[derive(Copy, Clone)]
 pub enum Question<'a> {
-    /// Whether it is a member of this ledger: `yes` or `no`.
+    /// Is the process a member of this ledger? `yes` or `no`.
     Member(&'a MappedFile),
-    /// Whether it has a file of this path mapped: `yes` or `no`.
+    /// Has the process mapped a file with this path? `yes` or `no`.
     Uses(&'a OsStr),
-    /// The begin of its command line, in hexadecimal digits.
+    /// The beginning of the process's command line, in hexadecimal digits.
     Command,
 }
 
-/// The answers of these processes, by number. Those that keep others from looking for so long have
-/// none.
+/// Asks about these processes and returns the answers by pid. Processes that block the look until
+/// `patience` is over have no answer.
 pub fn ask(
     question: Question<'_>,
     pids: &[u32],
@@ -101,7 +101,7 @@ pub fn ask(
         Question::Command => &["command".as_ref()],
     };
     let input = pids.iter().map(|pid| format!("{pid}\n")).collect();
-    let looked = apart(arguments, input, patience, |line| {
+    let looked = in_child(arguments, input, patience, |line| {
         if let Some((pid, answer)) = line.split_once(' ')
             && let Ok(pid) = pid.parse()
         {
@@ -111,23 +111,24 @@ pub fn ask(
     });
     match looked {
         Err(error) if error.kind() != ErrorKind::TimedOut => Err(error),
-        Ok(()) if answers.len() < pids.len() => {
-            Err(io::Error::other("the look ended without an answer"))
-        }
+        Ok(()) if answers.len() < pids.len() => Err(io::Error::other(
+            "the child process that looks ended without an answer",
+        )),
         _ => Ok(answers),
     }
 }
 
-/// Says which processes are members of a ledger, as [`gpulimit_group::Targets`] asks.
+/// Returns the function that tells which processes are members of a ledger, as
+/// [`gpulimit_group::Targets`] needs it.
 ///
-/// All looks together wait for [`PATIENCE`], and from then on for a second each: a user may have
-/// ever more processes that keep others from looking.
+/// All its calls together wait for [`PATIENCE`]; after that, each call waits for a second at most.
+/// A user could otherwise start ever more processes that block looks.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);
     move |file, pids| {
         let start = Instant::now();
-        // Half of it at most: another look may follow.
+        // Half of the time at most, because another call may follow.
         let answers = ask(Question::Member(file), pids, (left.get() / 2).max(LEAST));
         if answers
             .as_ref()
@@ -146,14 +147,14 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     }
 }
 
-/// The child's part: looks at each of these processes and hands on what it finds. A process that
-/// never answers holds up one thread, and the others go on.
+/// The child's side: looks at each process and passes on the answers. A process that never answers
+/// blocks one thread, and other threads continue.
 pub fn answer(
     pids: VecDeque<u32>,
     look: impl Fn(u32) -> String + Sync,
     mut told: impl FnMut(&str),
 ) {
-    /// Without an answer for so long there are to be twice as many threads.
+    /// If no answer comes for so long, the number of threads doubles.
     const TICK: Duration = Duration::from_millis(20);
     const STACK: usize = 256 << 10;
     let mut left = pids.len();
@@ -197,10 +198,11 @@ mod tests {
     use std::sync::{Condvar, PoisonError};
 
     #[test]
-    fn processes_that_never_answer_keep_nobody_from_the_others() {
+    fn processes_that_never_answer_do_not_block_the_others() {
         let (lock, bell) = (Mutex::new(false), Condvar::new());
         let look = |pid: u32| {
-            // Every number but the last stands for a process that waits for the last.
+            // Each number but the last stands for a process that blocks until the last one was
+            // looked at.
             let mut over = lock.lock().unwrap_or_else(PoisonError::into_inner);
             *over |= pid == 99;
             bell.notify_all();

@@ -1,7 +1,7 @@
-//! `gpulimit ls`: the names of groups.
+//! `gpulimit ls`: lists the names of groups.
 
 use super::failure::Failure;
-use super::figures::{SCHEMA, kind};
+use super::figures::kind;
 use super::groups::Selection;
 use super::output;
 use gpulimit_group::Group;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// List the groups below this one only
+    /// List only the groups below this one
     group: Option<String>,
 
     /// Print JSON
@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Full names, one per line, each before those below it.
+Prints full names, one per line, each group before those below it.
 
 Examples:
   gpulimit ls
@@ -31,7 +31,7 @@ Examples:
 /// Lists the groups.
 pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    // Whoever names a group knows it.
+    // A named group itself is not listed, only the groups below it.
     let groups: Vec<&Group> = selection
         .groups
         .iter()
@@ -48,11 +48,7 @@ pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
                 })
             })
             .collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "groups": groups,
-        }))?;
+        selection.print_json("groups", groups)?;
     } else {
         let line = |group: &&Group| selection.title(group) + "\n";
         output::print(&groups.iter().map(line).collect::<String>())?;

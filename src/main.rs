@@ -1,5 +1,5 @@
-//! The controller: runs programs in groups, shows groups and changes them. A verb a file, and the
-//! nouns they share.
+//! The controller: runs programs in groups, shows groups and changes them. Each verb has a file;
+//! the other files are shared.
 
 mod accounts;
 mod apply;
@@ -69,15 +69,16 @@ Examples:
   gpulimit run --max 4G -- python train.py      a program that sees 4 GiB
   gpulimit run --max 50% --name lab -- ./a.out  runs of one name share a limit
   gpulimit create lab/alice --max 8G            a group below lab
-  gpulimit show                                 what groups may use, and use
+  gpulimit show                                 limits and usage of groups
   gpulimit set lab --max 8G                     change it while programs run
-  gpulimit doctor                               what is wrong, and what to do
+  gpulimit doctor                               find and fix problems
 
-Sizes: bytes, or a number with K, M, G or T (base 1024); 50% of the GPU; -2G,
-all of it but 2 GiB; or max, no limit. --max 4G and max=4G are the same.
+Sizes: bytes, or a number with K, M, G or T (base 1024); 50% (of the GPU); -2G
+(all but 2 GiB); or max (no limit). --max 4G and max=4G are the same.
 
-Groups are kept in $GPULIMIT_ROOT, else in /run/gpulimit for root and where an
-administrator lets you make groups, else in /dev/shm/gpulimit-<uid>.";
+Groups are in $GPULIMIT_ROOT if it is set. Else they are in /run/gpulimit, for
+root and where an administrator lets you make groups, or in
+/dev/shm/gpulimit-<uid>.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -87,58 +88,58 @@ enum Verb {
     Create(create::Args),
     /// Change a group's limits while its programs run
     Set(set::Args),
-    /// Print what is said of a group, for scripts
+    /// Print a group's settings, for scripts
     Get(get::Args),
     /// Remove groups
     Rm(rm::Args),
     /// List the names of groups
     Ls(ls::Args),
-    /// Show groups as they are in each other, with usage and limit
+    /// Show the group hierarchy, with usage and limit
     Tree(tree::Args),
-    /// Show groups: limits, usage, peak, free memory and refusals of each GPU
+    /// Show groups: limits, usage, peak, free memory and refusals on each GPU
     Show(show::Args),
-    /// Show the processes in groups and what each uses
+    /// Show the processes in groups and their memory
     Ps(ps::Args),
-    /// Show what happened: refusals, waits, kills, changes of limits
+    /// Show events: refusals, waits, kills, changes of limits
     Events(events::Args),
     /// Send a signal to the processes of a group
     Kill(kill::Args),
-    /// Remove what nobody needs any longer
+    /// Remove stale groups and the charges of dead processes
     Gc(gc::Args),
-    /// Make the groups and rules what a policy file says
+    /// Apply a policy file: make, change and remove groups and rules
     Apply(apply::Args),
-    /// Find out whether a policy file is right, without a change
+    /// Check a policy file, without changing anything
     Check(check::Args),
-    /// Find out what works, what does not, and what to do about it
+    /// Check this machine, and say how to fix what does not work
     Doctor(doctor::Args),
-    /// Put the library into every program of the machine, by /etc/ld.so.preload
+    /// Load the library into every program of the machine (/etc/ld.so.preload)
     Install(install::Install),
-    /// Take the library out of every program again
+    /// Remove the library from /etc/ld.so.preload again
     Uninstall(install::Uninstall),
-    /// Describe caps and groups to container engines, as devices (CDI)
+    /// Describe limits and groups as devices for container engines (CDI)
     Cdi(cdi::Args),
-    /// Give a container its group and take it away again, for OCI runtimes to call
+    /// Make and remove the group of a container (called by OCI runtimes)
     OciHook(oci_hook::Args),
     /// Hand out GPU memory to the pods of a Kubernetes node
     K8sDevicePlugin(k8s_device_plugin::Args),
-    /// Print the script that completes command lines in a shell
+    /// Print the completion script for a shell
     Completions(completions::Args),
     /// Print or write the manual pages
     Man(man::Args),
-    /// Answer questions of `doctor` from inside a process of its own
+    /// Answers questions of other verbs in a child process
     #[command(name = probe::VERB, hide = true)]
     Probe(probe::Args),
 }
 
-/// Runs the command line and says how it ended.
+/// Parses the command line, runs the verb and returns its exit status.
 fn main() -> ExitCode {
     let before = signals::Inherited::read();
-    step_out(&before);
+    restart_without_library(&before);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(mut error) => {
-            drop_wrong_tip(&mut error);
-            // Help on stdout with status 0, mistakes on stderr with status 2.
+            drop_misleading_tip(&mut error);
+            // Help goes to standard output with status 0, mistakes to standard error with status 2.
             output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
                 failure::USAGE
@@ -175,10 +176,10 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|failure| failure.report())
 }
 
-/// Starts anew without our own library where it is preloaded, as in a shell that runs in a group: a
-/// controller that looks through it would be a member itself, and would take the group's view for
-/// the machine.
-fn step_out(inherited: &signals::Inherited) {
+/// Executes this program again without the library if the library is preloaded, as in a shell
+/// inside a group. With the library, the controller itself would be a member, and would see the
+/// group's view instead of the machine.
+fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
     let existing = env("LD_PRELOAD");
@@ -192,14 +193,14 @@ fn step_out(inherited: &signals::Inherited) {
         } else {
             command.env("LD_PRELOAD", others);
         }
-        // Where that cannot be, as without /proc, we go on as we are.
+        // If exec fails, for instance without /proc, continue with the library.
         let _ = signals::become_command(&mut command, inherited);
     }
 }
 
-/// Takes out the tip to write an unknown option after `--`: no group is called so, and `run` would
-/// take it for the command.
-fn drop_wrong_tip(error: &mut clap::Error) {
+/// Removes clap's tip to pass an unknown option after `--`: groups have no such names, and `run`
+/// would take the option for the command.
+fn drop_misleading_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));
         if !tips.is_empty() {
@@ -208,12 +209,12 @@ fn drop_wrong_tip(error: &mut clap::Error) {
     }
 }
 
-/// Reads a variable of our own environment.
+/// Reads an environment variable of this process.
 fn env(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name)
 }
 
-/// The command line as it is defined.
+/// Returns the definition of the command line.
 fn command() -> clap::Command {
     Cli::command()
 }

@@ -1,4 +1,4 @@
-//! `gpulimit man`: the manual pages.
+//! `gpulimit man`: writes the manual pages.
 
 use super::failure::Failure;
 use super::output;
@@ -14,28 +14,22 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Write the pages of all verbs into this directory; without it the first page goes to standard
-    /// output
+    /// Write all pages into this directory; without it, print the page of gpulimit itself
     #[arg(value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
 
 const HELP: &str = "\
-The pages are made from what --help says: gpulimit.1, and one for each verb, as
-gpulimit-run.1.
+The pages have the text of --help: gpulimit.1, and one page for each verb, such
+as gpulimit-run.1.
 
 Examples:
   gpulimit man | man -l -
   gpulimit man /usr/local/share/man/man1";
 
-/// Whether a verb has a page.
-fn is_documented(verb: &Command) -> bool {
-    !verb.is_hide_set()
-}
-
 /// Writes the pages.
 pub fn man(args: &Args) -> Result<ExitCode, Failure> {
-    // There is no page of `help`.
+    // clap's verb `help` gets no page.
     let mut command = super::command().disable_help_subcommand(true);
     command.build();
     match &args.directory {
@@ -48,7 +42,7 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
                 ))
             };
             fs::create_dir_all(directory).map_err(failed)?;
-            let verbs = command.get_subcommands().filter(|verb| is_documented(verb));
+            let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
             for one in verbs.chain([&command]) {
                 let name = one.get_display_name().unwrap_or(one.get_name());
                 let path = directory.join(format!("{name}.1"));
@@ -59,7 +53,7 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of the program or of a verb: each section once.
+/// Returns the page of the program or of a verb. No section appears twice.
 fn page(command: Command) -> Result<String, Failure> {
     let help = command.get_after_help().map(ToString::to_string);
     let help = Help::of(help.as_deref().unwrap_or_default());
@@ -84,55 +78,27 @@ fn page(command: Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// Variables that all verbs read.
-const ENVIRONMENT: [(&str, &str); 5] = [
-    (
-        "GPULIMIT_MAX",
-        "The limit of a group for this job, such as 4G or 0=4G,all=max.",
-    ),
-    (
-        "GPULIMIT_GROUP",
-        "The group to be in. It must exist, and wins over GPULIMIT_MAX.",
-    ),
-    (
-        "GPULIMIT_ROOT",
-        "Where the groups are: an absolute path. A policy of the machine is not affected.",
-    ),
-    (
-        "GPULIMIT_LIBRARY",
-        "The library that programs are started with, where it is not beside the program.",
-    ),
-    (
-        "NO_COLOR",
-        "Where it is not empty, tables have no bold type.",
-    ),
-];
+/// The environment variables that all verbs read, one per line.
+const ENVIRONMENT: &str = "\
+GPULIMIT_MAX: The limit of a group for this job, such as 4G or 0=4G,all=max.
+GPULIMIT_GROUP: The group to join. It must exist, and takes precedence over GPULIMIT_MAX.
+GPULIMIT_ROOT: The directory of the groups, an absolute path. A policy of the machine ignores it.
+GPULIMIT_LIBRARY: The path of libgpulimit.so, if it is not beside gpulimit.
+NO_COLOR: If set and not empty, output has no bold type.";
 
-/// Files that verbs read or write.
-const FILES: [(&str, &str); 5] = [
-    (
-        "/run/gpulimit",
-        "The groups of root, and of users where an administrator lets them make groups.",
-    ),
-    ("/dev/shm/gpulimit-UID", "The groups of a user elsewhere."),
-    (
-        "/etc/gpulimit/gpulimit.toml",
-        "The policy of the machine, for gpulimit apply.",
-    ),
-    (
-        "/etc/ld.so.preload",
-        "Names the library after gpulimit install.",
-    ),
-    (
-        "/etc/cdi/gpulimit.json",
-        "What gpulimit cdi generate writes for container engines.",
-    ),
-];
+/// The files that verbs read or write, one per line.
+const FILES: &str = "\
+/run/gpulimit: The groups of root, and of users where an administrator lets them make groups.
+/dev/shm/gpulimit-UID: The groups of the user with this UID on other machines.
+/etc/gpulimit/gpulimit.toml: The policy of the machine, for gpulimit apply.
+/etc/ld.so.preload: Names the library, after gpulimit install.
+/etc/cdi/gpulimit.json: Devices for container engines, written by gpulimit cdi generate.";
 
-/// The exit status where the help says nothing else.
-const STATUS: &str = "0 when it is done, 1 when it is not (one sentence on standard error says why), 2 for a mistake in the options.";
+/// The exit status of verbs whose help does not mention it.
+const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a \
+                      mistake in the options.";
 
-/// What stands below the options in the help, by section.
+/// The text below the options of a verb's help, by section.
 #[derive(Default)]
 struct Help<'a> {
     description: Vec<&'a str>,
@@ -155,7 +121,7 @@ impl<'a> Help<'a> {
         help
     }
 
-    /// What follows the first sentence of the description.
+    /// Returns the paragraphs after the first sentence of the description.
     fn description(&self) -> Roff {
         let mut page = Roff::new();
         for paragraph in &self.description {
@@ -165,14 +131,14 @@ impl<'a> Help<'a> {
         page
     }
 
-    /// The sections after the options.
+    /// Returns the sections after the options.
     fn rest(&self) -> Roff {
         let mut page = Roff::new();
         page.control("SH", ["EXIT STATUS"]);
         text(&mut page, self.status.unwrap_or(STATUS));
         for (head, entries) in [("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)] {
             page.control("SH", [head]);
-            for (name, what) in entries {
+            for (name, what) in entries.lines().filter_map(|entry| entry.split_once(": ")) {
                 page.control("TP", []);
                 page.text([bold(name)]);
                 page.text([roman(what)]);
@@ -186,12 +152,13 @@ impl<'a> Help<'a> {
     }
 }
 
-/// A paragraph. One with indented lines, as a table or examples, is laid out by hand and stays as
-/// it is.
+/// Writes a paragraph. A paragraph with indented lines, such as a table or examples, keeps its
+/// layout.
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {
-        // The help has 80 columns: all of them stay on a page of 80 columns.
+        // The help uses 80 columns; without the page's indentation they fit into a terminal of 80
+        // columns.
         page.control("RS", ["-6"]);
         page.control("nf", []);
     }

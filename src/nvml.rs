@@ -1,4 +1,4 @@
-//! The GPUs of the machine and who uses them, as NVML says.
+//! The machine's GPUs and the processes that use them, from NVML.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
@@ -15,30 +15,30 @@ use std::os::unix::fs::MetadataExt;
 /// A GPU that NVML lists.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// NVML's index, which CUDA's ordinal need not be.
+    /// NVML's index. CUDA may number the GPUs in another order.
     pub index: u32,
-    /// Its UUID.
+    /// The GPU's UUID.
     pub id: DeviceId,
-    /// PCI bus id, `00000000:3B:00.0`; empty when unknown.
+    /// The PCI bus id, `00000000:3B:00.0`; empty if unknown.
     pub bus: String,
-    /// The product; empty when unknown.
+    /// The product's name; empty if unknown.
     pub name: String,
-    /// Memory in bytes; `None` unknown.
+    /// The memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
-    /// Its MIG instances; `None` where it is not cut into any.
+    /// The MIG instances; `None` if the GPU is not split into instances.
     pub instances: Option<Vec<DeviceId>>,
 }
 
-/// NVML, where there is one.
+/// The loaded NVML library and the GPUs that it lists.
 pub struct Driver {
     nvml: Nvml,
     gpus: Vec<Gpu>,
 }
 
 impl Driver {
-    /// Loads and asks NVML; the error says why there is none.
+    /// Loads NVML and lists the GPUs. The error says why NVML does not work.
     pub fn load() -> Result<Self, NvmlError> {
-        // The plain name comes with development packages only.
+        // The name without `.1` exists only with development packages.
         let nvml = Nvml::builder()
             .lib_path(OsStr::new("libnvidia-ml.so.1"))
             .init()?;
@@ -49,13 +49,14 @@ impl Driver {
         Ok(Self { nvml, gpus })
     }
 
-    /// All GPUs, by index.
+    /// Returns all GPUs, by index.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// All GPUs that can have limits, MIG instances in place of the GPUs that are cut, and the
-    /// bytes that programs can have of each: what NVML calls reserved is not theirs.
+    /// Returns all devices that can have limits, with the bytes that programs can use: NVML's total
+    /// without its reserved memory. A GPU that is split into MIG instances is replaced by the
+    /// instances.
     pub fn capacities(&self) -> Vec<Capacity> {
         let bytes = |device: Result<Device<'_>, NvmlError>| {
             let memory = device.ok()?.memory_info().ok()?;
@@ -74,7 +75,7 @@ impl Driver {
         all
     }
 
-    /// The driver's version, `580.65.06`.
+    /// Returns the driver's version, `580.65.06`.
     pub fn version(&self) -> Option<String> {
         self.nvml.sys_driver_version().ok()
     }
@@ -98,7 +99,7 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     if gpu.mig_mode().ok()?.current != ENABLED {
         return None;
     }
-    // NVML numbers the places for instances, of which some are empty.
+    // NVML numbers the places of instances, and some places are empty.
     let places = gpu.mig_device_count().unwrap_or(0);
     let id = |place| {
         gpu.mig_device_by_index(place)
@@ -111,13 +112,14 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// Inode of the first pid namespace, in which NVML sees pids as they are (linux/proc_ns.h).
+/// The inode of the initial pid namespace, in which NVML's pids are those of the processes
+/// (linux/proc_ns.h).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// A process that is listed holds memory, where no other program of it accounts for that. That
-    /// one is not listed says something only where NVML's pids are those of the ledger: without pid
-    /// namespaces in between.
+    /// A process that NVML lists holds memory if NVML's figure is more than `covered`, the bytes of
+    /// the program that the process has become since (`exec`). That NVML does not list a process is
+    /// evidence only in the initial pid namespace: elsewhere NVML's pids differ from the ledger's.
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;

@@ -1,4 +1,4 @@
-//! `gpulimit oci-hook`: what an OCI runtime calls while a container is made, and when it is gone.
+//! `gpulimit oci-hook`: called by OCI runtimes while they make a container, and after it has ended.
 
 mod container;
 mod mount;
@@ -22,10 +22,10 @@ pub use container::sweep;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// What is to be done
+    /// What to do
     stage: Stage,
 
-    /// create: the container gets a group of its own, with this limit
+    /// create: make a group for the container, with this limit
     #[arg(
         long,
         value_name = "SIZE",
@@ -34,11 +34,11 @@ pub struct Args {
     )]
     cap: Option<Extent>,
 
-    /// create: the container is in this group
+    /// create: put the container into this group
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 
-    /// Where the groups are
+    /// The directory of the groups
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 }
@@ -47,28 +47,29 @@ pub struct Args {
 enum Stage {
     /// Make the container's group (createRuntime)
     Create,
-    /// Put it into the container, at /run/gpulimit (createContainer)
+    /// Mount the group in the container, at /run/gpulimit (createContainer)
     Mount,
-    /// Remove it (poststop)
+    /// Remove the group (poststop)
     Remove,
 }
 
 const HELP: &str = "\
-Runtimes call this; `gpulimit cdi generate` tells them how. It reads the
-container's state, as the OCI runtime specification has it, from standard
-input. All programs of the container are in its group, by a rule that no
-variable of theirs overrides; the container sees no other group, and can write
-nothing but who uses what. Takes root. docs/containers.md has more.
+OCI runtimes call this; `gpulimit cdi generate` writes the file that tells them
+to. It reads the container's state from standard input, as the OCI runtime
+specification defines it. A rule puts every program of the container into its
+group, and no environment variable overrides it. The container sees no other
+group, and can write only to the ledgers. Only root can call this. See
+docs/containers.md.
 
 Examples:
   gpulimit oci-hook create --cap 8G    at createRuntime
   gpulimit oci-hook mount              at createContainer
   gpulimit oci-hook remove             at poststop
 
-Exit status: 0 when it is done, 1 when not (the runtime then gives the
-container up), 2 for a mistake in the options.";
+Exit status: 0 on success, 1 on failure (the runtime then gives up the
+container), 2 for a mistake in the options.";
 
-/// Does what the stage is for.
+/// Runs the stage.
 pub fn oci_hook(args: &Args) -> Result<ExitCode, Failure> {
     let root = match &args.root {
         Some(path) => Root::at(path)?,
@@ -87,13 +88,13 @@ pub fn oci_hook(args: &Args) -> Result<ExitCode, Failure> {
         (Stage::Create, Some(wanted)) => container::create(&root, &state, &wanted)?,
         (Stage::Create, None) => {
             return Err(Failure::usage(
-                "what the container may use is not said: add --cap SIZE or --group NAME",
+                "create needs a limit or a group: add --cap SIZE or --group NAME",
             ));
         }
         (Stage::Mount, None) => container::mount(&root, &state)?,
         (Stage::Remove, None) => container::remove(&root, &state)?,
         (Stage::Mount | Stage::Remove, Some(_)) => {
-            return Err(Failure::usage("--cap and --group are for create"));
+            return Err(Failure::usage("--cap and --group apply only to create"));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,24 +1,27 @@
-//! Writes to stdout and stderr, which may be closed pipes. Every verb prints through this file.
+//! Writes to standard output and standard error, which may be closed pipes. Every verb prints
+//! through this file.
 //!
 //! Much of what the controller prints comes from files that other users write: commands and names
-//! in ledgers, paths of libraries, names of directories. So everything is escaped here, whoever has
-//! checked it before: see [`Escaped`].
+//! in ledgers, paths of libraries, names of directories. So this file escapes everything, even if
+//! it was checked before: see [`Escaped`].
 
 use super::failure::Failure;
 use super::terminal;
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-/// Whether somebody is still there to read what we print.
+/// The state of whatever reads standard output.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Reader {
+    /// The reader still reads.
     There,
-    /// As `head` goes when it has enough.
+    /// The reader has closed the pipe, as `head` does after its last line.
     Gone,
 }
 
-/// Writes lines to stdout, to the end. A reader that has gone away is no failure.
+/// Writes lines to standard output. A reader that has closed the pipe is not an error.
 pub fn write(text: &str) -> Result<Reader, Failure> {
     write_as_is(&lines(text))
 }
@@ -34,23 +37,23 @@ fn write_as_is(text: &str) -> Result<Reader, Failure> {
     }
 }
 
-/// As [`write()`], where nothing follows.
+/// Like [`write()`], for verbs that print nothing afterwards.
 pub fn print(text: &str) -> Result<(), Failure> {
     write(text).map(drop)
 }
 
-/// Writes a table to stdout. Its cells are escaped already; its heads may be bold.
+/// Writes a table to standard output. Its cells are already escaped, and its heads may be bold.
 pub fn table(rendered: &str) -> Result<(), Failure> {
     write_as_is(rendered).map(drop)
 }
 
-/// Breaks a line for stdout, if that is a terminal: see [`terminal::fit`].
+/// Breaks a line at the width of standard output, if that is a terminal: see [`terminal::fit`].
 pub fn fit(line: &str, indent: usize) -> String {
     terminal::fit(line, indent, &io::stdout())
 }
 
-/// Writes what has been done to stdout. A failure is said and does not undo it: the status tells
-/// whether it was done.
+/// Prints what was done. If printing fails, that is reported, but the exit status stays that of the
+/// work.
 pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
     if let Err(failure) = print(&fitted.collect::<String>()) {
@@ -58,32 +61,42 @@ pub fn report(text: &str) {
     }
 }
 
-/// Writes JSON to stdout.
+/// Lists the first items, and says how many more there are.
+pub fn some(all: &[impl Display]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
+    match all.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Writes JSON to standard output.
 pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-/// Says one line on stderr. Nobody is there to hear of its failure.
+/// Writes a line to standard error. A failure to do so is ignored.
 pub fn note(text: &str) {
     let line = format!("gpulimit: {}", Escaped(text));
     let line = terminal::fit(&line, 2, &io::stderr()) + "\n";
-    // In one piece, so that two programs that write at once do not share a line.
+    // In one write, so that lines of several programs do not mix.
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Prints what the parser of the command line says: help, which has its width, or a mistake in
-/// arguments.
+/// Prints the output of the command line parser: help, which already has its width, or a mistake in
+/// the arguments.
 pub fn parsing(error: &clap::Error) {
     let said = error.render();
     let plain = said.to_string();
     let escaped = lines(&plain);
-    // What the caller wrote is in a mistake; bold letters are not told from what a terminal obeys
-    // there.
+    // The text of a mistake contains the caller's arguments. Bold type is used only if nothing had
+    // to be escaped, because its escape sequences look like those of an argument.
     let text = |bold: bool| match bold && escaped == plain {
         true => said.ansi().to_string(),
         false => escaped.clone(),
     };
-    // Nobody is there to hear of a failure.
+    // A failure to print is ignored.
     let _ = if error.use_stderr() {
         let stream = io::stderr();
         let fitted = text(terminal::has_style(&stream))

@@ -1,9 +1,10 @@
-//! The numbers that processes have where we are.
+//! Pids of processes in the caller's pid namespace.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 use std::cell::OnceCell;
 
-/// Looks at `/proc` once, when the first process of another pid namespace is asked for.
+/// Translates identities to pids. Reads `/proc` once, when the first process of another pid
+/// namespace is looked up.
 #[derive(Default)]
 pub struct Pids {
     own_namespace: OnceCell<u64>,
@@ -11,7 +12,8 @@ pub struct Pids {
 }
 
 impl Pids {
-    /// The number of a process in our pid namespace; `None` when it is not in there, or gone.
+    /// Returns the pid of a process in the caller's pid namespace; `None` if the process is not
+    /// visible there or has ended.
     pub fn here(&self, process: &Identity) -> Option<u32> {
         let own = self
             .own_namespace
@@ -30,14 +32,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_of_another_namespace_is_found_by_what_it_says_of_itself() {
+    fn a_process_of_another_namespace_is_found_by_its_identity() {
         let me = Identity::of_self();
         let pids = Pids::default();
         assert_eq!(pids.here(&me), Some(me.pid));
-        // In a namespace that nobody here is in, whatever its number.
+        // A namespace with this number has no processes.
         let elsewhere = Identity { pid_ns: 1, ..me };
         assert_eq!(pids.here(&elsewhere), None);
-        // As one from before the namespace could be told.
+        // The slot of a process whose namespace is unknown.
         let unknown = Identity { pid_ns: 0, ..me };
         assert_eq!(pids.here(&unknown), Some(me.pid));
     }

@@ -1,7 +1,7 @@
-//! What verbs ask in a process of its own: one that may carry the preload, may crash in a driver,
-//! and may wait for ever for the process that it looks at.
+//! Questions that verbs ask a child process: it may have the library preloaded, may crash in a
+//! driver, and may wait forever for the process that it looks at.
 //!
-//! The answers are lines `key value` on stdout; about a running process, JSON.
+//! The answers are lines `key value` on standard output; about a running process, JSON.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
@@ -11,14 +11,14 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_ledger::{MappedFile, Mappings};
 use gpulimit_policy as policy;
-use libloading::os::unix::{Library, Symbol};
+use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, fs, io};
 
-/// The hidden verb.
+/// The name of the hidden verb.
 pub const VERB: &str = "__probe";
 
 /// Options of the hidden verb.
@@ -26,30 +26,30 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The library that is to be in the process, the pid of the process to look at, or the file
-    /// that is asked about.
+    /// The library that should be in the process, the pid of the process to look at, or the file to
+    /// search for.
     about: Option<PathBuf>,
 }
 
 #[derive(Copy, Clone, clap::ValueEnum)]
 enum What {
-    /// The CUDA driver.
+    /// The version and state of the CUDA driver.
     Driver,
     /// The GPUs that CUDA shows.
     Gpus,
-    /// The preloaded library.
+    /// The state of the preloaded library.
     Preload,
-    /// A running process.
+    /// The findings about a running process.
     Process,
-    /// Of processes whose pids are on stdin: which are members of a ledger.
+    /// For the pids on standard input: whether they are members of a ledger.
     Member,
-    /// Likewise: which have a file mapped.
+    /// For the pids on standard input: whether they have mapped a file.
     Uses,
-    /// Likewise: their command lines.
+    /// For the pids on standard input: their command lines.
     Command,
 }
 
-/// Answers.
+/// Runs the probe.
 pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
@@ -72,12 +72,12 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The answers of a probe: `key value` lines. `Err` says how it ended.
+/// Runs a probe and returns its `key value` lines. The error says how the child process ended.
 pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
     command.arg(VERB).arg(what).stdin(Stdio::null());
-    // The probe is to see the driver and the library as they are, not the limits of a group.
+    // The probe checks the driver and the library themselves, without the limits of a group.
     for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
         command.env_remove(name);
     }
@@ -102,8 +102,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// The UUIDs of the GPUs that a program of this environment sees; none where the driver does not
-/// tell.
+/// Returns the UUIDs of the GPUs that a program with this environment sees; none if the driver does
+/// not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
     let answers = ask("gpus", None).unwrap_or_default().into_iter();
     let gpus = answers.filter(|(key, _)| key == "gpu");
@@ -111,7 +111,7 @@ pub fn visible_gpus() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Answers about the processes whose pids are on stdin.
+/// Answers a question about the processes whose pids are on standard input.
 fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
     let input = io::read_to_string(io::stdin()).map_err(Failure::new)?;
     let pids = input.lines().filter_map(|line| line.parse().ok()).collect();
@@ -129,14 +129,14 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
         }
     };
     look::answer(pids, look, |line| {
-        // A caller that has gone does not wait for it.
+        // If the caller has closed the pipe, the answer is not needed.
         let _ = output::print(line);
     });
     Ok(ExitCode::SUCCESS)
 }
 
-/// Closes everything but the first three descriptors. A look that never ends must not hold the
-/// caller's locks, pipes and files.
+/// Closes all descriptors except the first three. A look that never ends must not keep the caller's
+/// locks, pipes and files open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -144,14 +144,29 @@ fn close_inherited() {
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
     for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
-        // SAFETY: inherited through exec, so nothing in this process uses it; that of the listing
-        // itself is closed already.
+        // SAFETY: the descriptor was inherited through exec, so no code of this process uses it.
+        // The descriptor of the listing is closed by now.
         unsafe { libc::close(descriptor) };
     }
 }
 
-/// `missing WHY`; or `file PATH`, `version N` and, with what cuInit returned, `init N`;
-/// `native true` where the driver has limits of its own.
+/// `CUresult cuInit(unsigned int)`.
+type Init = extern "C" fn(u32) -> c_int;
+/// A function of the driver that writes a number.
+type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
+
+/// Looks up a function of a library.
+///
+/// # Safety
+/// `F` must be the type of the function pointer that the library has under this name, and the
+/// library must stay loaded while the pointer is used.
+unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
+    // SAFETY: the caller promises that `F` is the function's type.
+    unsafe { library.get::<F>(name) }.ok().map(|found| *found)
+}
+
+/// Returns the line `missing WHY`, or the lines `file PATH`, `version N`, `init N` (the result of
+/// cuInit), and `native true` if the driver can limit cgroups itself.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -163,52 +178,41 @@ fn driver() -> String {
         let _ = writeln!(out, "file {path}");
     }
     let mut version: c_int = 0;
-    // SAFETY: cuDriverGetVersion(int*) of the CUDA driver API, allowed before cuInit.
-    let asked = unsafe {
-        let function: Result<Symbol<extern "C" fn(*mut c_int) -> c_int>, _> =
-            library.get(b"cuDriverGetVersion\0");
-        function.map(|function| function(&mut version))
-    };
-    if let Ok(0) = asked {
+    // SAFETY: the CUDA driver API declares cuDriverGetVersion(int*), and allows it before cuInit.
+    let read = unsafe { function::<WriteNumber>(&library, b"cuDriverGetVersion\0") };
+    if read.is_some_and(|read| read(&mut version) == 0) {
         let _ = writeln!(out, "version {version}");
     }
-    // SAFETY: cuInit(unsigned int) of the CUDA driver API.
-    let init = unsafe {
-        let function: Result<Symbol<extern "C" fn(u32) -> c_int>, _> = library.get(b"cuInit\0");
-        function.map(|function| function(0))
-    };
-    if let Ok(code) = init {
-        let _ = writeln!(out, "init {code}");
+    // SAFETY: the CUDA driver API declares cuInit(unsigned int).
+    if let Some(init) = unsafe { function::<Init>(&library, b"cuInit\0") } {
+        let _ = writeln!(out, "init {}", init(0));
     }
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
     }
-    // Not unloaded: drivers do not take that well, and the process ends here.
+    // Not unloaded: drivers may crash when they are unloaded, and this process ends here.
     std::mem::forget(library);
     out
 }
 
-/// A line `gpu UUID` for each GPU or MIG instance that CUDA shows here; all are written as those of
-/// GPUs.
+/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows. The UUIDs of instances
+/// are written as those of GPUs.
 fn gpus() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
     let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else {
         return out;
     };
-    // SAFETY: cuInit(unsigned int), cuDeviceGetCount(int*), cuDeviceGet(CUdevice*, int) and
-    // cuDeviceGetUuid(CUuuid*, CUdevice) of the CUDA driver API, with room for what they write; the
-    // second form of the last one tells MIG instances apart.
+    // SAFETY: the CUDA driver API declares cuInit(unsigned int), cuDeviceGetCount(int*),
+    // cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice), and the pointers lead to
+    // values of these types. Only the second version of cuDeviceGetUuid tells MIG instances apart.
     let mut ask = || unsafe {
-        let init: Symbol<extern "C" fn(u32) -> c_int> = library.get(b"cuInit\0").ok()?;
-        let count: Symbol<extern "C" fn(*mut c_int) -> c_int> =
-            library.get(b"cuDeviceGetCount\0").ok()?;
-        let get: Symbol<extern "C" fn(*mut c_int, c_int) -> c_int> =
-            library.get(b"cuDeviceGet\0").ok()?;
-        let uuid: Symbol<extern "C" fn(*mut [u8; 16], c_int) -> c_int> = library
-            .get(b"cuDeviceGetUuid_v2\0")
-            .or_else(|_| library.get(b"cuDeviceGetUuid\0"))
-            .ok()?;
+        type WriteUuid = extern "C" fn(*mut [u8; 16], c_int) -> c_int;
+        let init: Init = function(&library, b"cuInit\0")?;
+        let count: WriteNumber = function(&library, b"cuDeviceGetCount\0")?;
+        let get: extern "C" fn(*mut c_int, c_int) -> c_int = function(&library, b"cuDeviceGet\0")?;
+        let uuid: WriteUuid = function(&library, b"cuDeviceGetUuid_v2\0")
+            .or_else(|| function(&library, b"cuDeviceGetUuid\0"))?;
         let mut number = 0;
         (init(0) == 0 && count(&mut number) == 0).then_some(())?;
         for ordinal in 0..number {
@@ -219,31 +223,31 @@ fn gpus() -> String {
         Some(())
     };
     let _ = ask();
-    // Not unloaded, as above.
+    // Not unloaded, for the same reason as in [`driver`].
     std::mem::forget(library);
     out
 }
 
-/// Whether this driver can limit a cgroup's memory by itself; `None` without NVML.
+/// Returns whether this driver can limit the memory of cgroups itself; `None` without NVML.
 fn has_native_limits() -> Option<bool> {
-    // SAFETY: runs the constructors of NVML, as every monitor does.
+    // SAFETY: runs NVML's constructors, as every program with NVML does.
     let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-    // SAFETY: looked for, not called.
+    // SAFETY: the symbol is only looked up, not called.
     let found =
         unsafe { library.get::<extern "C" fn()>(b"nvmlDeviceSetMemoryLimits_v1\0") }.is_ok();
     std::mem::forget(library);
     Some(found)
 }
 
-/// The version of the C library here, `2.36`.
+/// Returns the version of the C library, `2.36`.
 fn c_library() -> String {
-    // SAFETY: a constant text that stays.
+    // SAFETY: `gnu_get_libc_version` returns a constant C string.
     let text = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
     text.to_string_lossy().into_owned()
 }
 
-/// `mapped PATH` where the library is in this process, `contains 1` where its panics end in it, and
-/// a line `hook SYMBOL CLASS STATE` for each hook.
+/// Returns the line `mapped PATH` if the library is in this process, `contains 1` if it catches its
+/// own panics, and a line `hook SYMBOL CLASS STATE` for each hook.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());
@@ -251,31 +255,26 @@ fn preload(library: Option<&Path>) -> String {
         let _ = writeln!(out, "mapped {path}");
     }
     let this = Library::this();
-    // SAFETY: `const char *gpulimit_hooks(void)`, a constant text that stays.
+    // SAFETY: the library declares `const char *gpulimit_hooks(void)`, and the C string is
+    // constant.
     let text = unsafe {
-        let function: Result<Symbol<extern "C" fn() -> *const c_char>, _> =
-            this.get(b"gpulimit_hooks\0");
-        let text = function.map(|function| function());
-        text.ok()
-            .filter(|text| !text.is_null())
-            .map(|text| CStr::from_ptr(text))
+        let hooks: Option<extern "C" fn() -> *const c_char> = function(&this, b"gpulimit_hooks\0");
+        let text = hooks.map(|hooks| hooks()).filter(|text| !text.is_null());
+        text.map(|text| CStr::from_ptr(text))
     };
     for line in text.unwrap_or_default().to_string_lossy().lines() {
         let _ = writeln!(out, "hook {line}");
     }
-    // SAFETY: `int gpulimit_contains_panics(void)`.
-    let contains = unsafe {
-        let function: Result<Symbol<extern "C" fn() -> c_int>, _> =
-            this.get(b"gpulimit_contains_panics\0");
-        function.map(|function| function())
-    };
-    if let Ok(answer) = contains {
-        let _ = writeln!(out, "contains {answer}");
+    // SAFETY: the library declares `int gpulimit_contains_panics(void)`.
+    let contains: Option<extern "C" fn() -> c_int> =
+        unsafe { function(&this, b"gpulimit_contains_panics\0") };
+    if let Some(contains) = contains {
+        let _ = writeln!(out, "contains {}", contains());
     }
     out
 }
 
-/// The path of the file mapped here whose name contains `name`.
+/// Returns the path of a file mapped into this process whose path contains `name`.
 fn mapped(name: &str) -> Option<String> {
     let maps = proc::read("/proc/self/maps").ok()?;
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());

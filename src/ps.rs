@@ -1,7 +1,6 @@
-//! `gpulimit ps`: the processes in groups, and what each uses.
+//! `gpulimit ps`: shows the processes in groups, and the memory of each.
 
 use super::failure::Failure;
-use super::figures::SCHEMA;
 use super::groups::{self, Selection, View};
 use super::look::{self, PATIENCE, Question};
 use super::nvml::Driver;
@@ -10,7 +9,7 @@ use super::table::{Column, Table, figure};
 use super::{accounts, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
-use gpulimit_group::is_within;
+use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, ProcessUsage};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show the processes of this group and of those below it only
+    /// Show only the processes of this group and of the groups below it
     group: Option<String>,
 
     /// Print JSON: sizes are bytes, unknown figures null
@@ -30,15 +29,14 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-TOTAL counts against the limit: allocations, pools, managed memory, and what
-the driver takes for contexts and code. nvidia-smi shows the same without
-managed memory. A process that is `draining` has ended, and the driver has not
-freed its memory yet. ALLOCATIONS are plain and virtual memory, arrays and
-graphs; --json shows each. PID is the number here: a process in a container
-knows another one of itself, `own_pid` in JSON. One that cannot be seen from
-here has none. COMMAND has arguments only where the caller may read them in
-/proc, and is `-` where the process keeps others from looking. A terminal that is too narrow for all columns gets those that
-say most.
+TOTAL counts against the limit: allocations, pools, managed memory, and the
+driver's memory for contexts and code. nvidia-smi shows the same without managed
+memory. A `draining` process has ended, but the driver has not freed its memory
+yet. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json shows
+each. PID is the pid in the caller's pid namespace, and `-` for a process that
+is not visible there; `own_pid` in JSON is the pid in the process's own
+namespace. COMMAND shows arguments only if the caller may read them in /proc,
+and `-` if reading them takes too long. A narrow terminal shows fewer columns.
 
 Examples:
   gpulimit ps
@@ -74,11 +72,7 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     lines.sort_by(Line::by_group_and_pid);
     if args.json {
         let processes: Vec<Value> = lines.iter().map(|line| line.json(driver)).collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "processes": processes,
-        }))?;
+        selection.print_json("processes", processes)?;
     } else if !lines.is_empty() {
         output::table(&table(&lines, driver).render_without(&[
             Column::Left("STATE"),
@@ -96,8 +90,8 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// The groups whose ledgers we can read and that are below no other such: they have all processes,
-/// once.
+/// Returns the topmost groups whose ledgers the caller can read. Together their ledgers list each
+/// process exactly once.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {
@@ -112,12 +106,12 @@ fn outermost(views: &[View]) -> Vec<&View> {
     found
 }
 
-/// What processes are called now.
+/// The current command lines of processes.
 #[derive(Default)]
 struct Commands {
     pids: Pids,
-    /// By number here. A process that keeps others from looking has none; `None` where none could
-    /// be asked.
+    /// The command lines by pid; processes that block the look have none. `None` if the child
+    /// process failed.
     lines: Option<BTreeMap<u32, String>>,
 }
 
@@ -136,11 +130,11 @@ impl Commands {
         Self { pids, lines }
     }
 
-    /// `None` where it cannot be seen.
+    /// Returns the command line; `None` if the process blocks the look.
     fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
         let identity = process.identity;
         let named = match (pid, &self.lines) {
-            // The number of one that has ended may be another's.
+            // Only for live processes: another process may have the pid of an ended one.
             (Some(pid), Some(lines)) if process.alive => match digits(lines.get(&pid)?) {
                 Some(line) => identity.with_command(pid, line),
                 None => identity,
@@ -151,7 +145,7 @@ impl Commands {
     }
 }
 
-/// The bytes that hexadecimal digits stand for; `None` for other than 64.
+/// Decodes 64 bytes from hexadecimal digits; `None` for any other number.
 fn digits(text: &str) -> Option<[u8; 64]> {
     let pairs = text.as_bytes().chunks(2);
     let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
@@ -159,55 +153,43 @@ fn digits(text: &str) -> Option<[u8; 64]> {
     bytes?.try_into().ok()
 }
 
-/// A process on one GPU, or on none yet.
+/// A process on one GPU, or on no GPU yet.
 struct Line {
     group: String,
-    /// The group for people.
+    /// The name of the group for people.
     title: String,
-    /// `None` where it has no number here.
+    /// `None` if the process has no pid in the caller's pid namespace.
     pid: Option<u32>,
     own_pid: u32,
     uid: u32,
-    /// `None` where it cannot be seen.
+    /// `None` if the process blocks the look.
     command: Option<String>,
     alive: bool,
     gpu: Option<(DeviceId, Parts)>,
 }
 
-/// What a process uses of a GPU, in bytes.
+/// The bytes that a process uses on a GPU.
 struct Parts {
     total: u64,
-    /// `None` for a process that has not said what its memory is for.
+    /// `None` if the process has not recorded what its memory is for.
     split: Option<Split>,
 }
 
-/// Bytes by what the memory is for.
-struct Split([u64; Category::COUNT]);
+/// Bytes by category.
+type Split = [u64; Category::COUNT];
 
-impl Split {
-    fn of(&self, category: Category) -> u64 {
-        self.0.get(category as usize).copied().unwrap_or(0)
-    }
-
-    /// What the program has asked for by address, handle or graph.
-    fn allocations(&self) -> u64 {
-        [
-            Category::Linear,
-            Category::Vmm,
-            Category::Arrays,
-            Category::Graphs,
-        ]
-        .map(|category| self.of(category))
-        .into_iter()
-        .fold(0, u64::saturating_add)
-    }
+/// Returns the memory that the program has allocated by address, handle or graph.
+fn allocations(split: &Split) -> u64 {
+    use Category::{Arrays, Graphs, Linear, Vmm};
+    let parts = [Linear, Vmm, Arrays, Graphs].map(|category| split[category as usize]);
+    parts.into_iter().fold(0, u64::saturating_add)
 }
 
 impl Parts {
     fn of(usage: &DeviceUsage) -> Self {
         let total = usage.charged.saturating_sub(usage.idle);
         let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
-        let split = said.then_some(Split(usage.by));
+        let split = said.then_some(usage.by);
         Self { total, split }
     }
 }
@@ -218,19 +200,13 @@ fn of(
     process: &ProcessUsage,
     commands: &Commands,
 ) -> Vec<Line> {
-    let mut group = view.group.name().to_owned();
-    let mut title = view.title.clone();
-    if !process.below.is_empty() {
-        group = format!("{group}/{}", process.below);
-        title = match selection
-            .groups
-            .iter()
-            .find(|known| known.root() == view.group.root() && known.name() == group)
-        {
-            Some(known) => selection.title(known),
-            None => group.clone(),
-        };
-    }
+    let group = groups::of_process(&view.group, process);
+    let is_it = |known: &&Group| known.root() == view.group.root() && known.name() == group;
+    let title = match selection.groups.iter().find(is_it) {
+        _ if process.below.is_empty() => view.title.clone(),
+        Some(known) => selection.title(known),
+        None => group.clone(),
+    };
     let pid = commands.pids.here(&process.identity);
     let command = commands.command(process, pid);
     let line = |gpu| Line {
@@ -262,8 +238,8 @@ fn of(
 }
 
 impl Line {
-    /// Compares by group, each before those below it, then by pid. The GPUs of a process keep their
-    /// order.
+    /// Compares by group, each group before the groups below it, then by pid. The sort is stable:
+    /// the GPUs of a process keep their order.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);
@@ -281,7 +257,7 @@ impl Line {
             .gpu
             .as_ref()
             .and_then(|(_, parts)| parts.split.as_ref());
-        let part = |category| split.map(|split| split.of(category));
+        let part = |category| split.map(|split| split[category as usize]);
         json!({
             "pid": self.pid,
             "own_pid": self.own_pid,
@@ -293,7 +269,7 @@ impl Line {
                 "index": groups::index(*id, driver),
             })),
             "command": self.command,
-            "allocations": split.map(Split::allocations),
+            "allocations": split.map(allocations),
             "linear": part(Category::Linear),
             "vmm": part(Category::Vmm),
             "arrays": part(Category::Arrays),
@@ -325,15 +301,16 @@ fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
     for line in lines {
         let parts = line.gpu.as_ref().map(|(_, parts)| parts);
         let split = parts.and_then(|parts| parts.split.as_ref());
+        let part = |category| bytes(split.map(|split| split[category as usize]));
         table.row(vec![
             figure(line.pid),
             accounts::user_name(line.uid),
             line.title.clone(),
             figure(line.gpu.as_ref().map(|(id, _)| groups::label(*id, driver))),
-            bytes(split.map(Split::allocations)),
-            bytes(split.map(|split| split.of(Category::Pools))),
-            bytes(split.map(|split| split.of(Category::Managed))),
-            bytes(split.map(|split| split.of(Category::Driver))),
+            bytes(split.map(allocations)),
+            part(Category::Pools),
+            part(Category::Managed),
+            part(Category::Driver),
             bytes(parts.map(|parts| parts.total)),
             line.state().into(),
             figure(line.command.as_deref()),

@@ -1,23 +1,23 @@
-//! Files that are replaced as a whole.
+//! Replaces files as a whole.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Gives the name `path` to a new file with this content and exactly this mode, which is `draft`
-/// until it is whole. Who has the old one open or mapped keeps it.
+/// Writes a new file with exactly this mode as `draft`, and renames it to `path`. Processes that
+/// have opened or mapped the old file keep it.
 pub fn replace(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
     if written.is_err() {
-        // A draft that cannot be removed either is in the way of nobody.
+        // A draft that stays is overwritten by the next call.
         let _ = fs::remove_file(draft);
     }
     written
 }
 
 fn write(draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Of one who was killed.
+    // A process that was killed may have left its draft.
     match fs::remove_file(draft) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,4 +1,4 @@
-//! `gpulimit rm`: no group any longer.
+//! `gpulimit rm`: removes groups.
 
 use super::failure::Failure;
 use super::groups::{self, Purpose};
@@ -18,28 +18,29 @@ pub struct Args {
     #[arg(required = true)]
     groups: Vec<String>,
 
-    /// Remove the groups below them, too
+    /// Also remove the groups below them
     #[arg(long, short)]
     recursive: bool,
 
-    /// Kill the programs that run in them first
+    /// First kill the programs that run in them
     #[arg(long, short)]
     force: bool,
 }
 
 const HELP: &str = "\
-A group in which programs run, or with groups below it, stays, and nothing of
-it is removed. Groups of ended jobs below it are removed with it.
+A group in which programs run, or with groups below it, is not removed. Groups
+of ended jobs below a group are removed with it.
 
 Examples:
   gpulimit rm lab
   gpulimit rm --recursive lab
   gpulimit rm --recursive --force lab/alice lab/bob";
 
-/// How long killed programs may take to be gone, those of all groups together.
+/// The time that the killed processes of all groups together may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Removes the groups. What cannot be removed is said, and the others are.
+/// Removes the groups. A group that cannot be removed is reported, and the others are still
+/// removed.
 pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let end = Instant::now() + PATIENCE;
@@ -82,9 +83,9 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
     }
 }
 
-/// Removes a group and those below it; nothing where a program runs in one of them.
+/// Removes a group and the groups below it; none of them if a program runs in one.
 fn all(root: &Root, group: &Group) -> Result<(), Failure> {
-    // Who is in a group is in the ledgers of all above it.
+    // A ledger lists the members of its group and of all groups below.
     let used = match group.ledger() {
         Ok(ledger) => ledger.has_live(),
         Err(_) => Ledger::is_used(&group.ledger_path()),
@@ -103,17 +104,18 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How long another program may make or remove the same group.
-const TURN: Duration = Duration::from_secs(2);
+/// The time to wait for another program that makes or removes the same group.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// Removes one group. Another program that makes or removes it at the same time is waited for; a
-/// group that is gone then is removed.
+/// Removes a group. Waits for another program that makes or removes it at the same time; if the
+/// group is gone then, that is a success.
 fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
-    let end = Instant::now() + TURN;
+    let end = Instant::now() + LOCK_WAIT;
     loop {
         match root.remove(group.name()) {
             Err(error) if error.is_missing() => return Ok(()),
-            // The job of a group may not have come to use a GPU yet.
+            // No process is in the ledger, so another program holds the group for a moment. Not so
+            // for a job that still runs: it may not have used a GPU yet.
             Err(GroupError::InUse { .. })
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>
@@ -129,14 +131,14 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     }
 }
 
-/// Kills what runs in a group until nothing does, or `end` has come.
+/// Kills the processes of a group until none is left, or until `end`.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let ledger = groups::to_signal(group)?;
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
-        // Before the round: one that took long on a busy machine may have killed them all.
+        // Read the clock before the round: a slow round may still have killed all processes.
         let late = Instant::now() > end;
         let killed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {
@@ -145,7 +147,7 @@ fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
             return Err(match remaining.as_str() {
                 "" => GroupError::InUse { name: name.into() }.into(),
                 who => Failure::new(format_args!(
-                    "killed in group '{name}', and still there: {who}"
+                    "killed in group '{name}', but not gone yet: {who}"
                 )),
             });
         }

@@ -1,4 +1,4 @@
-//! `gpulimit run`: a command under a limit.
+//! `gpulimit run`: runs a command under a limit.
 
 mod place;
 mod stat;
@@ -25,7 +25,7 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// Settings such as max=4G that stand before the command.
+    /// The settings before the command, such as max=4G.
     #[arg(skip)]
     settings: Vec<String>,
 
@@ -34,21 +34,21 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// At this limit wait until memory is given back, for this long at most, such as 30s or 10m,
-    /// before a request is refused
+    /// When the limit is reached, wait up to this long (such as 30s or 10m) for memory, and only
+    /// then refuse the request
     #[arg(long, value_name = "TIME", value_parser = time)]
     wait: Option<Duration>,
 
-    /// Run below this group, which must exist; without it below the one that GPULIMIT_GROUP names
+    /// Run below this group, which must exist [default: the group in GPULIMIT_GROUP]
     #[arg(long, value_name = "PARENT")]
     group: Option<String>,
 
-    /// Run in the group of this name, below --group if that is given. It stays; runs of the same
-    /// name share it
+    /// Run in the group of this name, below --group if that is given. The group is kept; runs with
+    /// the same name share it
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Say at the end on standard error what the command took
+    /// Print on standard error at the end how much the command used
     #[arg(long)]
     stat: bool,
 
@@ -63,14 +63,15 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Without --name the command gets a group of its own. When the command and all
-that runs in the group have ended, it is not shown any more, and the next
-`gpulimit run` or `gpulimit gc` removes it. What it uses counts in all groups
-above, whose limits hold as well; what happens at such a limit is theirs to say.
+Without --name the command gets its own group. When the command and all other
+programs in the group have ended, the group is no longer shown, and the next
+`gpulimit run` or `gpulimit gc` removes it. Its usage counts in all groups
+above, whose limits apply as well; what happens when such a limit is reached
+depends on the settings of that group.
 
-`run` replaces itself by the command, with the same pid, as `nice` and `env` do.
-With --stat it stays as the parent, passes signals on, and the command is killed
-when it is.
+`run` replaces itself with the command, which keeps the pid, as `nice` and `env`
+do. With --stat, `run` stays as the parent and forwards signals; if it is
+killed, so is the command.
 
 Examples:
   gpulimit run --max 4G -- python train.py
@@ -84,7 +85,7 @@ gpulimit failed, 126 when the command cannot be executed, 127 when it was not
 found, 2 for a mistake in the options.";
 
 impl Args {
-    /// Takes settings such as `max=4G` from before the command.
+    /// Takes settings such as `max=4G` from the words before the command.
     fn take_settings(&mut self) -> Result<(), Failure> {
         let word = |word: &OsString| word.to_str().is_some_and(sizes::is_setting);
         let count = self.command.iter().take_while(|it| word(it)).count();
@@ -97,7 +98,7 @@ impl Args {
         let first = self.command.first().map(|first| first.to_string_lossy());
         if let (Some(option), 1..) = (first.filter(|first| first.starts_with('-')), count) {
             return Err(Failure::usage(format_args!(
-                "the option {option} stands after {}: give options first, and -- before the command",
+                "the option {option} comes after {}: give options first, and -- before the command",
                 self.settings.join(" ")
             )));
         }
@@ -118,7 +119,8 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text).ok_or("expected a time such as 30s, 10m or 2h, at most 1000h")
 }
 
-/// Becomes the command, or with `--stat` runs it and ends as it ended.
+/// Replaces this process with the command; with `--stat`, supervises the command and ends with its
+/// exit status.
 pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     args.take_settings()?;
     let library = library::find().map_err(Failure::of_run)?;
@@ -139,8 +141,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX);
     let Some(stat) = stat else {
-        // There is nothing to do at the end: this process becomes the command, and returns only
-        // where it cannot.
+        // Nothing is left to do at the end, so this process becomes the command. The call returns
+        // only if that fails.
         let error = signals::become_command(&mut command, inherited);
         place.leave();
         return Err(cannot_run(&program, &error));
@@ -166,20 +168,19 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     let name = program.to_string_lossy();
     let failure = |why: &str| Failure::new(format_args!("cannot run '{name}': {why}"));
     match error.kind() {
-        ErrorKind::NotFound if name.contains('/') => {
-            failure("there is no such file, or not the interpreter that its first line names")
-                .with(NOT_FOUND)
-        }
+        ErrorKind::NotFound if name.contains('/') => failure(
+            "the file does not exist, or the interpreter that its first line names does not",
+        )
+        .with(NOT_FOUND),
         ErrorKind::NotFound => {
-            failure("there is no such command in PATH: check the spelling, or give its path")
-                .with(NOT_FOUND)
+            failure("no such command in PATH: check the spelling, or give its path").with(NOT_FOUND)
         }
         ErrorKind::PermissionDenied => {
             failure("it is not executable: check `ls -l`, or run it with its interpreter")
                 .with(NOT_EXECUTABLE)
         }
         _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
-            failure("it is not a program of this machine").with(NOT_EXECUTABLE)
+            failure("it is not a program for this machine").with(NOT_EXECUTABLE)
         }
         _ => failure(&error.to_string()).with(RUN),
     }

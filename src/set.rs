@@ -1,4 +1,4 @@
-//! `gpulimit set`: other limits for a group, at once.
+//! `gpulimit set`: changes the limits of a group.
 
 use super::changes::Changes;
 use super::failure::Failure;
@@ -22,8 +22,8 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// What else to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as --max
-    /// 4G
+    /// Other keys to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as
+    /// --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
@@ -37,12 +37,12 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-All changes of one call are made at once. They hold for programs that run as
-for those that start later. A smaller max takes nothing away: it refuses growth
-until the usage is below it.
+All changes of one call take effect at the same time, for running programs and
+for later ones. A smaller max does not take memory away: it refuses growth until
+the usage is below it.
 
 Keys of the group:
-  on_limit=fail       or wait, until others give memory back
+  on_limit=fail       or wait, until other processes give memory back
   wait_timeout=10m    how long a request waits, such as 30s or 10m
   oom=none            kill-largest or kill-group before a request is refused
   count_context=yes   whether the memory of CUDA contexts counts, yes or no
@@ -69,21 +69,21 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let changes = Changes::new(settings, &args.devices, driver)?;
     let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
-        // Worked out before, so that it cannot fail now.
+        // Cannot fail: [`Changes::new`] has already computed the changes.
         .write_limits(|rules| drop(changes.apply(rules)))
         .map_err(|error| refused(&group, error))?;
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     if let Ok(ledger) = groups::readable(&group) {
-        // Whoever administers a group need not be able to read its ledger.
+        // The administrator of a group may lack the right to read its ledger.
         if let Some(ledger) = &ledger {
             record(ledger, &changes, &now);
-            // Only what still counts can be too much.
+            // Remove the charges of dead processes, so that the figures below are current.
             ledger.clean(groups::witness(driver));
         }
         let view = View::of(group, name.clone(), now, ledger, driver);
         lines.extend(changes.outranked(&view.rules, &view.above, view.ledger.as_ref(), driver));
-        lines.extend(too_much(&view, driver));
+        lines.extend(above_max(&view, driver));
         if changes.has_sizes() {
             let gpus = warnings::capacities(driver, view.ledger.as_ref());
             warnings::note(&name, &warnings::of(&view.rules, &gpus, driver));
@@ -100,7 +100,7 @@ fn refused(group: &Group, error: GroupError) -> Failure {
             if error.kind() == ErrorKind::PermissionDenied =>
         {
             Failure::new(format_args!(
-                "you may not change the limits of group '{}': they belong to whoever administers it ({})",
+                "you may not change the limits of group '{}': only the owner of {} can",
                 group.name(),
                 group.limits_path().display()
             ))
@@ -109,15 +109,15 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Writes down that the limits were changed, where we may. Of a change for one GPU with its
-/// figures.
+/// Records the change as an event, if the caller may write the ledger. A change for a single GPU is
+/// recorded with that GPU's figures.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
         _ => (None, now.get(Selector::All, Key::Max)),
     };
     let entry = device.and_then(|device| ledger.device_entry(device));
-    // The largest number: none, or not known.
+    // The largest number means "no limit" or "unknown".
     let max = max.filter(|_| changes.has_max());
     let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
     ledger.record(&Happening {
@@ -130,8 +130,8 @@ fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     });
 }
 
-/// Where usage is above the limit.
-fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
+/// Warns, a line each, about GPUs whose usage is above the limit.
+fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let Some(ledger) = &view.ledger else {
         return Vec::new();
     };
@@ -142,7 +142,8 @@ fn too_much(view: &View, driver: Option<&Driver>) -> Vec<String> {
         let usage = usage.charged.saturating_sub(usage.idle);
         (usage > max).then(|| {
             format!(
-                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it falls",
+                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it \
+                 falls",
                 gib(usage),
                 groups::label(device.id, driver),
                 gib(max)

@@ -1,20 +1,20 @@
-//! `gpulimit show`: what each group may use, and what it uses.
+//! `gpulimit show`: shows the limits and the usage of groups.
 
 use super::failure::Failure;
-use super::figures::{self, Figures, Gpu, SCHEMA};
+use super::figures::{self, Figures, Gpu};
 use super::groups::Selection;
 use super::output;
 use super::table::{Column, Table, UNKNOWN, figure};
 use gpulimit_base::units::{Size, gib};
 use gpulimit_limits::Key;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::process::ExitCode;
 
 /// Options of `show`.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show this group and those below it only
+    /// Show only this group and the groups below it
     group: Option<String>,
 
     /// Print JSON: sizes are bytes, unknown figures null
@@ -23,13 +23,12 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-MAX is the group's own limit, EFFECTIVE a smaller one of a group above and
-whose it is. USAGE is what the processes of the group and of those below it
-use, managed memory included; FREE is what they could still get; PEAK is the
-most that was charged at once; REFUSED counts refused requests. What is not
-known is shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are there where they
-say something. A terminal that is too narrow for all columns gets those that
-say most.
+MAX is the group's own limit; EFFECTIVE is a smaller limit of a group above, and
+that group's name. USAGE is the memory that the processes of the group and of
+the groups below it use, with managed memory; FREE is how much more they can
+get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
+figures are shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are shown only if
+a group has them. A narrow terminal shows fewer columns.
 
 Examples:
   gpulimit show
@@ -42,11 +41,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     let (figures, status) = Figures::all(&selection);
     if args.json {
         let groups: Vec<Value> = figures.iter().map(Figures::json).collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "groups": groups,
-        }))?;
+        selection.print_json("groups", groups)?;
     } else if !figures.is_empty() {
         output::table(&table(&figures).render_without(&NARROW))?;
     } else if status == ExitCode::SUCCESS {
@@ -55,7 +50,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Says that there is nothing to show, and how that changes.
+/// Says that there are no groups, and how to make one.
 pub fn no_groups(selection: &Selection) {
     output::note(&format!(
         "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes one",
@@ -71,7 +66,7 @@ const OPTIONAL: [Column; 5] = [
     Column::Left("OPTIONS"),
 ];
 
-/// The columns that a narrow terminal does without, in this order.
+/// The columns that a narrow terminal drops, in this order.
 const NARROW: [Column; 8] = [
     Column::Left("OPTIONS"),
     Column::Right("MIN"),
@@ -150,13 +145,13 @@ fn table(groups: &[Figures]) -> Table {
     table
 }
 
-/// The group's own limit.
+/// Formats the group's own limit.
 pub fn max(gpu: &Gpu) -> String {
     gpu.text(Key::Max)
         .unwrap_or_else(|| figures::size(Size::Max))
 }
 
-/// A limit above the group that is smaller than its own.
+/// Formats a limit of a group above, if it is smaller than the group's own.
 pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))

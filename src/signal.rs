@@ -1,6 +1,6 @@
-//! Signals by name.
+//! The names of signals.
 
-/// Those that people send.
+/// The signals that people send.
 const NAMES: [(&str, i32); 14] = [
     ("TERM", libc::SIGTERM),
     ("KILL", libc::SIGKILL),
@@ -18,7 +18,7 @@ const NAMES: [(&str, i32); 14] = [
     ("PIPE", libc::SIGPIPE),
 ];
 
-/// Reads `TERM`, `SIGTERM` or `15`.
+/// Parses `TERM`, `SIGTERM` or `15`.
 pub fn parse(text: &str) -> Result<i32, String> {
     let name = text.to_ascii_uppercase();
     let name = name.strip_prefix("SIG").unwrap_or(&name);
@@ -29,14 +29,11 @@ pub fn parse(text: &str) -> Result<i32, String> {
         .or_else(number)
         .ok_or_else(|| {
             let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
-            format!(
-                "no signal of this name: expected 1 to 64, or {}",
-                names.join(", ")
-            )
+            format!("unknown signal: expected 1 to 64, or {}", names.join(", "))
         })
 }
 
-/// `SIGTERM`, or `signal 42`.
+/// Returns `SIGTERM`, or `signal 42` for a signal without a name here.
 pub fn name(signal: i32) -> String {
     match NAMES.iter().find(|(_, number)| *number == signal) {
         Some((name, _)) => format!("SIG{name}"),

@@ -1,12 +1,13 @@
-//! What this process was started with, and the command that it becomes or supervises.
+//! The signal state that this process started with, and the command that it becomes or supervises.
 //!
-//! A supervised child lives and dies as if it stood in our place: signals go to it, its end becomes
-//! ours.
+//! A supervised child behaves as if it ran directly under the caller: it gets the signals that are
+//! sent to this process, and its end becomes the end of this process.
 //!
-//! The child stays in our process group, so what the terminal sends (interrupt, quit, suspend,
-//! hang-up) reaches it without us. What somebody sends to our pid is passed on; who sends to the
-//! whole group (`kill -TERM -PGID`) reaches the child twice, as the kernel does not tell the two
-//! apart. When the child is suspended so are we, that the shell may go on.
+//! The child stays in this process's process group, so it gets the terminal's signals (interrupt,
+//! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded. A
+//! signal to the whole group (`kill -TERM -PGID`) reaches the child twice, because the kernel does
+//! not tell the two cases apart. When the child is suspended, this process suspends itself as well,
+//! so that the shell gets the terminal back.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,9 +18,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// What is passed on to the child: every signal but those that cannot be blocked, those of faults,
-/// and those that are about this process's own children and terminal.
-fn passed() -> impl Iterator<Item = libc::c_int> {
+/// Returns the signals that are forwarded to the child: all but those that cannot be blocked, those
+/// of faults, and those about this process's own children and terminal.
+fn forwarded() -> impl Iterator<Item = libc::c_int> {
     const KEPT: [libc::c_int; 11] = [
         libc::SIGKILL,
         libc::SIGSTOP,
@@ -36,7 +37,7 @@ fn passed() -> impl Iterator<Item = libc::c_int> {
     (1..=libc::SIGRTMAX()).filter(|signal| !KEPT.contains(signal))
 }
 
-/// What a terminal sends to all processes of its group, and so to the child as well.
+/// The signals that a terminal sends to all processes of its group, and so also to the child.
 const OF_TERMINALS: [libc::c_int; 6] = [
     libc::SIGINT,
     libc::SIGQUIT,
@@ -49,42 +50,43 @@ const OF_TERMINALS: [libc::c_int; 6] = [
 /// How the child ended.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum End {
-    /// With this status.
+    /// It exited with this status.
     Exit(u8),
-    /// By this signal.
+    /// This signal killed it.
     Signal(libc::c_int),
 }
 
-/// What this process was started with and the command is to find.
+/// The signal state and closed descriptors that this process started with. The command must find
+/// the same.
 #[derive(Copy, Clone)]
 pub struct Inherited {
     mask: libc::sigset_t,
     child: libc::sigaction,
     pipe: libc::sighandler_t,
     file_size: libc::sighandler_t,
-    /// Of the first three descriptors.
+    /// A bit for each of the descriptors 0 to 2: set if it was closed.
     closed: u8,
 }
 
 /// Whether SIGPIPE was ignored, and which of the first three descriptors were closed, before Rust's
-/// start-up changed both: it ignores the signal, and opens `/dev/null` in place of what is closed.
+/// start-up code ran: it ignores SIGPIPE, and opens `/dev/null` in the place of closed descriptors.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// Called by the C library's start-up, before `main` and with it Rust's.
+/// The C library's start-up code calls this before `main`, and so before Rust's.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn look() {
         let mut pipe = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only asks; the place is ours, and valid as zeroes.
+        // SAFETY: only reads the disposition, into memory of this function that is valid as zeroes.
         let pipe = unsafe {
             libc::sigaction(libc::SIGPIPE, ptr::null(), pipe.as_mut_ptr());
             pipe.assume_init()
         };
         IGNORED_PIPE.store(pipe.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
         for descriptor in 0..3 {
-            // SAFETY: only asks.
+            // SAFETY: only asks whether the descriptor is open.
             if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
                 CLOSED.fetch_or(1 << descriptor, Ordering::Relaxed);
             }
@@ -94,13 +96,14 @@ static BEFORE_MAIN: extern "C" fn() = {
 };
 
 impl Inherited {
-    /// Reads the mask and what becomes of SIGCHLD and SIGXFSZ; the rest was read before `main`.
-    /// Ignores SIGXFSZ from here on: a file that may not become that large (`ulimit -f`) is an
-    /// error of the write, which is reported.
+    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ; the rest was read before
+    /// `main`. Ignores SIGXFSZ from here on, so that a write beyond the limit on file sizes
+    /// (`ulimit -f`) returns an error that can be reported.
     pub fn read() -> Self {
         let mut mask = empty();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only asks, and ignores a signal; both places are ours.
+        // SAFETY: reads the mask and a disposition into memory of this function, and ignores a
+        // signal.
         let file_size = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
             libc::sigaction(libc::SIGCHLD, ptr::null(), child.as_mut_ptr());
@@ -108,7 +111,7 @@ impl Inherited {
         };
         Self {
             mask,
-            // SAFETY: filled in by the call, and valid as zeroes.
+            // SAFETY: the call filled `child` in, and zeroes are valid too.
             child: unsafe { child.assume_init() },
             pipe: match IGNORED_PIPE.load(Ordering::Relaxed) {
                 true => libc::SIG_IGN,
@@ -119,10 +122,10 @@ impl Inherited {
         }
     }
 
-    /// Puts it all back. Only calls what is allowed between fork and exec.
+    /// Restores the state. Makes only calls that are allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
-        // SAFETY: all of it was read from the kernel. A handler cannot be among it: exec left none.
-        // A descriptor that was closed is `/dev/null` now, and nobody uses it after this.
+        // SAFETY: the values came from the kernel. They contain no handlers, because exec resets
+        // these. A descriptor that was closed is `/dev/null` now, and is not used after this call.
         let done = unsafe {
             for descriptor in (0..3).filter(|descriptor| self.closed & 1 << descriptor != 0) {
                 libc::close(descriptor);
@@ -140,18 +143,17 @@ impl Inherited {
     }
 }
 
-/// Has the kernel kill this process, a child of `parent`, when its parent ends. Only calls what is
-/// allowed between fork and exec.
+/// Asks the kernel to kill this process, a child of `parent`, when its parent ends. Makes only
+/// calls that are allowed between fork and exec.
 ///
-/// The kernel forgets this where the child becomes a setuid program, which nobody but root may
-/// kill.
+/// The kernel drops the request if the child becomes a setuid program, which only root may kill.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {
-    // SAFETY: plain numbers.
+    // SAFETY: the calls take numbers only.
     unsafe {
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have ended before.
+        // The parent may have ended before the request.
         if libc::getppid() != parent {
             libc::raise(libc::SIGKILL);
         }
@@ -159,37 +161,37 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the command to its end. It is killed when this process is.
+/// Runs the command until it ends. The command is killed if this process is killed.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
     let mut waited = empty();
-    // SAFETY: sets and dispositions of our own process, which has one thread. SIGCHLD may have been
-    // ignored by whoever started us, and then no child could be waited for.
+    // SAFETY: changes the mask and dispositions of this process, which has one thread. SIGCHLD may
+    // have been ignored by the parent, and this process could then not wait for its child.
     unsafe {
-        for signal in passed().chain([libc::SIGCHLD]) {
+        for signal in forwarded().chain([libc::SIGCHLD]) {
             libc::sigaddset(&mut waited, signal);
         }
         libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut());
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
     let before = *inherited;
-    // SAFETY: asks the kernel a question that cannot fail.
+    // SAFETY: getpid only returns a number.
     let own = unsafe { libc::getpid() };
-    // SAFETY: the closure makes system calls and touches nothing else.
+    // SAFETY: the closure makes system calls only, which are allowed between fork and exec.
     unsafe { command.pre_exec(move || die_with(own).and_then(|()| before.restore())) };
     let child = match command.spawn() {
-        // A pid is positive and fits.
+        // The kernel's pids are positive numbers of this type.
         Ok(child) => child.id() as libc::pid_t,
         Err(error) => {
             inherited.restore()?;
             return Err(error);
         }
     };
-    // Ends with the child, whose end is a SIGCHLD.
+    // Ends when the child has ended, which the kernel reports with SIGCHLD.
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: a set and a place of our own.
+        // SAFETY: both pointers lead to memory of this function.
         let signal = unsafe { libc::sigwaitinfo(&waited, info.as_mut_ptr()) };
-        // SAFETY: valid as zeroes, and filled in where the call came through.
+        // SAFETY: `info` is valid as zeroes; a successful call filled it in.
         let info = unsafe { info.assume_init() };
         match signal {
             libc::SIGCHLD => {
@@ -198,7 +200,8 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
                 }
             }
             signal if signal > 0 && is_for_child(signal, &info, child) => {
-                // SAFETY: our child, which we have not waited for: its pid is its own.
+                // SAFETY: this process has not waited for the child yet, so the pid is still the
+                // child's.
                 unsafe { libc::kill(child, signal) };
             }
             _ => {}
@@ -206,27 +209,29 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     }
 }
 
-/// Becomes the command, with everything that we were started with. Returns only with an error.
+/// Replaces this process with the command, which gets the state that this process started with.
+/// Returns only on failure.
 pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error {
     let before = *inherited;
-    // SAFETY: as above.
+    // SAFETY: the closure makes system calls only, which are allowed between fork and exec.
     unsafe { command.pre_exec(move || before.restore()) };
     command.exec()
 }
 
-/// Whether somebody sent the signal to this process, or a timer that it was started with; not the
-/// terminal, which sent it to the child as well, nor the child, which knows.
+/// Returns whether a signal must be forwarded: a process or a timer has sent it to this process.
+/// The terminal's signals have reached the child already, and the child's own are not for it.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
     }
-    // SAFETY: codes up to 0 are those of kill and its like, which come with the sender.
+    // SAFETY: signals with a code of at most 0 come from kill and similar calls, which set the
+    // sender's pid.
     unsafe { info.si_pid() != child }
 }
 
-/// Looks what became of the child: its end, or `None` while it goes on.
+/// Reads the child's state changes. Returns its end, or `None` if it still runs.
 fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
-    // Each round takes one change of the child's; ends when there is none to tell.
+    // Each round reads one change; the loop ends when there are no more.
     loop {
         let Some((code, status)) = state(child, libc::WEXITED | libc::WSTOPPED)? else {
             return Ok(None);
@@ -235,13 +240,13 @@ fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
             libc::CLD_EXITED => return Ok(Some(End::Exit(status as u8))),
             libc::CLD_KILLED | libc::CLD_DUMPED => return Ok(Some(End::Signal(status))),
             libc::CLD_STOPPED if is_suspension(status) && has_terminal() => follow(child)?,
-            // Stopped by a debugger or the like: no business of the shell.
+            // A debugger or something else has stopped the child: the shell must not be involved.
             _ => {}
         }
     }
 }
 
-/// Without a terminal there is no shell that would wake us.
+/// Returns whether this process has a terminal. Without one, no shell would resume it.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
@@ -250,14 +255,14 @@ const fn is_suspension(signal: libc::c_int) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
-/// Stops as the child has. The SIGCONT that wakes us is passed on.
+/// Suspends this process like the child. The SIGCONT that resumes it is forwarded to the child.
 fn follow(child: libc::pid_t) -> io::Result<()> {
-    // A SIGCONT for the whole group may be on its way to the child at this moment.
+    // A SIGCONT for the whole group may be about to reach the child.
     std::thread::sleep(Duration::from_millis(2));
-    // A child that was woken since has no stop left to report; WNOWAIT would not tell, so ask for
-    // the waking.
+    // If the child was resumed in the meantime, its stop is no longer reported. WNOWAIT cannot tell
+    // this, so ask whether it was resumed.
     if state(child, libc::WCONTINUED)?.is_none() {
-        // SAFETY: to ourselves.
+        // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
     Ok(())
@@ -266,12 +271,13 @@ fn follow(child: libc::pid_t) -> io::Result<()> {
 fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_int, libc::c_int)>> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let id = child as libc::id_t;
-    // SAFETY: a place of our own. The call does not wait, so no signal interrupts it.
+    // SAFETY: `info` is memory of this function. The call does not block, so signals cannot
+    // interrupt it.
     let status = unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), what | libc::WNOHANG) };
     if status != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: zeroes where the call had nothing to tell, else filled in for a child.
+    // SAFETY: `info` is zeroes if the child has no change, else the call filled it in for a child.
     let (info, pid, status) = unsafe {
         let info = info.assume_init();
         (info, info.si_pid(), info.si_status())
@@ -279,16 +285,16 @@ fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_in
     Ok((pid != 0).then_some((info.si_code, status)))
 }
 
-/// Ends this process by the signal that ended the child. Returns when that signal does not end
-/// processes.
+/// Ends this process by the signal that ended the child. Returns if the signal's default action
+/// does not end processes.
 pub fn die_by(signal: libc::c_int) {
     let none = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     let mut only = empty();
-    // SAFETY: dispositions and limits of our own process. The child has dumped core; a second one
-    // would hide it.
+    // SAFETY: changes dispositions and limits of this process only. The child has dumped core; a
+    // core dump of this process would overwrite it.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::signal(signal, libc::SIG_DFL);
@@ -300,7 +306,7 @@ pub fn die_by(signal: libc::c_int) {
 
 fn empty() -> libc::sigset_t {
     let mut set = MaybeUninit::zeroed();
-    // SAFETY: the call fills the set in.
+    // SAFETY: sigemptyset initializes the set.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         set.assume_init()

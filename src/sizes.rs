@@ -1,32 +1,32 @@
-//! Limits on the command line: `--max 4G`, or the same as `max=4G`.
+//! Limits on the command line: `--max 4G`, or `max=4G`.
 
 use super::failure::Failure;
 use gpulimit_base::units::Extent;
 use gpulimit_limits::{Key, OptionKey, Setting};
 
-/// Options that say how much of each GPU a group may use.
+/// The options for the sizes of a group's limits.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Sizes {
-    /// Hard limit of each GPU: 4G, 512M, 50%, -2G (all but 2 GiB), or max (none)
+    /// Hard limit on each GPU: 4G, 512M, 50%, -2G (all but 2 GiB), or max (no limit)
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub max: Option<Extent>,
 
-    /// Above this size members give back what they hold unused before they grow
+    /// Above this size, processes give back unused memory before they get more
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub high: Option<Extent>,
 
-    /// Memory that is not asked back, and that the growth of others takes last
+    /// Memory that the group keeps: other groups get it only when nothing else is left
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub low: Option<Extent>,
 
-    /// Memory that the growth of others below the same group never takes
+    /// Memory that the group keeps: groups beside it never get it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub min: Option<Extent>,
 }
 
 impl Sizes {
-    /// What the options say, as settings.
+    /// Returns the options as settings.
     pub fn settings(&self) -> impl Iterator<Item = Setting> {
         let all = [
             (Key::Max, self.max),
@@ -39,15 +39,19 @@ impl Sizes {
     }
 }
 
-/// Whether a word is a setting: `KEY=` and a value, with a key that there is.
-pub fn is_setting(word: &str) -> bool {
-    let keys = Key::ALL.into_iter().map(Key::name);
-    let mut names = keys.chain(OptionKey::ALL.into_iter().map(OptionKey::name));
-    word.split_once('=')
-        .is_some_and(|(key, _)| names.any(|name| name == key))
+/// Returns the names of all keys.
+pub fn keys() -> impl Iterator<Item = &'static str> {
+    let sizes = Key::ALL.into_iter().map(Key::name);
+    sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
 }
 
-/// Puts settings of both forms together, each key once.
+/// Returns whether a word has the form `KEY=VALUE`, with a known key.
+pub fn is_setting(word: &str) -> bool {
+    word.split_once('=')
+        .is_some_and(|(key, _)| keys().any(|name| name == key))
+}
+
+/// Joins the settings of options and words. Fails if a key is given twice.
 pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failure> {
     let mut settings: Vec<Setting> = Vec::new();
     let words = words

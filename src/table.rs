@@ -1,4 +1,4 @@
-//! Columns: bold heads and fitted widths on a terminal, plain aligned text elsewhere.
+//! Tables: fitted to the width of a terminal, with bold heads; plain aligned text elsewhere.
 
 use super::output::Escaped;
 use super::terminal;
@@ -8,20 +8,20 @@ use comfy_table::{
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
 
-/// What stands for a figure that is not known.
+/// Stands for an unknown figure.
 pub const UNKNOWN: &str = "-";
 
-/// A figure, where it is known.
+/// Formats a figure that may be unknown.
 pub fn figure(figure: Option<impl Display>) -> String {
     figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
 }
 
-/// A column's head and side.
+/// A column: its head, and the side to which its cells are aligned.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Column {
-    /// Text.
+    /// A column of text.
     Left(&'static str),
-    /// Figures.
+    /// A column of figures.
     Right(&'static str),
 }
 
@@ -33,17 +33,17 @@ impl Column {
     }
 }
 
-/// Texts of so many characters are never broken: a GPU is one of them.
-const WHOLE: u16 = 16;
+/// Cells of up to this many characters are never broken; the name of a GPU is shorter.
+const UNBROKEN: u16 = 16;
 
-/// Rows under heads.
+/// A table of columns and rows.
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// No rows yet.
+    /// Makes a table without rows.
     pub fn new(columns: &[Column]) -> Self {
         Self {
             columns: columns.into(),
@@ -51,36 +51,48 @@ impl Table {
         }
     }
 
-    /// Adds a row with a text for each column, and escapes it.
+    /// Adds a row, with one text for each column. Escapes the texts.
     pub fn row(&mut self, row: Vec<String>) {
         let escaped = row.iter().map(|cell| Escaped(cell).to_string());
         self.rows.push(escaped.collect());
     }
 
-    /// Drops those of the columns in which nothing is known.
+    /// Drops the columns of `optional` that have no known figure.
     pub fn without_empty(&mut self, optional: &[Column]) {
-        for at in (0..self.columns.len()).rev() {
-            let empty = || self.rows.iter().all(|row| row[at] == UNKNOWN);
-            if optional.contains(&self.columns[at]) && empty() {
-                self.columns.remove(at);
-                for row in &mut self.rows {
-                    row.remove(at);
-                }
+        for column in optional {
+            if self.says_only(*column, &[UNKNOWN]) {
+                self.drop_column(*column);
             }
         }
     }
 
-    /// The text for stdout.
-    pub fn render(&self) -> String {
-        if io::stdout().is_terminal() {
-            self.fitted(terminal::has_style(&io::stdout()))
-        } else {
-            self.plain()
+    fn position(&self, column: Column) -> Option<usize> {
+        self.columns.iter().position(|there| *there == column)
+    }
+
+    /// Returns whether the table has this column, and it contains only these texts.
+    fn says_only(&self, column: Column, texts: &[&str]) -> bool {
+        let says = |at: usize| self.rows.iter().all(|row| texts.contains(&&*row[at]));
+        self.position(column).is_some_and(says)
+    }
+
+    fn drop_column(&mut self, column: Column) {
+        if let Some(at) = self.position(column) {
+            self.columns.remove(at);
+            for row in &mut self.rows {
+                row.remove(at);
+            }
         }
     }
 
-    /// The text for stdout. On a terminal that is too narrow it lacks some of the `optional`
-    /// columns: first those that say the same in all rows, then as many as have to go, in this
+    /// Returns the text for standard output.
+    pub fn render(&self) -> String {
+        let out = io::stdout();
+        self.laid_out(out.is_terminal(), terminal::has_style(&out))
+    }
+
+    /// Returns the text for standard output. If a terminal is too narrow, drops some of the
+    /// `optional` columns: first those with the same text in all rows, then others in the given
     /// order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
         // Only a terminal has a width.
@@ -94,68 +106,48 @@ impl Table {
     }
 
     fn narrow(&mut self, optional: &[Column], width: usize) {
-        let says_nothing = |table: &Self, column: &Column| {
-            let at = table.columns.iter().position(|there| there == column);
-            at.is_some_and(|at| {
-                let mut cells = table.rows.iter().map(|row| row[at].as_str());
-                cells.all(|cell| ["0 B", "running", UNKNOWN].contains(&cell))
-            })
-        };
-        let same: Vec<Column> = optional
-            .iter()
-            .copied()
-            .filter(|column| says_nothing(self, column))
-            .collect();
-        for column in same.iter().chain(optional) {
-            if self.least_width() <= width {
-                return;
-            }
-            if let Some(at) = self.columns.iter().position(|there| there == column) {
-                self.columns.remove(at);
-                for row in &mut self.rows {
-                    row.remove(at);
-                }
+        let mut order = optional.to_vec();
+        // The sort is stable: the columns that say nothing come first, in their order.
+        order.sort_by_key(|column| !self.says_only(*column, &["0 B", "running", UNKNOWN]));
+        for column in order {
+            if self.least_width() > width {
+                self.drop_column(column);
             }
         }
     }
 
-    /// Characters that a line needs at least: long texts can be broken.
+    /// Returns the narrowest width in characters: long texts can be broken, figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
-            Column::Left(_) => width.min(usize::from(WHOLE)),
-            Column::Right(_) => width,
+            Column::Left(_) => width.min(usize::from(UNBROKEN)) + 2,
+            Column::Right(_) => width + 2,
         });
-        least
-            .map(|width| width + 2)
-            .sum::<usize>()
-            .saturating_sub(2)
+        least.sum::<usize>().saturating_sub(2)
     }
 
-    fn fitted(&self, color: bool) -> String {
+    /// Lays the table out. `fits` fits it to the width of the terminal.
+    fn laid_out(&self, fits: bool, bold: bool) -> String {
         let mut table = comfy_table::Table::new();
         table
             .load_style(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Dynamic);
-        let head = |column: &Column| {
-            let cell = Cell::new(column.head());
-            if color {
-                cell.add_attribute(Attribute::Bold)
-            } else {
-                cell
-            }
+            .set_content_arrangement(match fits {
+                true => ContentArrangement::Dynamic,
+                false => ContentArrangement::Disabled,
+            });
+        let head = |column: &Column| match bold {
+            true => Cell::new(column.head()).add_attribute(Attribute::Bold),
+            false => Cell::new(column.head()),
         };
         table.set_header(self.columns.iter().map(head));
-        for row in &self.rows {
-            table.add_row(row);
-        }
+        table.add_rows(&self.rows);
         let shown = table.column_iter_mut();
         for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
             shown.set_padding((0, 2));
-            // Where the terminal is narrow, long texts are broken, and figures are not.
+            // On a narrow terminal, long texts are broken and figures are not.
             shown.set_constraint(match column {
-                Column::Left(_) if width > usize::from(WHOLE) => {
-                    ColumnConstraint::LowerBoundary(Width::Fixed(WHOLE))
+                Column::Left(_) if width > usize::from(UNBROKEN) => {
+                    ColumnConstraint::LowerBoundary(Width::Fixed(UNBROKEN))
                 }
                 _ => ColumnConstraint::ContentWidth,
             });
@@ -163,47 +155,18 @@ impl Table {
                 shown.set_cell_alignment(CellAlignment::Right);
             }
         }
-        let mut text = table.trim_fmt();
-        text.push('\n');
-        text
+        table.trim_fmt() + "\n"
     }
 
-    /// The characters of the longest text in each column.
+    /// Returns the length of the longest text in each column, in characters.
     fn widths(&self) -> Vec<usize> {
+        let length = |text: &str| text.chars().count();
         let width = |at: usize| {
             let cells = self.rows.iter().map(|row| length(&row[at]));
             cells.fold(length(self.columns[at].head()), usize::max)
         };
         (0..self.columns.len()).map(width).collect()
     }
-
-    fn plain(&self) -> String {
-        let heads = self
-            .columns
-            .iter()
-            .map(|column| column.head().to_owned())
-            .collect();
-        let lines = std::iter::once(&heads).chain(&self.rows);
-        let widths = self.widths();
-        let mut out = String::new();
-        for line in lines {
-            let mut text = String::new();
-            for ((cell, column), width) in line.iter().zip(&self.columns).zip(&widths) {
-                let space = " ".repeat(width - length(cell));
-                match column {
-                    Column::Left(_) => text.extend([cell, &*space, "  "]),
-                    Column::Right(_) => text.extend([&*space, cell, "  "]),
-                }
-            }
-            out.push_str(text.trim_end());
-            out.push('\n');
-        }
-        out
-    }
-}
-
-fn length(text: &str) -> usize {
-    text.chars().count()
 }
 
 #[cfg(test)]
@@ -220,21 +183,21 @@ mod tests {
     #[test]
     fn plain_columns_are_aligned() {
         let expected = "NAME           MAX\na          4.0 GiB\nGPU-1a2b…        -\n";
-        assert_eq!(table().plain(), expected);
+        assert_eq!(table().laid_out(false, false), expected);
     }
 
     #[test]
-    fn columns_without_figures_go_where_they_may() {
+    fn optional_columns_without_figures_are_dropped() {
         let columns = ["A", "B", "C"].map(Column::Right);
         let mut table = Table::new(&columns);
         table.row(["-", "-", "-"].map(String::from).into());
         table.row(["-", "-", "1"].map(String::from).into());
         table.without_empty(&columns[1..]);
-        assert_eq!(table.plain(), "A  C\n-  -\n-  1\n");
+        assert_eq!(table.laid_out(false, false), "A  C\n-  -\n-  1\n");
     }
 
     #[test]
-    fn a_narrow_terminal_gets_the_columns_that_say_most() {
+    fn a_narrow_terminal_drops_columns() {
         let [name, zero, size, total] = [
             Column::Left("NAME"),
             Column::Right("ZERO"),
@@ -249,7 +212,12 @@ mod tests {
                     .into(),
             );
             table.narrow(&[size, zero], width);
-            assert!(table.plain().lines().all(|line| line.len() <= width));
+            assert!(
+                table
+                    .laid_out(false, false)
+                    .lines()
+                    .all(|line| line.len() <= width)
+            );
             table
                 .columns
                 .iter()
@@ -264,13 +232,13 @@ mod tests {
 
     #[test]
     fn the_terminal_form_has_the_same_words() {
-        let text = table().fitted(false);
+        let text = table().laid_out(true, false);
         let words = |text: &str| {
             text.split_whitespace()
                 .map(String::from)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(words(&text), words(&table().plain()));
+        assert_eq!(words(&text), words(&table().laid_out(false, false)));
         assert!(!text.contains('\u{1b}'));
     }
 }

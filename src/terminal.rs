@@ -1,14 +1,14 @@
-//! What a terminal takes: lines of its width, and bold letters or none.
+//! The width of terminals, and whether they show bold type.
 
 use std::env;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-/// Narrower terminals break lines as they like.
+/// Lines are not wrapped for terminals that are narrower than this.
 const NARROWEST: usize = 40;
 
-/// Whether bold letters are welcome: on a terminal that knows them (`TERM`), unless `NO_COLOR` asks
-/// for none.
+/// Returns whether to use bold type: the stream is a terminal that supports it (`TERM`), and
+/// `NO_COLOR` is empty or unset.
 pub fn has_style(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
     stream.is_terminal()
@@ -16,8 +16,8 @@ pub fn has_style(stream: &impl IsTerminal) -> bool {
         && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Breaks a line between its words where the terminal ends, and begins what follows `indent`
-/// columns further in. As it is where the stream is no terminal.
+/// Breaks a line between words at the width of the terminal, and indents the continuation lines.
+/// Returns the line unchanged if the stream is not a terminal.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
         Some(width) => wrap(line, indent, width),
@@ -25,7 +25,8 @@ pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> Stri
     }
 }
 
-/// Columns; `None` where there is no terminal, or one that does not tell or is too narrow.
+/// Returns the terminal's width in columns; `None` without a terminal, or if its width is unknown
+/// or too small.
 fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let size = stream
         .is_terminal()
@@ -37,7 +38,7 @@ fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
 fn wrap(line: &str, indent: usize, width: usize) -> String {
     let mut out = String::with_capacity(line.len());
     let (mut column, mut gap) = (0, 0);
-    // Words have one space between them, figures in columns more.
+    // One space separates words; several spaces align columns and are kept.
     for word in line.split(' ') {
         let length = columns(word);
         if length > 0 && column > indent && column + gap + length > width {
@@ -56,7 +57,7 @@ fn wrap(line: &str, indent: usize, width: usize) -> String {
     out
 }
 
-/// The columns of a word, in which there may be sequences for bold letters (`ESC [ 1 m`).
+/// Returns the width of a word in columns, without escape sequences for bold type (`ESC [ 1 m`).
 fn columns(word: &str) -> usize {
     let mut in_sequence = false;
     let is_seen = |c: &char| {
@@ -80,12 +81,12 @@ mod tests {
             wrapped("just one more than it takes"),
             "just one more than\n    it takes"
         );
-        // Columns stay where they are.
+        // Aligned columns keep their places.
         assert_eq!(
             wrapped("ok   root   a path and more"),
             "ok   root   a path\n    and more"
         );
-        // What is longer than a line is a line of its own.
+        // A word that is longer than a line gets its own line.
         assert_eq!(
             wrapped("see /a/path/that/is/longer here"),
             "see /a/path/that/is/longer\n    here"

@@ -1,31 +1,31 @@
-//! `gpulimit tree`: groups as they are in each other.
+//! `gpulimit tree`: shows the hierarchy of groups.
 
 use super::failure::Failure;
-use super::figures::{self, Figures, Gpu, SCHEMA};
+use super::figures::{self, Figures, Gpu};
 use super::groups::Selection;
 use super::table::{Column, Table, figure};
 use super::{output, show};
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
 use gpulimit_limits::Key;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::process::ExitCode;
 
 /// Options of `tree`.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Show this group and those below it only
+    /// Show only this group and the groups below it
     group: Option<String>,
 
-    /// Print JSON: a group has those directly below it in `groups`
+    /// Print JSON: `groups` of a group has the groups directly below it
     #[arg(long)]
     json: bool,
 }
 
 const HELP: &str = "\
-USAGE is that of the group and of all below it. A smaller limit of a group
-above counts as well.
+USAGE includes all groups below the group. A smaller limit of a group above
+applies as well.
 
 Examples:
   gpulimit tree
@@ -38,11 +38,7 @@ pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
     let tops = Node::tops(&figures);
     if args.json {
         let groups: Vec<Value> = tops.iter().map(Node::json).collect();
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": selection.root().to_string_lossy(),
-            "groups": groups,
-        }))?;
+        selection.print_json("groups", groups)?;
     } else if !tops.is_empty() {
         let mut table = Table::new(&[
             Column::Left("GROUP"),
@@ -60,7 +56,7 @@ pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// A group and those directly below it.
+/// A group and the groups directly below it.
 struct Node<'a> {
     group: &'a Figures,
     below: Vec<Node<'a>>,
@@ -75,7 +71,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// The groups that are in none of the others, with those that are.
+    /// Returns the groups that are not below any other of these groups, each with those below it.
     fn tops(groups: &'a [Figures]) -> Vec<Self> {
         let is_top = |group: &&Figures| !groups.iter().any(|other| group.is_directly_below(other));
         let tops = groups.iter().filter(is_top);
@@ -90,8 +86,8 @@ impl Node<'_> {
         json
     }
 
-    /// Adds its rows and those of the groups below it. `name` stands before its figures, `edge`
-    /// before what is below.
+    /// Adds the rows of this group and of the groups below it. `name` is the first cell; `edge` is
+    /// the part of the tree's lines that comes before the names of the groups below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

@@ -1,4 +1,4 @@
-//! Who could change a file, or put another one in its place.
+//! Finds out whether users other than root could change or replace a file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,30 +6,30 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// What the kernel shows for users who have no number in a user namespace.
+/// The number that the kernel shows for users without a number in a user namespace.
 const OVERFLOW: u32 = 65534;
-/// As many links as the kernel follows.
+/// The most symbolic links that are followed, as in the kernel.
 const MOST_LINKS: u32 = 40;
 
-/// The users and unix groups that may be able to change a file that root uses.
+/// The users and unix groups that are allowed to change a file that root uses.
 #[derive(Clone, Debug, Default)]
 pub struct Trusted {
     users: BTreeSet<u32>,
     unix_groups: BTreeSet<u32>,
 }
 
-/// One step on the way to a file: a directory, a link, or the file itself.
+/// A step on the path to a file: a directory, a symbolic link, or the file itself.
 struct Step {
     path: PathBuf,
     about: fs::Metadata,
 }
 
 impl Trusted {
-    /// Root alone.
+    /// Trusts root only.
     pub fn root() -> Self {
         let mut users = BTreeSet::from([0]);
-        // Root in a user namespace sees the machine's root, whom it must believe, as nobody in
-        // particular.
+        // In a user namespace, files of the machine's root appear under the overflow number, and
+        // the namespace's root must trust them.
         if is_in_user_namespace() {
             users.insert(OVERFLOW);
         }
@@ -39,7 +39,8 @@ impl Trusted {
         }
     }
 
-    /// Root, and whoever can change the running program, and with it everything that it does.
+    /// Trusts root, and the users and groups who can change the running program: they control what
+    /// it does anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
@@ -52,8 +53,8 @@ impl Trusted {
         trusted
     }
 
-    /// Refuses a file that others could change, or replace by changing a directory or a link on the
-    /// way to it. The error names what they could change, and why.
+    /// Fails if others could change a file, or replace it by changing a directory or symbolic link
+    /// on its path. The error names what they could change, and why.
     pub fn check(&self, path: &Path) -> Result<(), String> {
         let way = self.checked(Path::new("/"), path)?;
         match way.ends_early {
@@ -62,13 +63,13 @@ impl Trusted {
         }
     }
 
-    /// As [`Self::check`], for a file that is to be made, or need not be there.
+    /// Like [`Self::check`], for a file that need not exist.
     pub fn check_new(&self, path: &Path) -> Result<(), String> {
         self.checked(Path::new("/"), path).map(drop)
     }
 
-    /// As [`Self::check_new`], in a tree of files that has its root at `root`. There no link may be
-    /// on the way: what it means in that system is another file than what it means in this one.
+    /// Like [`Self::check_new`], for a file of another system whose root directory is `root`.
+    /// Refuses symbolic links on the path: in that system they can lead to other files than here.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {
@@ -89,8 +90,8 @@ impl Trusted {
             if about.is_symlink() {
                 continue;
             }
-            // In a sticky directory others can make files, but neither remove nor rename those of
-            // the trusted: the next step is one.
+            // In a sticky directory, other users can make files, but cannot remove or rename those
+            // of trusted users, and the next step belongs to one.
             let is_taken = number + 1 < last;
             if about.is_dir() && mode & 0o1000 != 0 && is_taken {
                 continue;
@@ -104,16 +105,16 @@ impl Trusted {
     }
 }
 
-/// Everything that decides which file an absolute path leads to.
+/// The steps that decide which file an absolute path leads to.
 struct Way {
-    /// With the file itself, the last one.
+    /// The file itself is the last step.
     steps: Vec<Step>,
-    /// What is not there.
+    /// The first component that does not exist.
     ends_early: Option<PathBuf>,
 }
 
 impl Way {
-    /// To a path of ours below `root`. Links are followed as in a system that has its root there.
+    /// Follows a path below `root`, and symbolic links as in a system with this root directory.
     fn to(root: &Path, path: &Path) -> io::Result<Self> {
         let below = path
             .strip_prefix(root)
@@ -167,7 +168,7 @@ impl Way {
     }
 }
 
-/// The components of a path, the last one first.
+/// Returns the components of a path, the last one first.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let part = |part: Component<'_>| match part {
         Component::Normal(name) => Some(PathBuf::from(name)),
@@ -177,7 +178,9 @@ fn parts(path: &Path) -> Vec<PathBuf> {
     path.components().rev().filter_map(part).collect()
 }
 
-fn is_in_user_namespace() -> bool {
+/// Returns whether this process is in another user namespace than the initial one, which maps all
+/// users.
+pub fn is_in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.split_whitespace().eq(["0", "0", "4294967295"])
 }
@@ -189,7 +192,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
-    fn every_directory_and_link_on_the_way_counts() {
+    fn every_directory_and_link_on_the_path_is_checked() {
         let place = Scratch::new();
         fs::create_dir_all(place.at("a/b")).expect("made");
         if fs::metadata(&place.0).expect("there").uid() != 0 {
@@ -212,7 +215,7 @@ mod tests {
                 "{said}"
             );
         };
-        // The temporary directory is sticky, or root's.
+        // The temporary directory is sticky, or belongs to root.
         root.check(&file).expect("root's");
         root.check(&at("absolute/b/file")).expect("root's");
         assert!(root.check(&at("missing")).is_err());
@@ -220,7 +223,7 @@ mod tests {
         root.check_in_image(&place.0, &file).expect("root's");
         let said = root.check_in_image(&place.0, &at("relative/b/file"));
         assert!(said.expect_err("a link").contains("is a symbolic link"));
-        // Others could make it first.
+        // In a sticky directory, other users could make the missing file first.
         fs::set_permissions(at("a/b"), fs::Permissions::from_mode(0o1777)).expect("set");
         root.check_new(&file).expect("root's");
         let said = root.check_new(&at("a/b/missing")).expect_err("refused");
@@ -239,7 +242,7 @@ mod tests {
         }
         std::os::unix::fs::lchown(at("absolute"), Some(40_001), None).expect("given");
         refused(&at("absolute/b/file"), "absolute", "belongs to user 40001");
-        // Who can change the program decides what it does; this test is such a program.
+        // Users who can change the program are trusted; this test is such a program.
         Trusted::of_this_program().check(&file).expect("root's");
     }
 }

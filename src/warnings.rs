@@ -1,5 +1,5 @@
-//! Limits that can be set and are probably not meant: too small for any program, larger than the
-//! GPU, or at odds with each other.
+//! Warns about limits that are valid and probably not intended: too small for any program, larger
+//! than the GPU, or contradictory.
 
 use super::changes::is_above;
 use super::groups;
@@ -10,15 +10,15 @@ use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, Selector, Values};
 
-/// Limits below this many bytes are a number whose unit was forgotten: the smallest CUDA context
-/// takes more.
+/// A limit below this many bytes is probably a number without a unit: the smallest CUDA context
+/// needs more.
 const SMALLEST: u64 = 1 << 20;
 
-/// A `max` below this many bytes leaves no room for a CUDA context, not even on the smallest GPUs.
+/// A `max` below this many bytes is too small for a CUDA context, even on the smallest GPUs.
 const SMALLEST_CONTEXT: u64 = 100 << 20;
 
-/// Returns the GPUs whose memory is known: those that NVML lists, and those that a group's ledger
-/// has seen.
+/// Returns the GPUs whose memory size is known: those that NVML lists, and those in the group's
+/// ledger.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
     let known = listed.into_iter();
@@ -31,7 +31,7 @@ pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(Devi
     known
 }
 
-/// Returns a sentence for each doubt about these limits.
+/// Returns a sentence for each warning about these limits.
 pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |line: String| {
@@ -43,12 +43,13 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
         for (key, size) in own.iter() {
             if let Size::Bytes(bytes @ 1..SMALLEST) = size {
                 let meant = match bytes {
-                    // The number was written without a unit, or in MiB, or with K.
+                    // Guess the intended number of GiB: the unit was forgotten, or it was K.
                     bytes if bytes < 1024 => bytes,
                     bytes => bytes >> 10,
                 };
                 say(format!(
-                    "{key}={size} is {bytes} bytes, less than any program needs: did you mean {key}={meant}G?"
+                    "{key}={size} is {bytes} bytes, less than any program needs: did you mean \
+                     {key}={meant}G?"
                 ));
             }
         }
@@ -57,7 +58,8 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                 && let Some(max) = own.get(Key::Max)
             {
                 say(format!(
-                    "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large GPU: programs will get no GPU memory"
+                    "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a \
+                     large GPU: programs will get no GPU memory"
                 ));
             }
         };
@@ -103,17 +105,17 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                     ));
                 }
             }
-            at_odds(counts, Some(*capacity)).for_each(&mut say);
+            contradictions(counts, Some(*capacity)).for_each(&mut say);
         }
         if concerned.is_empty() {
-            at_odds(counts, None).for_each(&mut say);
+            contradictions(counts, None).for_each(&mut say);
         }
     }
     lines
 }
 
-/// Sizes above the `max` that they share a GPU with.
-fn at_odds(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
+/// Warns about sizes above the `max` of the same GPU.
+fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
     let max = values.get(Key::Max).unwrap_or(Size::Max);
     [Key::High, Key::Low, Key::Min]
         .into_iter()
@@ -128,7 +130,7 @@ fn at_odds(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String
         })
 }
 
-/// Writes warnings about a group to standard error.
+/// Prints warnings about a group on standard error.
 pub fn note(group: &str, lines: &[String]) {
     for line in lines {
         output::note(&format!("warning: {group}: {line}"));
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_make_sense_are_passed_over() {
+    fn sensible_limits_cause_no_warning() {
         expect(&[], &[]);
         expect(&[(Selector::All, Key::Max, "40G")], &[]);
         expect(&[(Selector::All, Key::Max, "0")], &[]);
@@ -176,10 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_without_room_for_a_context_is_said() {
+    fn a_limit_too_small_for_a_context_causes_a_warning() {
         let said = |max: &str| {
             format!(
-                "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large GPU: programs will get no GPU memory"
+                "max={max} leaves no room for a CUDA context, which takes about 500 MiB on a large \
+                 GPU: programs will get no GPU memory"
             )
         };
         for (max, shown) in [("10M", "10MiB"), ("99M", "99MiB"), ("0.1%", "0.1%")] {
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn doubts_are_said() {
+    fn doubtful_limits_cause_warnings() {
         expect(
             &[(Selector::All, Key::Max, "20")],
             &["max=20 is 20 bytes, less than any program needs: did you mean max=20G?"],
@@ -213,7 +216,7 @@ mod tests {
             (Selector::All, Key::High, "5G"),
         ];
         expect(&above, &["high=5GiB is above max=4GiB: it has no effect"]);
-        // By the GPU: half of A is above the limit, half of B is not.
+        // Depends on the GPU: half of A's memory is above max, half of B's is not.
         let part = [
             (Selector::All, Key::Max, "30G"),
             (Selector::Device(A), Key::Min, "50%"),

@@ -1,5 +1,5 @@
-//! Every function of the driver is hooked, or has a reason not to be
-//! (docs/internals/unhooked.md): also those of the newest headers and drivers.
+//! Every function of the driver, also in the newest headers and drivers, is hooked or has a reason
+//! not to be (docs/internals/unhooked.md).
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// What stands between backticks in the first column of a page's tables.
+/// Returns the names in backticks in the first column of a page's tables.
 fn first_column(page: &str) -> BTreeSet<String> {
     let text = read(page);
     let rows = text.lines().filter(|line| line.starts_with("| `"));
@@ -31,13 +31,13 @@ fn first_column(page: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Without the ending of the twins for the per-thread default stream.
+/// Returns a name without the ending of the twins for the per-thread default stream.
 fn plain(name: &str) -> &str {
     let name = name.strip_suffix("_ptsz").unwrap_or(name);
     name.strip_suffix("_ptds").unwrap_or(name)
 }
 
-/// The functions that the headers declare and the driver libraries export.
+/// Returns the functions that the headers declare and the driver libraries export.
 fn functions() -> BTreeSet<String> {
     for script in ["scripts/wheels", "scripts/drivers"] {
         let _ = Command::new(root().join(script)).status();
@@ -102,13 +102,13 @@ fn every_function_is_hooked_or_has_a_reason_not_to_be() {
     for name in &functions {
         let excused = reasons.iter().any(|reason| matches(reason, name));
         match (hooked.contains(name), excused) {
-            (false, false) => wrong.push(format!(
-                "{name} is neither hooked nor in docs/internals/unhooked.md"
-            )),
-            // A beginning may cover more than is meant, but not a function by its name.
-            (true, _) if reasons.contains(name) => wrong.push(format!(
-                "{name} is hooked and in docs/internals/unhooked.md"
-            )),
+            (false, false) => {
+                wrong.push(format!("{name} is neither hooked nor in docs/internals/unhooked.md"))
+            }
+            // A reason by prefix may cover hooked functions, but not a reason by full name.
+            (true, _) if reasons.contains(name) => {
+                wrong.push(format!("{name} is hooked and in docs/internals/unhooked.md"))
+            }
             _ => {}
         }
     }

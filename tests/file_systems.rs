@@ -1,8 +1,8 @@
-//! On which file systems groups work: each one is mounted, in a mount namespace of the test, and
-//! either holds all that groups need or is refused with its name.
+//! File systems for groups: the test mounts each in a mount namespace; the file system either has
+//! all that groups need, or is refused by name.
 //!
-//! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` does
-//! what it says.
+//! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` tests
+//! that file system.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const GIB: u64 = 1 << 30;
 const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
 
-/// Has nothing to give back and knows nothing of the dead.
+/// Gives back no memory and knows nothing about dead processes.
 struct Nothing;
 
 impl Pressure for Nothing {
@@ -34,7 +34,7 @@ impl Pressure for Nothing {
 
 /// Runs the test `inside` in a mount namespace where `/mnt` is an empty tmpfs.
 fn run(file_system: &str) {
-    // SAFETY: asks the kernel a question that cannot fail.
+    // SAFETY: the call takes no argument, reads no memory of this process and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("SKIPPED: {file_system}: only root can mount");
         return;
@@ -87,15 +87,15 @@ fn inside() {
     }
 }
 
-/// A place on one file system.
+/// A place on a file system of one kind.
 enum Place {
     Mount(PathBuf),
-    /// Served by this program, which ends with it.
+    /// The file system is served by this child process, and ends with it.
     Served(PathBuf, Child),
 }
 
 impl Place {
-    /// `None`, said aloud, where this machine lacks what that takes.
+    /// Makes the place; `None`, with a message, where this machine lacks the file system.
     fn of(name: &str) -> Option<Self> {
         let path = Path::new("/mnt/place");
         fs::create_dir(path).expect("made");
@@ -190,7 +190,7 @@ fn gpulimit(root: &Path, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), format!("{out}{err}"))
 }
 
-/// What another process sees of the group: its living members, and what they have charged.
+/// Returns what another process sees of the group: its live members, and their charge.
 fn seen(root: &Path) -> (usize, u64) {
     let (fine, said) = gpulimit(root, &["ps", "lab", "--json"]);
     assert!(fine, "{said}");
@@ -205,8 +205,8 @@ fn seen(root: &Path) -> (usize, u64) {
     (running.count(), used.sum())
 }
 
-/// All that groups need of a file system: shared figures, locks that live as long as the member,
-/// limits that change.
+/// Asserts that a file system has all that groups need: shared figures, locks that live as long as
+/// the member, and limits that change.
 fn holds_groups(place: &Path) {
     let root = place.join("root");
     let (fine, said) = gpulimit(&root, &["create", "lab", "max=4G"]);
@@ -229,8 +229,8 @@ fn holds_groups(place: &Path) {
     assert_eq!(member.max(&device), 6 * GIB);
     assert!(charge(2 * GIB));
     let (removed, _) = gpulimit(&root, &["rm", "lab"]);
-    assert!(!removed, "somebody is in it");
-    // As a program does that closes everything.
+    assert!(!removed, "a group with a program was removed");
+    // Some programs close all their descriptors.
     let all = fs::read_dir("/proc/self/fd").expect("listed");
     let open = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     for descriptor in open
@@ -240,7 +240,7 @@ fn holds_groups(place: &Path) {
         let to = fs::read_link(format!("/proc/self/fd/{descriptor}"));
         assert!(
             !to.is_ok_and(|to| to.starts_with(&root)),
-            "a descriptor of ours"
+            "a descriptor leads to the root of the groups"
         );
     }
     drop(member);
@@ -254,8 +254,8 @@ fn holds_groups(place: &Path) {
     assert!(said.contains(&line), "{said}");
 }
 
-/// Every verb that makes a group, who joins one that is there, and doctor name the file system and
-/// the remedy.
+/// Asserts that every command that makes a group, joining an existing group, and doctor name the
+/// file system and the remedy.
 fn is_refused(place: &Path, name: &str, why: &str) {
     let root = place.join("root");
     let is_named = |said: &str| {
@@ -275,8 +275,8 @@ fn is_refused(place: &Path, name: &str, why: &str) {
     assert!(!fine, "nothing was made");
 }
 
-/// An overlay whose lower directory has a group already, as an image of a container may, and an
-/// empty one.
+/// Tests an overlay whose lower directory already has a group, as a container image may, and an
+/// empty overlay.
 fn overlay_is_refused(upper: &Path) {
     for name in ["lower", "upper", "work", "merged", "empty"] {
         fs::create_dir(upper.join(name)).expect("made");
@@ -294,20 +294,21 @@ fn overlay_is_refused(upper: &Path) {
         .expect("mount is of util-linux");
     assert!(mounted.status.success(), "{mounted:?}");
     is_refused(&merged, "overlayfs", "copies a file");
-    // A group that is there, and whose files are still those of the lower directory.
+    // This group exists, and its files are still those of the lower directory.
     let there = Root::at(merged.join("there")).expect("a root");
     match Member::join(&there, "lab") {
         Err(GroupError::FileSystem(unsuitable)) => assert_eq!(unsuitable.name, "overlayfs"),
         joined => panic!("{:?}", joined.map(drop)),
     }
-    // What that check is for: the copy that `set` writes is not the file that was mapped.
+    // The check is needed because `set` writes a copy, which is not the file that was mapped
+    // before.
     let path = merged.join("there/lab/limits");
     let mapped = Limits::open(&path).expect("opened");
     let double = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Bytes(8 * GIB));
     Limits::write(&path, double).expect("written");
     assert_eq!(mapped.max(&GPU, 80 * GIB), 4 * GIB, "not seen");
-    // Without the name of the file system the lock tells: to who makes a ledger, and to who joins
-    // one.
+    // Even without the file system's name, the lock shows the problem: to a process that makes a
+    // ledger, and to one that joins a group.
     let lost = |error: LedgerError| match error {
         LedgerError::FileSystem(unsuitable) => {
             assert_eq!(unsuitable.name, "overlayfs");
@@ -349,7 +350,7 @@ fn fuse_holds_groups() {
 }
 
 #[test]
-fn fuse_of_other_machines_is_refused() {
+fn fuse_from_other_machines_is_refused() {
     run("fuse sshfs");
 }
 

@@ -1,8 +1,8 @@
-//! Our view of the driver's interface against NVIDIA's own headers, of several CUDA versions
-//! (scripts/wheels fetches them).
+//! The library's declarations of the driver's interface match NVIDIA's own headers, of several CUDA
+//! versions (scripts/wheels fetches them).
 //!
-//! The C++ compiler is the judge: for every function of the hook table the sizes of its arguments,
-//! for every structure that we look into its size and the places of its fields.
+//! A C++ compiler checks the argument sizes of every function in the hook table, and the size and
+//! field offsets of every structure that the library reads.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The folders of headers by CUDA version, of those that have `file`.
+/// Returns the folders of headers that have `file`, by CUDA version.
 fn headers(file: &str) -> Vec<(String, PathBuf)> {
     let _ = Command::new(root().join("scripts/wheels")).status();
     let Ok(folders) = fs::read_dir(root().join(".cache/headers")) else {
@@ -38,8 +38,8 @@ fn headers(file: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// Compiles the text against the headers in `folder`: what the compiler has to say, nothing when it
-/// is content.
+/// Compiles the text against the headers in `folder`; returns the compiler's messages, which are
+/// empty on success.
 fn compile(text: &str, folder: &Path) -> String {
     use std::io::Write;
     use std::process::Stdio;
@@ -69,8 +69,8 @@ fn compile(text: &str, folder: &Path) -> String {
     String::from_utf8_lossy(&process.wait_with_output().unwrap().stderr).into_owned()
 }
 
-/// Functions of the hook table (hooked and only called) that begin with `prefix`, with the sizes of
-/// their arguments in bytes.
+/// Returns the functions of the hook table (hooked and only called) that begin with `prefix`, with
+/// the sizes of their arguments in bytes.
 fn functions(prefix: &str) -> BTreeMap<String, Vec<usize>> {
     let table = fs::read_to_string(root().join("shim/src/table.rs")).unwrap();
     let mut functions = BTreeMap::new();
@@ -114,13 +114,14 @@ template <typename A, typename B> struct same { static constexpr bool value = fa
 template <typename A> struct same<A, A> { static constexpr bool value = true; };
 ";
 
-/// Checks the functions against one header; the number of those that it declares.
+/// Checks the functions against one header; returns the number of those that the header declares.
 fn check_functions(header: &str, version: &str, folder: &Path, prefix: &str) -> usize {
     let functions = functions(prefix);
     assert!(!functions.is_empty());
-    // With these, the headers declare the older variants as well, under their own names.
+    // With these macros the headers also declare the older variants, under their own names.
     let mut text = format!(
-        "#define __CUDA_API_VERSION_INTERNAL\n#define NVML_NO_UNVERSIONED_FUNC_DEFS\n#include <{header}>\n{PROLOGUE}"
+        "#define __CUDA_API_VERSION_INTERNAL\n#define NVML_NO_UNVERSIONED_FUNC_DEFS\n\
+            #include <{header}>\n{PROLOGUE}"
     );
     let mut lines = BTreeMap::new();
     for (name, sizes) in &functions {
@@ -132,7 +133,12 @@ fn check_functions(header: &str, version: &str, folder: &Path, prefix: &str) -> 
                 .collect::<Vec<_>>()
                 .join(", "),
         );
-        write!(text, "#undef {base}\nstatic_assert(same<decltype(of({base})), sizes<{sizes}>>::value, \"differs\");\n").unwrap();
+        write!(
+            text,
+            "#undef {base}\nstatic_assert(same<decltype(of({base})), \
+            sizes<{sizes}>>::value, \"differs\");\n"
+        )
+        .unwrap();
         lines.insert(text.lines().count(), name);
     }
     let complaints = compile(&text, folder);
@@ -155,7 +161,7 @@ fn check_functions(header: &str, version: &str, folder: &Path, prefix: &str) -> 
 }
 
 #[test]
-fn functions_of_the_driver_have_the_arguments_that_its_headers_say() {
+fn functions_of_the_driver_match_the_headers() {
     for (version, folder) in headers("cuda.h") {
         let declared = check_functions("cuda.h", &version, &folder, "cu");
         assert!(declared >= 60, "{version} declares only {declared}");
@@ -163,17 +169,17 @@ fn functions_of_the_driver_have_the_arguments_that_its_headers_say() {
 }
 
 #[test]
-fn functions_of_nvml_have_the_arguments_that_its_headers_say() {
+fn functions_of_nvml_match_the_headers() {
     for (version, folder) in headers("nvml.h") {
         let declared = check_functions("nvml.h", &version, &folder, "nvml");
         assert!(declared >= 14, "{version} declares only {declared}");
     }
 }
 
-/// A structure of C, its size, and the fields that we look at: bytes.
+/// A structure of C, its size, and the offsets of the fields that the library reads, in bytes.
 type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
 
-/// Checks structures that are there since a version.
+/// Checks structures that exist since a version.
 fn check_layouts(file: &str, since: &str, layouts: &[Layout]) {
     let versions = headers(file).into_iter();
     for (version, folder) in versions.filter(|(version, _)| version.as_str() >= since) {
@@ -199,7 +205,7 @@ fn check_layouts(file: &str, since: &str, layouts: &[Layout]) {
 }
 
 #[test]
-fn structures_of_the_driver_are_laid_out_as_we_read_them() {
+fn structures_of_the_driver_match_the_headers() {
     check_layouts(
         "cuda.h",
         "11.0",
@@ -299,7 +305,7 @@ fn structures_of_the_driver_are_laid_out_as_we_read_them() {
 }
 
 #[test]
-fn structures_of_nvml_are_laid_out_as_we_read_them() {
+fn structures_of_nvml_match_the_headers() {
     check_layouts(
         "nvml.h",
         "12.2",

@@ -1,8 +1,8 @@
-//! What users leave lying about for root, and the containers' roots for the host's: root's commands
-//! run into it and nothing happens.
+//! Users prepare traps for root's commands, and root of a container for the host's root: the
+//! commands run into the traps, and no harm comes of it.
 //!
-//! Each trap is set by an unprivileged user where one can set it. The tests take root, and say so
-//! where they are not.
+//! An unprivileged user sets each trap where a user can set it. The tests need root, and are
+//! skipped with a message without it.
 
 #[path = "hostile/apply.rs"]
 mod apply;
@@ -40,17 +40,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A user whom nobody trusts.
+/// An untrusted user.
 const ALICE: u32 = 40_001;
 
-/// Longer than any command takes that does not hang, on a machine that has much else to do.
+/// Longer than any command takes on a busy machine unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A directory of root's, in which `hers` is a directory of Alice's.
+/// A directory of root's, whose subdirectory `hers` belongs to Alice.
 struct Ground(PathBuf);
 
 impl Ground {
-    /// `None` where this process is not root, and cannot be anybody else.
+    /// Makes the directory; `None` if this process is not root and so cannot act as other users.
     fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if gpulimit_group::effective_user() != 0 {
@@ -87,7 +87,7 @@ impl Ground {
         path
     }
 
-    /// The controller, as root runs it, with groups of this ground's own.
+    /// Returns the controller as root runs it, with its groups in this directory.
     fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
         command
@@ -107,7 +107,7 @@ impl Drop for Ground {
     }
 }
 
-/// Runs a command that must come to an end, and returns everything that it says.
+/// Runs a command that must end, and returns its status and everything that it prints.
 #[track_caller]
 fn run(command: &mut Command) -> (Option<i32>, String) {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -134,7 +134,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// A command of Alice's.
+/// Returns a command that Alice runs.
 fn alice(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.uid(ALICE).gid(ALICE).current_dir("/");

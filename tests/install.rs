@@ -1,5 +1,5 @@
-//! `gpulimit install` and `gpulimit uninstall` on another root file system. That of this machine:
-//! `tests/programs/tests/shim/install.rs`.
+//! `gpulimit install` and `gpulimit uninstall` on another root file system; the test for this
+//! machine's own is `tests/programs/tests/shim/install.rs`.
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ const OURS: &str = "/usr/local/lib/gpulimit/libgpulimit.so\n";
 struct Place(PathBuf);
 
 impl Place {
-    /// `None` where files cannot be root's.
+    /// Makes the file system; `None` if this process cannot make files of root.
     fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl Place {
         fs::read_to_string(self.at(path)).expect("readable")
     }
 
-    /// Compiles a library that calls itself ours.
+    /// Compiles a library that claims to be gpulimit's.
     fn library(&self, more: &str) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl Place {
         self.gpulimit(&["install", "--library", library.to_str().expect("text")])
     }
 
-    /// The error of an installation that is refused, and changes nothing.
+    /// Returns the error of an installation that is refused and changes nothing.
     #[track_caller]
     fn refused(&self, library: &Path) -> String {
         let before = (self.at(PRELOAD).exists(), self.at(LIBRARY).exists());
@@ -113,7 +113,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn it_comes_first_others_stay_and_it_goes_without_a_trace() {
+fn install_adds_the_first_preload_and_uninstall_removes_it() {
     let Some(place) = Place::new() else { return };
     let library = place.library("");
     done(&place.install(&library));
@@ -123,18 +123,18 @@ fn it_comes_first_others_stay_and_it_goes_without_a_trace() {
     assert_eq!(mode(&place.at("run/gpulimit")), 0o755);
     let again = done(&place.install(&library));
     assert!(
-        again.contains("up to date") && again.contains("has it already"),
+        again.contains("up to date") && again.contains("already names the library"),
         "{again}"
     );
     done(&place.gpulimit(&["uninstall"]));
     assert!(!place.at(PRELOAD).exists() && !place.at("usr/local/lib/gpulimit").exists());
-    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not have it"));
+    assert!(done(&place.gpulimit(&["uninstall"])).contains("does not name the library"));
 
     let others = "# jemalloc for all\n/usr/lib/libjemalloc.so.2 /usr/lib/other.so\n";
     fs::write(place.at(PRELOAD), others).expect("written");
     done(&place.install(&library));
     assert_eq!(place.read(PRELOAD), OURS.to_owned() + others);
-    // Somebody has put theirs before it.
+    // Another library was put before it.
     fs::write(place.at(PRELOAD), format!("/usr/lib/wraps.so\n{OURS}")).expect("written");
     done(&place.install(&library));
     assert_eq!(place.read(PRELOAD), format!("{OURS}/usr/lib/wraps.so\n"));
@@ -145,7 +145,7 @@ fn it_comes_first_others_stay_and_it_goes_without_a_trace() {
 }
 
 #[test]
-fn a_new_library_takes_the_name_and_the_old_file_stays_as_it_is() {
+fn an_upgrade_leaves_the_old_file_unchanged() {
     let Some(place) = Place::new() else { return };
     let old = place.library("");
     done(&place.install(&old));
@@ -167,7 +167,7 @@ fn a_new_library_takes_the_name_and_the_old_file_stays_as_it_is() {
 }
 
 #[test]
-fn one_that_a_package_has_put_there_is_used_there() {
+fn a_packaged_library_is_preloaded_from_its_place() {
     let Some(place) = Place::new() else { return };
     let packaged = place.at("usr/lib/x86_64-linux-gnu/gpulimit/libgpulimit.so");
     fs::create_dir_all(packaged.parent().expect("a folder")).expect("made");
@@ -197,14 +197,41 @@ fn a_dry_run_changes_nothing() {
 }
 
 #[test]
-fn a_library_that_programs_do_not_start_with_is_refused() {
+fn all_users_can_read_the_library_whatever_the_umask() {
+    let Some(place) = Place::new() else { return };
+    let library = place.library("");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "umask 077; exec \"$@\"", "sh"])
+        .arg(env!("CARGO_BIN_EXE_gpulimit"))
+        .args(["install", "--library"])
+        .arg(&library)
+        .arg("--root")
+        .arg(place.0.join("image"));
+    done(&command.output().expect("started"));
+    for (path, mode) in [
+        ("usr", 0o755),
+        ("usr/local", 0o755),
+        ("usr/local/lib/gpulimit", 0o755),
+        (LIBRARY, 0o755),
+        (PRELOAD, 0o644),
+        ("run/gpulimit", 0o755),
+    ] {
+        let about = fs::metadata(place.at(path)).expect("installed");
+        assert_eq!(about.permissions().mode() & 0o7777, mode, "{path}");
+    }
+}
+
+#[test]
+fn a_library_that_breaks_programs_is_refused() {
     let Some(place) = Place::new() else { return };
     let text = place.0.join("libgpulimit.so");
     fs::write(&text, "no library").expect("written");
     assert!(place.refused(&text).contains("cannot preload"));
     for more in [
         "void missing(void); void use(void) { missing(); }",
-        "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { if (write(2, \"x\\n\", 2)) {} }",
+        "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { \
+            if (write(2, \"x\\n\", 2)) {} }",
         "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { _exit(3); }",
         "__attribute__((constructor)) static void f(void) { __builtin_trap(); }",
     ] {
@@ -229,7 +256,7 @@ fn a_library_that_programs_do_not_start_with_is_refused() {
 }
 
 #[test]
-fn what_others_could_change_is_refused() {
+fn places_that_others_could_change_are_refused() {
     let Some(place) = Place::new() else { return };
     let library = place.library("");
     let folder = place.at("usr/local/lib");
@@ -244,7 +271,7 @@ fn what_others_could_change_is_refused() {
     chown(&folder, Some(40_001), None).expect("given");
     assert!(place.refused(&library).contains("belongs to user 40001"));
     chown(&folder, Some(0), None).expect("taken");
-    // One that is there already, and the same.
+    // The installed library, if there is one, must be safe as well.
     done(&place.install(&library));
     fs::remove_file(place.at(PRELOAD)).expect("removed");
     chown(place.at(LIBRARY), Some(40_001), None).expect("given");
@@ -261,7 +288,7 @@ fn what_others_could_change_is_refused() {
 }
 
 #[test]
-fn mistakes_in_the_options() {
+fn relative_paths_in_options_are_refused() {
     for arguments in [
         ["install", "--root", "here"],
         ["install", "--prefix", "here"],

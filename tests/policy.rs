@@ -1,5 +1,5 @@
-//! The policy file and what becomes of it: `gpulimit check`, `gpulimit apply`, the record of what
-//! it made, the rules that it writes.
+//! The policy file and its effects: `gpulimit check`, `gpulimit apply`, the record of the groups
+//! that `apply` made, and the rules that it writes.
 
 #[path = "groups/place.rs"]
 mod place;
@@ -34,7 +34,7 @@ impl Place {
             .expect("started")
     }
 
-    /// What `apply` says when it goes well.
+    /// Returns the output of an `apply` that must succeed.
     #[track_caller]
     fn applied(&self, policy: &str, more: &[&str]) -> String {
         let output = self.run("apply", policy, more);
@@ -42,7 +42,7 @@ impl Place {
         text(&output.stdout)
     }
 
-    /// What a verb says when it does not.
+    /// Returns the errors of a command that must fail.
     #[track_caller]
     fn refused(&self, verb: &str, policy: &str) -> String {
         let output = self.run(verb, policy, &[]);
@@ -73,7 +73,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.into()).expect("UTF-8")
 }
 
-/// Who runs the test.
+/// Returns the name and the id of the user who runs the test.
 fn me() -> (String, u32) {
     let output = Command::new("id").arg("-un").output().expect("id");
     let uid = fs::metadata("/proc/self").expect("/proc").uid();
@@ -91,7 +91,7 @@ max = { all = "2G", "GPU-00112233-4455-6677-8899-aabbccddeeff" = "1G" }
 "#;
 
 #[test]
-fn a_tree_is_made_once() {
+fn apply_makes_a_tree_once() {
     let place = Place::new();
     let (name, _) = me();
     let expected = format!(
@@ -110,10 +110,10 @@ fn a_tree_is_made_once() {
 }
 
 #[test]
-fn what_differs_is_changed_and_said() {
+fn apply_changes_and_reports_differences() {
     let place = Place::new();
     place.applied(TREE, &[]);
-    // By hand, and in the file.
+    // The group differs by hand and in the file.
     let by_hand = |limits: &mut LimitSet| limits.set(Selector::All, Key::High, Size::Percent(5000));
     let lab = place.root().group("lab").expect("a group");
     lab.write_limits(by_hand).expect("written");
@@ -131,7 +131,7 @@ fn what_differs_is_changed_and_said() {
 }
 
 #[test]
-fn only_what_apply_made_is_removed() {
+fn apply_removes_only_groups_that_it_made() {
     let place = Place::new();
     place.applied(TREE, &[]);
     let root = place.root();
@@ -142,7 +142,7 @@ fn only_what_apply_made_is_removed() {
     let expected = "own: max max -> 1GiB\nlab/b: removed\nlab/a: removed\n";
     assert_eq!(place.applied(less, &[]), expected);
     assert_eq!(place.groups(), ["lab", "lab/own", "own"]);
-    // One that was there before is changed, and not made ours.
+    // A group that existed before is changed, but not recorded as made by `apply`.
     let said = place.applied("", &[]);
     assert!(
         said.starts_with("lab: kept, there are groups below 'lab', such as lab/own"),
@@ -155,7 +155,7 @@ fn only_what_apply_made_is_removed() {
 }
 
 #[test]
-fn a_group_in_use_is_kept_until_it_is_not() {
+fn apply_removes_a_group_once_it_is_unused() {
     let place = Place::new();
     place.applied(TREE, &[]);
     let member = Member::join(&place.root(), "lab/a").expect("joined");
@@ -170,7 +170,7 @@ fn a_group_in_use_is_kept_until_it_is_not() {
 }
 
 #[test]
-fn a_group_that_was_removed_and_made_by_hand_is_no_longer_ours() {
+fn apply_forgets_a_group_that_was_removed_by_hand() {
     let place = Place::new();
     place.applied("[group.a]\nmax = '1G'\n", &[]);
     place.root().remove("a").expect("removed");
@@ -184,10 +184,11 @@ fn a_group_that_was_removed_and_made_by_hand_is_no_longer_ours() {
 }
 
 #[test]
-fn after_a_controller_that_was_killed_apply_goes_on() {
+fn apply_continues_after_a_killed_controller() {
     let place = Place::new();
     place.applied(TREE, &[]);
-    // Killed with the record written and one group half made, and while it wrote the rules.
+    // The earlier controller was killed with the record written, one group half made, and the rules
+    // half written.
     fs::write(
         place.root_path().join(".managed"),
         "gpulimit-managed 1\nlab\nlab/a\nlab/b\nlab/c\n",
@@ -206,7 +207,7 @@ fn after_a_controller_that_was_killed_apply_goes_on() {
 }
 
 #[test]
-fn two_controllers_do_not_mix() {
+fn two_controllers_do_not_apply_at_once() {
     let place = Place::new();
     place.applied(TREE, &[]);
     let other = place.root().hold_alone(".apply.lock").expect("held");
@@ -217,17 +218,21 @@ fn two_controllers_do_not_mix() {
 }
 
 #[test]
-fn a_full_file_system_loses_nothing() {
+fn a_full_file_system_loses_no_groups_or_rules() {
     if me().1 != 0 {
         eprintln!("skipped: only root mounts");
         return;
     }
-    // A tree of one group and a rule, one of many that does not fit, and the same with room.
-    const STEPS: &str = "mkdir $1/root && mount -t tmpfs -o mode=755,size=600k tmpfs $1/root && export GPULIMIT_ROOT=$1/root && shift \
+    // The policies are one with one group and a rule, one with too many groups for the file system,
+    // and the same with room.
+    const STEPS: &str = "mkdir $1/root && mount -t tmpfs -o mode=755,size=600k tmpfs $1/root \
+        && export GPULIMIT_ROOT=$1/root && shift \
         && $1 apply $2 >/dev/null && sum=$(cat $GPULIMIT_ROOT/.rules | cksum) \
         && if $1 apply $3; then echo it fits; exit 9; fi \
-        && [ \"$sum\" = \"$(cat $GPULIMIT_ROOT/.rules | cksum)\" ] && $1 show a >/dev/null && echo nothing is lost \
-        && mount -o remount,size=400m $GPULIMIT_ROOT && $1 apply $3 | tail -1 && $1 apply $3 && $1 apply $2 | grep -c removed";
+        && [ \"$sum\" = \"$(cat $GPULIMIT_ROOT/.rules | cksum)\" ] && $1 show a >/dev/null \
+        && echo nothing is lost \
+        && mount -o remount,size=400m $GPULIMIT_ROOT && $1 apply $3 | tail -1 && $1 apply $3 \
+        && $1 apply $2 | grep -c removed";
     let place = Place::new();
     let few = place.0.join("few.toml");
     let many = place.0.join("many.toml");
@@ -263,7 +268,7 @@ fn a_full_file_system_loses_nothing() {
 }
 
 #[test]
-fn a_record_that_is_damaged_is_said() {
+fn a_damaged_record_is_reported() {
     let place = Place::new();
     place.applied(TREE, &[]);
     for damaged in ["", "gpulimit-managed 1\n../etc\n", "gpulimit-managed 2\n"] {
@@ -275,7 +280,7 @@ fn a_record_that_is_damaged_is_said() {
 }
 
 #[test]
-fn a_wrong_file_changes_nothing() {
+fn an_invalid_policy_changes_nothing() {
     let place = Place::new();
     place.applied(TREE, &[]);
     for (policy, says) in [
@@ -311,7 +316,7 @@ fn a_wrong_file_changes_nothing() {
 }
 
 #[test]
-fn check_finds_all_mistakes_and_touches_nothing() {
+fn check_finds_all_mistakes_and_changes_nothing() {
     let place = Place::new();
     let said = place.refused(
         "check",
@@ -329,7 +334,7 @@ fn check_finds_all_mistakes_and_touches_nothing() {
         text(&good.stdout).contains("ok, groups: 3, rules: 0"),
         "{good:?}"
     );
-    // Right on another machine.
+    // The policy may be valid on another machine.
     let there = place.run("check", "[group.a]\nowner = 'no such user'\n", &[]);
     assert!(
         there.status.success() && text(&there.stderr).contains("another machine"),
@@ -339,11 +344,12 @@ fn check_finds_all_mistakes_and_touches_nothing() {
 }
 
 #[test]
-fn rules_are_written_for_everybody_to_read_and_removed_with_the_last() {
+fn rules_are_readable_by_all_and_removed_with_the_last_one() {
     let place = Place::new();
     let (name, uid) = me();
     let policy = format!(
-        "[group.'{{user}}']\nmax = '20%'\n[[rule]]\nuser = '{name}'\ngroup = '{{user}}'\non_error = 'open'\n"
+        "[group.'{{user}}']\nmax = '20%'\n[[rule]]\nuser = '{name}'\ngroup = '{{user}}'\n\
+            on_error = 'open'\n"
     );
     let said = place.applied(&policy, &[]);
     assert!(said.ends_with("rules: 1 written\n"), "{said}");
@@ -358,7 +364,7 @@ fn rules_are_written_for_everybody_to_read_and_removed_with_the_last() {
     let rules = place.rules().expect("rules");
     assert_eq!(rules.0[0].target, Target::Each(vec![(uid, name)]));
     assert_eq!(place.applied(&policy, &[]), "nothing to change\n");
-    // Somebody else's hand.
+    // The rules were changed by hand.
     fs::write(place.root_path().join(FILE), "").expect("written");
     assert_eq!(place.applied(&policy, &[]), "rules: 1 written\n");
     fs::set_permissions(
@@ -374,13 +380,19 @@ fn rules_are_written_for_everybody_to_read_and_removed_with_the_last() {
 }
 
 #[test]
-fn json_says_the_same() {
+fn json_reports_the_same_changes() {
     let place = Place::new();
     let read = |text: String| serde_json::from_str::<Value>(&text).expect("JSON");
     let (name, _) = me();
     let made = read(place.applied("[group.a]\nmax = '1G'\n", &["--json"]));
     assert_eq!(made["changed"], true);
-    let group = json!({ "name": "a", "action": "created", "limits": "max 1GiB", "owner": name, "members": "owner" });
+    let group = json!({
+        "name": "a",
+        "action": "created",
+        "limits": "max 1GiB",
+        "owner": name,
+        "members": "owner",
+    });
     assert_eq!(made["groups"], json!([group]));
     let changed = read(place.applied(
         "[group.a]\nmax = '2G'\nmin = '1G'\n",
@@ -400,13 +412,14 @@ fn json_says_the_same() {
 }
 
 #[test]
-fn owners_and_members_are_made_what_the_file_says() {
+fn apply_sets_owners_and_members() {
     if me().1 != 0 {
         eprintln!("skipped: only root gives groups to others");
         return;
     }
     let place = Place::new();
-    // What is below the directory of a user is made with his rights: he must come there.
+    // Groups below a user's directory are made with that user's rights, so the user must be able to
+    // reach it.
     fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("changed");
     let policy = "[group.a]\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
     assert_eq!(
@@ -428,7 +441,7 @@ fn owners_and_members_are_made_what_the_file_says() {
     assert_eq!(place.applied(policy, &[]), "nothing to change\n");
     let group = place.root().group("a/b").expect("a group");
     assert_eq!(fs::metadata(group.below_path()).expect("there").uid(), uid);
-    // By hand, and as after a kill between the files.
+    // The access was changed by hand, or a kill left it half changed.
     let wide = Access {
         owner: Some(0),
         members: Members::All,
@@ -442,8 +455,8 @@ fn owners_and_members_are_made_what_the_file_says() {
     std::os::unix::fs::chown(group.below_path(), Some(0), None).expect("given");
     assert_eq!(place.applied(policy, &[]), "a/b: owner root -> daemon\n");
     assert_eq!(place.applied(policy, &[]), "nothing to change\n");
-    // Not while there is a group of his in it: root could neither change nor remove that where it
-    // is.
+    // The owner stays while the group contains a group of the user's, which root could then neither
+    // change nor remove there.
     let roots = policy.replace("daemon", "root");
     let output = place.run("apply", &roots, &[]);
     let said = text(&output.stderr);
@@ -452,7 +465,7 @@ fn owners_and_members_are_made_what_the_file_says() {
         said.contains("'a/b' cannot get another owner, as group 'a/b/c'"),
         "{said}"
     );
-    // The other group is what it says.
+    // The other group is changed as the policy says.
     assert_eq!(text(&output.stdout), "a: members all -> owner\n");
     assert_eq!(place.applied(policy, &[]), "a: members owner -> all\n");
     place.root().remove("a/b/c").expect("removed");
@@ -472,7 +485,7 @@ fn examples() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_shipped_policy_is_right() {
+fn every_shipped_policy_is_valid() {
     for path in examples() {
         let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
             .arg("check")
@@ -517,8 +530,8 @@ impl compile::Accounts for Machine {
 }
 
 #[test]
-fn no_random_change_of_a_policy_makes_it_panic() {
-    // Xorshift: the same changes every time.
+fn randomly_changed_policies_cause_no_panic() {
+    // Xorshift: the changes are the same in every run.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut random = move |below: usize| {
         state ^= state << 13;
@@ -560,7 +573,7 @@ fn no_random_change_of_a_policy_makes_it_panic() {
 }
 
 #[test]
-fn check_says_each_mistake_once_whatever_else_is_wrong() {
+fn check_reports_each_mistake_once() {
     let place = Place::new();
     let policy = r#"
 [group."bad name"]
@@ -598,7 +611,7 @@ group = "{who}"
 }
 
 #[test]
-fn check_and_apply_warn_of_what_is_probably_not_meant() {
+fn check_and_apply_warn_of_suspicious_values() {
     let place = Place::new();
     let policy = "[group.a]\nmax = 20\n[group.b]\nmax = '4G'\nhigh = '5G'\n";
     for verb in ["check", "apply"] {
@@ -617,7 +630,7 @@ fn check_and_apply_warn_of_what_is_probably_not_meant() {
     }
 }
 
-/// A machine with the user database of the test's own: alice and bob are its people.
+/// A machine with a user database of the test's own, whose users are alice and bob.
 const PEOPLE: &str = r#"
 set -e
 mount --make-rprivate /
@@ -643,14 +656,14 @@ $2 doctor --user alice | grep -v 'names /usr/lib'
 "#;
 
 #[test]
-fn a_policy_that_is_not_enforced_is_not_passed_off_as_one() {
+fn policies_that_are_not_enforced_cause_warnings() {
     if me().1 != 0 {
         eprintln!("skipped: only root mounts");
         return;
     }
     let place = Place::new();
     let output = Command::new("unshare")
-        // Both streams in one, in their order.
+        // Both streams go to one pipe, which keeps their order.
         .args(["-m", "sh", "-c", &format!("exec 2>&1\n{PEOPLE}"), "sh"])
         .arg(&place.0)
         .arg(env!("CARGO_BIN_EXE_gpulimit"))
@@ -666,14 +679,13 @@ fn a_policy_that_is_not_enforced_is_not_passed_off_as_one() {
         assert!(part.starts_with(verb), "{said}");
         part.to_owned()
     };
-    let left = "no rule holds for bob: their programs have no limit";
+    let left = "no rule covers bob: their programs have no limit";
     let unknown = "does not name the library";
     let (check, apply) = (part("check"), part("apply"));
     assert!(check.contains(left) && !check.contains(unknown), "{said}");
     assert!(apply.contains(left) && apply.contains(unknown), "{said}");
     let (doctor, user) = (part("doctor"), part("doctor --user"));
-    let missing =
-        "warning  system-wide  not in /etc/ld.so.preload: the rules of the policy hold only";
+    let missing = "warning  system-wide  the library is not in /etc/ld.so.preload: the policy's rules hold only";
     for (one, rule) in [(&doctor, left), (&user, "alice is assigned to a by rule 1")] {
         assert!(one.contains(missing) && one.contains(rule), "{said}");
         assert!(!one.contains("Limits can be applied.\n"), "{said}");

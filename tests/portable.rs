@@ -1,5 +1,5 @@
-//! What `scripts/portable` says of files that a user's system could not load. That the real ones
-//! pass is checked where they are built.
+//! `scripts/portable` refuses files that a user's system could not load. The build checks that the
+//! real files pass.
 #![allow(clippy::unwrap_used, reason = "a test that runs compilers")]
 
 use std::fs;
@@ -32,8 +32,8 @@ impl Place {
         library
     }
 
-    /// A library that has `f` of another one, which is called `name` and gives `f` the version
-    /// `version`.
+    /// Makes a library that uses `f` of another one, which is called `name` and gives `f` the
+    /// version `version`.
     fn with(&self, name: &str, version: &str) -> PathBuf {
         fs::write(self.0.join("versions"), format!("{version} {{ f; }};")).unwrap();
         let arguments = [
@@ -61,7 +61,7 @@ fn refused(file: &Path, why: &str) {
 }
 
 #[test]
-fn what_needs_a_newer_c_library_is_refused() {
+fn files_that_need_a_newer_glibc_are_refused() {
     let place = Place::new("newer");
     refused(
         &place.with("libc.so.6", "GLIBC_2.18"),
@@ -71,7 +71,7 @@ fn what_needs_a_newer_c_library_is_refused() {
         &place.with("libc.so.6", "GLIBC_2.100"),
         "GLIBC_2.100, newer",
     );
-    // Relocations that the loaders before 2.36 do not know: a mark without a number.
+    // Loaders before glibc 2.36 do not know these relocations; the mark has no number.
     refused(
         &place.with("libc.so.6", "GLIBC_ABI_DT_RELR"),
         "GLIBC_ABI_DT_RELR",
@@ -83,7 +83,7 @@ fn what_needs_a_newer_c_library_is_refused() {
 }
 
 #[test]
-fn what_needs_a_compiler_runtime_or_the_driver_is_refused() {
+fn files_that_need_a_compiler_runtime_or_the_driver_are_refused() {
     let place = Place::new("needs");
     for name in [
         "libstdc++.so.6",
@@ -96,7 +96,7 @@ fn what_needs_a_compiler_runtime_or_the_driver_is_refused() {
 }
 
 #[test]
-fn what_has_grown_too_large_is_refused() {
+fn files_that_are_too_large_are_refused() {
     let place = Place::new("large");
     let large = place.library("libours.so", "char data[4 << 20] = { 1 };", &[]);
     refused(&large, "more than");

@@ -1,7 +1,7 @@
-//! The rules of the source tree that no compiler checks.
+//! Rules of the source tree that no compiler checks.
 //!
-//! `UPDATE=1 cargo test --test tidy` writes `docs/internals/hooks.md` and `tests/gpu/signatures.txt` anew
-//! from the hook table.
+//! `UPDATE=1 cargo test --test tidy` rewrites `docs/internals/hooks.md` and `tests/gpu/signatures.txt` from
+//! the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 #[path = "tidy/rooms.rs"]
@@ -26,8 +26,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Every file of the repository, by its path below the root: what git knows, or everything where
-/// there is no git.
+/// Returns every file of the repository, by its path below the root: the files that git knows, or
+/// all files where there is no git.
 fn files() -> Vec<String> {
     let listed = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -69,13 +69,13 @@ fn sources() -> Vec<String> {
     files
 }
 
-/// Fails with all that was found, a line each.
+/// Fails if anything was found, and prints each finding on a line.
 #[track_caller]
 fn none(what: &str, found: &[String]) {
     assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
 }
 
-/// Code without comments and without what is in quotes.
+/// Returns a line's code without comments and string contents.
 fn code(line: &str) -> String {
     let mut code = String::new();
     let mut quoted = false;
@@ -136,7 +136,7 @@ fn scripts_can_be_run_and_say_what_they_do() {
 }
 
 #[test]
-fn nothing_names_the_machine_it_was_written_on() {
+fn no_file_names_a_developers_machine() {
     let places = ["work", "root", "home", "Users"].map(|name| format!("/{name}/"));
     let hosts = [
         "github.com",
@@ -146,7 +146,7 @@ fn nothing_names_the_machine_it_was_written_on() {
         "semver.org",
         "docs.nvidia.com",
         "docs.rs",
-        // The name of SVG.
+        // The XML name space of SVG.
         "www.w3.org",
     ];
     let mut found = Vec::new();
@@ -174,7 +174,7 @@ fn nothing_names_the_machine_it_was_written_on() {
 
 // Unsafe code.
 
-/// The files that ARCHITECTURE.md names where it says where `unsafe` lives.
+/// Returns the files that ARCHITECTURE.md lists where it says where `unsafe` lives.
 fn unsafe_files() -> BTreeSet<String> {
     let text = read("ARCHITECTURE.md");
     let start = text
@@ -189,7 +189,7 @@ fn unsafe_files() -> BTreeSet<String> {
         .collect()
 }
 
-/// What stands between backticks, across line ends.
+/// Returns the texts in backticks, also those that span lines.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)
@@ -198,7 +198,7 @@ fn quoted(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// `a/{b,c}.rs` as a shell reads it; one pair of braces.
+/// Expands `a/{b,c}.rs` as a shell does; at most one pair of braces.
 fn expand(name: &str) -> Vec<String> {
     let Some((front, (inner, back))) = name
         .split_once('{')
@@ -231,11 +231,11 @@ fn unsafe_code_is_where_the_architecture_says() {
 }
 
 #[test]
-fn files_of_proc_are_read_whatever_bytes_are_in_them() {
+fn files_of_proc_are_read_as_bytes() {
     let mut found = Vec::new();
     for path in sources() {
-        // Users choose names of programs and mounts: text that must be UTF-8 would be read of
-        // everybody but them.
+        // Users choose the names of programs and mounts: code that accepts only UTF-8 would fail to
+        // read these files for such users.
         let product = (path.starts_with("src/") || path.starts_with("shim/src/"))
             && !path.ends_with("tests.rs");
         let text = read(&path);
@@ -267,7 +267,7 @@ fn files_of_proc_are_read_whatever_bytes_are_in_them() {
 }
 
 #[test]
-fn unsafe_blocks_say_who_promised_what() {
+fn unsafe_blocks_have_a_safety_comment() {
     let mut found = Vec::new();
     for path in sources() {
         let text = read(&path);
@@ -277,7 +277,7 @@ fn unsafe_blocks_say_who_promised_what() {
             if !code.contains("unsafe {") && !code.contains("unsafe impl") {
                 continue;
             }
-            // A comment may be some lines long, and a statement may begin before its block.
+            // A SAFETY comment may have several lines, and a statement may begin before its block.
             let before = &lines[number.saturating_sub(8)..=number];
             if !before.iter().any(|line| line.contains("SAFETY:")) {
                 found.push(format!("{path}:{}", number + 1));
@@ -296,7 +296,7 @@ struct Row {
     handler: String,
 }
 
-/// Whether this line of the table is a hook.
+/// Returns whether this line of the table is a hook.
 fn is_row(line: &str) -> bool {
     line.contains(") => ") && line.ends_with(';')
 }
@@ -326,11 +326,11 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// What a handler's documentation says, without the list of functions that it begins with; of
-/// `linear::alloc` and the like.
+/// Returns the documentation of a handler such as `linear::alloc`, without the list of functions
+/// that it begins with.
 fn documented(handler: &str) -> String {
     let (module, function) = handler.split(',').next().unwrap().split_once("::").unwrap();
-    // What gives out hooks is a door.
+    // Handlers that hand out hooks are doors.
     let folder = match module {
         "lookup" => "shim/src/entry/door",
         _ => "shim/src/handler",
@@ -359,7 +359,7 @@ fn documented(handler: &str) -> String {
     }
 }
 
-/// The process test that fails without a hook, by symbol: what scripts/prove-hooks has found.
+/// Returns by symbol the process test that fails without the hook, as scripts/prove-hooks found it.
 fn proofs() -> BTreeMap<String, String> {
     let text = read("tests/programs/proofs.txt");
     let pair = |line: &str| {
@@ -395,7 +395,7 @@ fn every_hook_is_proven_by_a_test() {
     }
 }
 
-/// The cases of wrong handles (`tests/gpu/handles.py`) follow from what functions take.
+/// The cases of wrong handles (`tests/gpu/handles.py`) follow from the functions' signatures.
 #[test]
 fn signatures_of_every_hook_are_written_down() {
     let text = read(TABLE);
@@ -419,10 +419,14 @@ fn signatures_of_every_hook_are_written_down() {
 #[test]
 fn docs_name_every_hook() {
     let mut page = String::from(
-        "# Hooks\n\nEvery function of the driver that gpulimit stands in front of, and a test that fails without the hook. Made from\n\
-         `shim/src/table.rs`, the handlers' documentation and `tests/programs/proofs.txt` (scripts/prove-hooks) by\n\
-         `UPDATE=1 cargo test --test tidy`. The classes are explained in `shim/src/hook.rs`, the tests are in `tests/programs/tests/shim`.\n\
-         [unhooked.md](unhooked.md) says why the others are not hooked.\n",
+        "# Hooks\n\n\
+         The functions of the driver that gpulimit hooks, what each hook does, and a test that\n\
+         fails without it. `UPDATE=1 cargo test --test tidy` writes this page from\n\
+         `shim/src/table.rs`, the documentation of the handlers and\n\
+         `tests/programs/proofs.txt` (scripts/prove-hooks). The classes are explained in\n\
+         `shim/src/hook.rs`; the tests are in `tests/programs/tests/shim`. To measure means to\n\
+         ask NVML what this process holds. [unhooked.md](unhooked.md) says why other functions\n\
+         are not hooked.\n",
     );
     let proofs = proofs();
     let mut library = String::new();
@@ -472,7 +476,8 @@ fn only_the_table_declares_symbols_of_the_driver() {
             let mut before = "";
             for word in code.split_inclusive(|c: char| !(c.is_alphanumeric() || c == '_')) {
                 let name = word.trim_end_matches(|c: char| !(c.is_alphanumeric() || c == '_'));
-                // `cuda::cuMemAlloc_v2(` and `has::nvmlInit_v2(` go through the table.
+                // Paths such as `cuda::cuMemAlloc_v2(` and `has::nvmlInit_v2(` go through the
+                // table.
                 if is_symbol(name) && !["cuda::", "nvml::", "has::"].contains(&before) {
                     found.push(format!("{path}:{}: {name}", number + 1));
                 }
@@ -496,7 +501,7 @@ fn only_the_table_declares_symbols_of_the_driver() {
 
 // Documentation.
 
-/// Words of a page that are paths of this repository.
+/// Returns the words of a page that are paths of this repository.
 fn paths(text: &str) -> Vec<String> {
     let folders = [
         "src/", "crates/", "shim/", "tests/", "scripts/", "benches/", "config/", "docs/", "demo/",

@@ -1,25 +1,25 @@
-//! What is measured.
+//! The cases that are measured, and their series.
 
-/// One thing that programs do over and over.
+/// An operation that a worker repeats.
 pub struct Case {
-    /// As on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// For people.
+    /// A description for people.
     pub what: &'static str,
 }
 
-/// What changes along a series of measurements.
+/// The quantity that changes along a series of measurements.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Axis {
-    /// 4 KiB allocations that the process holds meanwhile.
+    /// 4 KiB allocations that the process holds during the measurement.
     Live,
-    /// Threads that do the same at a time.
+    /// Threads that run the case at the same time.
     Threads,
     /// Processes in the group that do nothing.
     Members,
-    /// Processes in the group that do the same at a time.
+    /// Processes in the group that run the case at the same time.
     Rivals,
-    /// Groups above each other, the process in the lowest.
+    /// Nested groups; the process is in the lowest.
     Depth,
 }
 
@@ -32,7 +32,7 @@ impl Axis {
         Axis::Depth,
     ];
 
-    /// As on the command line and in a table's head.
+    /// Returns the name on the command line and in the head of a table.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Live => "live",
@@ -43,7 +43,7 @@ impl Axis {
         }
     }
 
-    /// Where a measurement stands that is not of this axis.
+    /// Returns the axis's value in measurements along another axis.
     fn usual(self) -> u32 {
         match self {
             Axis::Rivals => 0,
@@ -52,7 +52,7 @@ impl Axis {
     }
 }
 
-/// A place on an axis; all others stand as usual.
+/// A value on one axis; all other axes have their usual value.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Point {
     pub axis: Option<Axis>,
@@ -60,7 +60,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Where `axis` has `value`.
+    /// Returns the point with `value` on `axis`.
     pub fn on(axis: Axis, value: u32) -> Self {
         Self {
             axis: Some(axis),
@@ -68,7 +68,7 @@ impl Point {
         }
     }
 
-    /// What the axis `axis` has here.
+    /// Returns the point's value on `axis`.
     pub fn at(self, axis: Axis) -> u32 {
         if self.axis == Some(axis) {
             self.value
@@ -77,12 +77,12 @@ impl Point {
         }
     }
 
-    /// What this one's own axis has; `None` for a case without.
+    /// Returns the value on the point's own axis; `None` for a case without axis.
     pub fn value(self) -> Option<u32> {
         self.axis.map(|_| self.value)
     }
 
-    /// Whether it stands where others begin.
+    /// Returns whether the point has the usual value on its own axis.
     pub fn is_usual(self) -> bool {
         self.axis.is_none_or(|axis| self.value == axis.usual())
     }
@@ -93,7 +93,8 @@ pub struct Series {
     pub case: &'static Case,
     pub axis: Option<Axis>,
     values: &'static [u32],
-    /// The most that the library may add, and up to which value: ns.
+    /// The most that the library may add, in ns, and the last value of the axis for which this
+    /// applies.
     pub aim: Option<(f64, u32)>,
 }
 
@@ -103,7 +104,7 @@ impl Series {
         self.values.iter().map(move |&value| Point { axis, value })
     }
 
-    /// The most that may be added at `point`: ns.
+    /// Returns the most that the library may add at `point`, in ns.
     pub fn aim_at(&self, point: Point) -> Option<f64> {
         self.aim
             .filter(|&(_, up_to)| point.value <= up_to)
@@ -111,7 +112,7 @@ impl Series {
     }
 }
 
-/// The start and end of a whole program, in place of a loop in a worker.
+/// The name of the case that starts and ends a whole program instead of looping in a worker.
 pub const START: &str = "start";
 
 const fn case(name: &'static str, what: &'static str) -> Case {
@@ -162,7 +163,7 @@ const fn single(case: &'static Case, aim: Option<f64>) -> Series {
     }
 }
 
-/// All of them, in the order of the tables.
+/// All series, in the order of the tables.
 pub static SERIES: &[Series] = &[
     along(&IN_BLOCK, Axis::Live, LIVE, Some((60.0, 1_000_000))),
     along(&NEW_SMALL, Axis::Live, LIVE, None),

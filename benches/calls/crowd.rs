@@ -5,18 +5,18 @@ use gpulimit_group::{Member, Root};
 use std::error::Error;
 use std::io::{self, Read, Write};
 
-/// `crowd ROOT GROUP COUNT` forks so many, says `ready` when all have joined, and sleeps. They end
-/// with it.
+/// `crowd ROOT GROUP COUNT` forks COUNT processes, prints `ready` when all have joined the group,
+/// and sleeps. The processes end with it.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
-    let mut next = || arguments.next().ok_or("crowd ROOT GROUP COUNT");
+    let mut next = || arguments.next().ok_or("usage: crowd ROOT GROUP COUNT");
     let (root, group, count): (_, _, u32) = (Root::at(next()?)?, next()?, next()?.parse()?);
     let (mut joined, mut said) = io::pipe()?;
     for _ in 0..count {
-        // SAFETY: this process has one thread, so its child may do anything.
+        // SAFETY: this process has one thread, so its child may call any function.
         match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error().into()),
             0 => {
-                // SAFETY: sets what happens to this process when its parent ends.
+                // SAFETY: prctl only sets the signal that this process gets when its parent ends.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                 let member = Member::join(&root, &group);
                 let _ = said.write_all(&[u8::from(member.is_ok())]);
@@ -28,7 +28,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
     let mut answers = vec![0; count as usize];
     joined.read_exact(&mut answers)?;
     if answers.contains(&0) {
-        return Err(format!("no place in {group} for {count} members").into());
+        return Err(format!("cannot put {count} members into the group {group}").into());
     }
     println!("ready");
     sleep()
@@ -36,7 +36,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
 
 fn sleep() -> ! {
     loop {
-        // SAFETY: waits for a signal.
+        // SAFETY: pause has no arguments and only waits for a signal.
         unsafe { libc::pause() };
     }
 }

@@ -1,9 +1,8 @@
-//! What the preloaded library adds to calls of the driver and to the start of a program. Run:
-//! `scripts/bench`.
+//! Measures what the preloaded library adds to calls of the driver and to the start of a program.
+//! Run: `scripts/bench`.
 //!
-//! This process measures nothing itself: it runs `worker`s, programs of one loop each, on the bare
-//! driver and with the library preloaded, in turns, and compares. README.md beside this folder says
-//! how to read the tables.
+//! This process runs `worker`s, programs of one loop each, in turns on the bare driver and with the
+//! library preloaded, and compares their figures. benches/README.md explains the tables.
 
 mod case;
 mod crowd;
@@ -21,7 +20,8 @@ use run::{Setup, Way};
 use std::error::Error;
 use std::path::PathBuf;
 
-const USAGE: &str = "scripts/bench [--rounds N] [--case NAME] [--axis live|threads|members|rivals|depth] [--at N] [--no-callgrind] [--json] [--write]";
+const USAGE: &str = "usage: scripts/bench [--rounds N] [--case NAME] \
+    [--axis live|threads|members|rivals|depth] [--at N] [--no-callgrind] [--json] [--write]";
 const ROUNDS: u32 = 15;
 
 struct Options {
@@ -32,7 +32,7 @@ struct Options {
     at: Option<u32>,
     callgrind: bool,
     json: bool,
-    /// Where benchmarks.md and benchmarks.svg are written, and the date that they bear.
+    /// The folder for benchmarks.md and benchmarks.svg, and the date to write into them.
     write: Option<(PathBuf, String)>,
 }
 
@@ -50,7 +50,7 @@ impl Options {
         };
         while let Some(argument) = arguments.next() {
             let mut value = || {
-                let missing = format!("{argument} wants a value; {USAGE}");
+                let missing = format!("{argument} takes a value; {USAGE}");
                 arguments.next().ok_or(missing)
             };
             match argument.as_str() {
@@ -66,15 +66,15 @@ impl Options {
             }
         }
         if !options.library.is_file() {
-            return Err(format!("no library at {:?}; run it as {USAGE}", options.library).into());
+            return Err(format!("no library at {:?}; {USAGE}", options.library).into());
         }
         if options.write.is_some() && !options.is_whole() {
-            return Err(format!("--write is for a whole run; {USAGE}").into());
+            return Err(format!("--write needs a run of all cases; {USAGE}").into());
         }
         Ok(options)
     }
 
-    /// Whether everything was asked for.
+    /// Returns whether the options select all cases and points.
     fn is_whole(&self) -> bool {
         self.case.is_none() && self.axis.is_none() && self.at.is_none()
     }
@@ -92,12 +92,14 @@ fn known_case(name: String) -> Result<String, String> {
     if SERIES.iter().any(|series| series.case.name == name) {
         return Ok(name);
     }
-    Err(format!("no case {name}; benches/README.md lists them"))
+    Err(format!(
+        "unknown case '{name}': benches/README.md lists the cases"
+    ))
 }
 
 fn known_axis(name: &str) -> Result<Axis, String> {
     let found = Axis::ALL.into_iter().find(|axis| axis.name() == name);
-    found.ok_or_else(|| format!("no axis {name}; {USAGE}"))
+    found.ok_or_else(|| format!("unknown axis '{name}'; {USAGE}"))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -144,7 +146,7 @@ fn measure(
 ) -> Result<Row, Box<dyn Error>> {
     let mut row = Row::new(series, point);
     let place = setup.place(point)?;
-    // In turns: what else the machine does at a time is then borne by all of them alike.
+    // The ways run in turns, so that other work on the machine disturbs all of them alike.
     for _ in 0..rounds {
         for way in Way::for_point(point) {
             row.add_time(*way, place.time(series.case, *way)?);

@@ -1,18 +1,18 @@
-//! Memory of our own in a process.
+//! Measures the memory that the library takes in a process.
 
 use crate::case::{Axis, Case, Point};
 use crate::run::{Resident, Setup, Way};
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// As many pieces of 4 KiB, and of 2 MiB, as are held at most.
+/// The most allocations that are held: of 4 KiB, and of 2 MiB.
 const MANY: [u32; 2] = [1_000_000, 25_000];
-/// At most this much for a live allocation: bytes.
+/// The most bytes that the library may take for a live allocation.
 const AIM_EACH: f64 = 64.0;
-/// At most this much otherwise: bytes.
+/// The most bytes that the library may take, without live allocations.
 const AIM_BASE: u64 = 1 << 20;
 
-/// In turns of 4 KiB and of 2 MiB.
+/// The cases: in turns with 4 KiB and 2 MiB.
 static KINDS: [Case; 4] = [
     Case {
         name: "hold-small",
@@ -32,21 +32,21 @@ static KINDS: [Case; 4] = [
     },
 ];
 
-/// What the library holds in a process with a limit.
+/// The memory that the library takes in a process with a limit.
 pub struct Footprint {
     kind: &'static Case,
-    /// With one live allocation: bytes of the library and of its files.
+    /// Resident bytes of the library and its files, with one live allocation.
     base: u64,
-    /// Of these, what is no page of a file or of shared memory.
+    /// The part of `base` that is neither a page of a file nor shared memory.
     own: u64,
-    /// Beside these, what is NVML's.
+    /// Resident bytes of NVML, which `base` does not include.
     nvml: u64,
-    /// For each further one: bytes.
+    /// Bytes for each further live allocation.
     each: f64,
 }
 
 impl Footprint {
-    /// For memory of each kind.
+    /// Measures the footprint with memory of each kind.
     pub fn all(setup: &Setup) -> Result<Vec<Self>, Box<dyn Error>> {
         let kinds = KINDS.iter().zip(MANY.into_iter().cycle());
         kinds
@@ -55,7 +55,8 @@ impl Footprint {
     }
 
     fn of(setup: &Setup, kind: &'static Case, many: u32) -> Result<Self, Box<dyn Error>> {
-        // What a process has beside us differs by some pages from run to run.
+        // Other memory of a process varies by some pages from run to run, so take the least of
+        // three.
         let added = |live| -> Result<Resident, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;
             let least = |way| -> Result<Resident, Box<dyn Error>> {
@@ -86,13 +87,14 @@ impl Footprint {
     }
 }
 
-/// For people and for pages: Markdown.
+/// Returns the table in Markdown.
 pub fn table(footprints: &[Footprint]) -> String {
     if footprints.is_empty() {
         return String::new();
     }
     let mut table = String::from(
-        "| live allocations | with one: KiB | aim | of these its own | NVML's beside it | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|--:|\n",
+        "| live allocations | with one: KiB | aim | of these its own | NVML's beside it \
+         | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|--:|\n",
     );
     for footprint in footprints {
         let Footprint {
@@ -115,7 +117,7 @@ pub fn table(footprints: &[Footprint]) -> String {
     table
 }
 
-/// One object per line.
+/// Prints one JSON object per line.
 pub fn print_json(footprints: &[Footprint]) {
     for footprint in footprints {
         let Footprint {
@@ -125,9 +127,10 @@ pub fn print_json(footprints: &[Footprint]) {
             nvml,
             each,
         } = footprint;
-        println!(
-            r#"{{"case": "{}", "base_bytes": {base}, "own_bytes": {own}, "nvml_bytes": {nvml}, "bytes_per_allocation": {each:.1}}}"#,
+        print!(
+            r#"{{"case": "{}", "base_bytes": {base}, "own_bytes": {own}, "#,
             kind.name
         );
+        println!(r#""nvml_bytes": {nvml}, "bytes_per_allocation": {each:.1}}}"#);
     }
 }

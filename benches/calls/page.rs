@@ -1,4 +1,4 @@
-//! docs/internals/benchmarks.md and its plot.
+//! Writes docs/internals/benchmarks.md and its plot.
 
 use crate::case::Axis;
 use crate::memory::{self, Footprint};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 const TEXT: &str = include_str!("page.md");
 
-/// Writes both into `folder`.
+/// Writes both files into `folder`.
 pub fn write(
     folder: &Path,
     date: &str,
@@ -31,7 +31,7 @@ pub fn write(
     Ok(())
 }
 
-/// In words that name no machine.
+/// Describes the machine without naming it.
 fn machine() -> String {
     let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = about

@@ -1,4 +1,4 @@
-//! What is added along each axis, as a picture.
+//! Draws what the library adds along each axis.
 
 use crate::case::Axis;
 use crate::row::Row;
@@ -14,7 +14,7 @@ const COLOURS: [RGBColor; 4] = [
     RGBColor(148, 103, 189),
 ];
 
-/// One panel for each axis, as SVG.
+/// Returns an SVG picture with one panel for each axis.
 pub fn draw(rows: &[Row]) -> Result<String, Box<dyn Error>> {
     let mut picture = String::new();
     {
@@ -70,7 +70,8 @@ fn draw_panel<'a>(
     Ok(())
 }
 
-/// The cases that were measured along an axis: where, and what was added.
+/// Returns the cases that were measured along an axis, each with its points: the value on the axis
+/// and the ns that the library adds.
 fn lines(rows: &[Row], axis: Axis) -> Vec<(&'static str, Vec<(f64, f64)>)> {
     let mut lines: Vec<(&'static str, Vec<(f64, f64)>)> = Vec::new();
     for row in rows.iter().filter(|row| row.series.axis == Some(axis)) {

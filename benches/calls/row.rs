@@ -1,16 +1,16 @@
-//! The figures of calls, for people and for programs.
+//! The figures of calls: tables for people, JSON for programs.
 
 use crate::case::{Axis, Point, Series};
 use crate::run::{Time, Way};
 use std::fmt::Write as _;
 
-/// A case at a point.
+/// The figures of a case at a point.
 pub struct Row {
     pub series: &'static Series,
     pub point: Point,
-    /// Best so far, by [`Way`].
+    /// The best times so far, by [`Way`].
     times: [Option<Time>; 3],
-    /// By [`Way`].
+    /// Instructions per iteration, by [`Way`].
     pub instructions: [Option<f64>; 3],
 }
 
@@ -24,7 +24,7 @@ impl Row {
         }
     }
 
-    /// Another measurement. The least disturbed one counts.
+    /// Adds another measurement; the least disturbed one, which is the shortest, counts.
     pub fn add_time(&mut self, way: Way, time: Time) {
         let best = self.times[way as usize].get_or_insert(time);
         best.processor = best.processor.min(time.processor);
@@ -39,7 +39,7 @@ impl Row {
         Some(self.time(way)?.processor)
     }
 
-    /// The processor's time that an iteration takes longer: ns.
+    /// Returns how much more processor time an iteration takes, in ns.
     pub fn added(&self, way: Way) -> Option<f64> {
         Some(self.processor(way)? - self.processor(Way::Bare)?)
     }
@@ -48,13 +48,13 @@ impl Row {
         Some(self.instructions[way as usize]? - self.instructions[Way::Bare as usize]?)
     }
 
-    /// How many times as long a number of iterations takes, of whichever thread or process.
+    /// Returns the ratio of the time between iterations, all threads or processes together.
     fn ratio(&self) -> Option<f64> {
         Some(self.time(Way::Limited)?.interval / self.time(Way::Bare)?.interval)
     }
 }
 
-/// Tables in Markdown, one for each axis, and one of what has none.
+/// Returns the Markdown tables: one for each axis, and one for the cases without axis.
 pub fn tables(rows: &[Row]) -> String {
     let axes = Axis::ALL.map(Some);
     let tables = [None].into_iter().chain(axes);
@@ -64,13 +64,14 @@ pub fn tables(rows: &[Row]) -> String {
         .collect()
 }
 
-/// The table of an axis; `None` when nothing of it was measured.
+/// Returns the table of an axis; `None` when no case was measured along it.
 pub fn table(rows: &[Row], axis: Option<Axis>) -> Option<String> {
     let mut rows = rows.iter().filter(|row| row.series.axis == axis).peekable();
     rows.peek()?;
     let place = axis.map_or("", Axis::name);
     let mut table = format!(
-        "| case | {place} | bare ns | no limit: added ns | instr. | limited: added ns | instr. | aim ns | ratio |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+        "| case | {place} | bare ns | no limit: added ns | instr. | limited: added ns | instr. \
+         | aim ns | ratio |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
     );
     for row in rows {
         let _ = writeln!(
@@ -113,24 +114,31 @@ fn thousands(value: u32) -> String {
     text
 }
 
-/// One object per line.
+/// Prints one JSON object per line.
 pub fn print_json(rows: &[Row]) {
     let figure = |figure: Option<f64>| figure.map_or("null".into(), |value| format!("{value:.1}"));
     for row in rows {
         let axes = Axis::ALL.map(|axis| format!(r#""{}": {}"#, axis.name(), row.point.at(axis)));
         println!(
-            r#"{{"case": "{}", {}, "bare_ns": {}, "preloaded_ns": {}, "limited_ns": {}, "bare_instructions": {}, "preloaded_instructions": {}, "limited_instructions": {}, "ratio": {}, "aim_added_ns": {}}}"#,
+            r#"{{"case": "{}", {}, "bare_ns": {}, "preloaded_ns": {}, "limited_ns": {}, {}}}"#,
             row.series.case.name,
             axes.join(", "),
             figure(row.processor(Way::Bare)),
             figure(row.processor(Way::Preloaded)),
             figure(row.processor(Way::Limited)),
-            figure(row.instructions[0]),
-            figure(row.instructions[1]),
-            figure(row.instructions[2]),
-            row.ratio()
-                .map_or("null".into(), |ratio| format!("{ratio:.3}")),
-            figure(row.series.aim_at(row.point)),
+            [
+                ("bare_instructions", figure(row.instructions[0])),
+                ("preloaded_instructions", figure(row.instructions[1])),
+                ("limited_instructions", figure(row.instructions[2])),
+                (
+                    "ratio",
+                    row.ratio()
+                        .map_or("null".into(), |ratio| format!("{ratio:.3}")),
+                ),
+                ("aim_added_ns", figure(row.series.aim_at(row.point))),
+            ]
+            .map(|(name, value)| format!(r#""{name}": {value}"#))
+            .join(", "),
         );
     }
 }

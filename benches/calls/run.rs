@@ -1,5 +1,5 @@
-//! Running a case in another process, in three ways: on the bare driver, with the library
-//! preloaded, and with a limit on top.
+//! Runs a case in another process, in three ways: on the bare driver, with the library preloaded,
+//! and with a limit on top.
 
 use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
@@ -14,19 +14,20 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// How the program is run.
+/// The way in which a program is run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
-    /// Without us.
+    /// Without the library.
     Bare,
-    /// Preloaded, no limit asked for.
+    /// Preloaded, without a limit.
     Preloaded,
     /// Preloaded, with a limit that is never reached.
     Limited,
 }
 
 impl Way {
-    /// The ways that make a difference at `point`: without a limit none of the axes does.
+    /// Returns the ways to measure at `point`. Without a limit the axes make no difference, so the
+    /// preloaded way is only measured at usual points.
     pub fn for_point(point: Point) -> &'static [Way] {
         if point.is_usual() {
             &[Way::Bare, Way::Preloaded, Way::Limited]
@@ -36,47 +37,47 @@ impl Way {
     }
 }
 
-/// What one run of a worker took: ns.
+/// The times of one run of a worker, in ns.
 #[derive(Clone, Copy)]
 pub struct Time {
-    /// The processor's, for one iteration.
+    /// Processor time of one iteration.
     pub processor: f64,
-    /// What passed between one iteration and the next, of whichever thread.
+    /// Time between one iteration and the next, of any thread.
     pub interval: f64,
 }
 
-/// What one worker has in memory: bytes.
+/// The resident memory of one worker, in bytes.
 #[derive(Clone, Copy)]
 pub struct Resident {
     pub all: u64,
-    /// Nobody else's: no page of a file, nor of shared memory.
+    /// Memory that no other process has: neither pages of files nor shared memory.
     pub own: u64,
-    /// NVML's, which the library loads where it has to look at the driver's figures.
+    /// NVML's memory; the library loads NVML when it has to read the driver's figures.
     pub nvml: u64,
 }
 
-/// Starts of a program that make one time.
+/// The number of starts of a program of which the best counts.
 const STARTS: u32 = 20;
-/// Iterations that callgrind counts.
+/// The number of iterations that callgrind counts.
 const COUNTED: u32 = 500;
-/// Never reached.
+/// The limit in bytes, which is never reached.
 const LIMIT: u64 = 64 << 30;
-/// Names of groups below the first.
+/// The names of the groups below the first.
 const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 
-/// Where everything is that a run needs.
+/// The files and folders that all runs need.
 pub struct Setup {
     library: PathBuf,
     worker: PathBuf,
     root: PathBuf,
     callgrind: bool,
-    /// Trees of groups that were made.
+    /// The number of group trees that were made.
     trees: Cell<u32>,
 }
 
 impl Setup {
-    /// `library` is the one to preload. Without `callgrind`, or without valgrind, nothing is
-    /// counted.
+    /// Prepares the runs with the library to preload. Instructions are not counted if `callgrind`
+    /// is false or valgrind is missing.
     pub fn new(library: PathBuf, callgrind: bool) -> Result<Self, Box<dyn Error>> {
         let has_valgrind = || {
             let version = Command::new("valgrind").arg("--version").output();
@@ -84,7 +85,7 @@ impl Setup {
         };
         if callgrind && !has_valgrind() {
             eprintln!(
-                "no valgrind here: instructions are not counted (Debian: apt install valgrind)"
+                "valgrind is missing: instructions are not counted (Debian: apt install valgrind)"
             );
         }
         let root = PathBuf::from(format!("/dev/shm/gpulimit-bench-{}", std::process::id()));
@@ -98,7 +99,7 @@ impl Setup {
         })
     }
 
-    /// The group, and who else is in it, for measurements at `point`.
+    /// Makes the group for measurements at `point`, and its other members.
     pub fn place(&self, point: Point) -> Result<Place<'_>, Box<dyn Error>> {
         let shares = [Axis::Members, Axis::Rivals, Axis::Depth];
         if !point.axis.is_some_and(|axis| shares.contains(&axis)) {
@@ -110,7 +111,7 @@ impl Setup {
             });
         }
         let root = Root::at(&self.root)?;
-        // A tree of its own, so that nobody's slots are left from an earlier measurement.
+        // Each place gets a tree of its own, which has no slots of an earlier measurement.
         let top = format!("tree-{}", self.trees.replace(self.trees.get() + 1));
         let mut group = String::new();
         for name in [&*top]
@@ -141,17 +142,18 @@ impl Drop for Setup {
     }
 }
 
-/// A group with whoever else is in it; they end with this.
+/// A group and its other members, which end when this is dropped.
 pub struct Place<'a> {
     setup: &'a Setup,
     point: Point,
-    /// `None`: each program that is limited is a job of its own.
+    /// `None`: every program with a limit gets a job group of its own.
     group: Option<String>,
     crowd: Option<Companion>,
 }
 
 impl Place<'_> {
-    /// One iteration: the best of a process's batches, or of a number of starts.
+    /// Returns the time of one iteration: the best of a process's batches, or of a number of
+    /// starts.
     pub fn time(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
         if case.name == START {
             return self.start(way);
@@ -162,7 +164,7 @@ impl Place<'_> {
         let (said, _) = text(&mut self.worker(way, "time", case))?;
         drop(rivals);
         let mut figures = said.split_whitespace().map(str::parse);
-        let mut next = || figures.next().ok_or("a worker said nothing");
+        let mut next = || figures.next().ok_or("a worker printed too few numbers");
         Ok(Time {
             processor: next()??,
             interval: next()??,
@@ -186,8 +188,9 @@ impl Place<'_> {
         })
     }
 
-    /// Instructions of one iteration, or of a whole start; `None` when they are not counted. What
-    /// several threads or processes execute beside each other is not the same each time.
+    /// Returns the instructions of one iteration, or of a whole start; `None` when they are not
+    /// counted. Several threads or processes do not execute the same instructions each time, so
+    /// these are not counted.
     pub fn instructions(&self, case: &Case, way: Way) -> Result<Option<f64>, Box<dyn Error>> {
         let several = self.point.at(Axis::Threads) > 1 || self.point.at(Axis::Rivals) > 0;
         if !self.setup.callgrind || several {
@@ -199,7 +202,7 @@ impl Place<'_> {
             valgrind.arg("/bin/true");
             1
         } else {
-            // Only inside of this function of the worker.
+            // Callgrind only counts inside this function of the worker.
             valgrind.arg("--toggle-collect=measured");
             valgrind.arg(&self.setup.worker);
             valgrind.args(self.arguments("count", case));
@@ -215,11 +218,11 @@ impl Place<'_> {
         Ok(Some(collected / f64::from(times)))
     }
 
-    /// What a process of `case` has resident when everything of it is there.
+    /// Returns the resident memory of a worker that holds all its allocations.
     pub fn resident(&self, case: &Case, way: Way) -> Result<Resident, Box<dyn Error>> {
         let (said, _) = text(&mut self.worker(way, "memory", case))?;
         let mut figures = said.split_whitespace().map(str::parse);
-        let mut next = || figures.next().ok_or("a worker said nothing");
+        let mut next = || figures.next().ok_or("a worker printed too few numbers");
         Ok(Resident {
             all: next()??,
             own: next()??,
@@ -250,8 +253,8 @@ impl Place<'_> {
         Companion::start(crowd)
     }
 
-    /// `command` with the environment of `way`. The tool `valgrind` hands it on to the program that
-    /// it runs.
+    /// Returns `command` with the environment of `way`, which valgrind passes on to the program
+    /// that it runs.
     fn prepared(&self, mut command: Command, way: Way) -> Command {
         let foreign =
             |name: &str| name.starts_with("GPULIMIT_") && !name.starts_with("GPULIMIT_SIM");
@@ -274,7 +277,7 @@ impl Place<'_> {
     }
 }
 
-/// A process beside the measured one: it is there when it has said so, and until this is dropped.
+/// A process beside the measured one. It runs once it has printed `ready`, until this is dropped.
 struct Companion(Child);
 
 impl Companion {
@@ -288,7 +291,7 @@ impl Companion {
         let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
         if line.trim() != "ready" {
-            return Err(format!("{command:?} is not there: {line:?}").into());
+            return Err(format!("{command:?} did not get ready: {line:?}").into());
         }
         Ok(companion)
     }
@@ -301,7 +304,7 @@ impl Drop for Companion {
     }
 }
 
-/// What a program writes to its output and to its error output.
+/// Runs a program and returns its output and its error output.
 fn text(command: &mut Command) -> Result<(String, String), Box<dyn Error>> {
     let output = command.stdin(Stdio::null()).output()?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();

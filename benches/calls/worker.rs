@@ -1,5 +1,5 @@
-//! A program of one loop. It finds the driver as programs do, by `dlopen` and `dlsym`, and knows
-//! nothing of us.
+//! A program of one loop. It finds the driver by `dlopen` and `dlsym`, as programs do, and does not
+//! know about gpulimit.
 #![allow(unsafe_code)]
 
 use std::error::Error;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const KIB_4: usize = 4096;
 const BLOCK: usize = 2 << 20;
-/// Allocations of 4 KiB in a block.
+/// The number of 4 KiB allocations in a block.
 const PER_BLOCK: usize = BLOCK / KIB_4;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: c_int = 4;
@@ -25,17 +25,17 @@ const KERNEL: &CStr =
 type Handle = *mut c_void;
 
 /// `worker HOW CASE LIVE THREADS [TIMES]`, where HOW is
-/// - `time`: prints the processor's nanoseconds of an iteration, and those that pass between one
-///   and the next;
-/// - `rival`: says `ready` and goes on until it is killed;
-/// - `count`: runs [`measured`] once with so many TIMES;
-/// - `memory`: prints the resident bytes of this process, how many of them are nobody else's, and
-///   how many are NVML's.
+/// - `time`: prints the nanoseconds of processor time per iteration, and those that pass between
+///   one iteration and the next;
+/// - `rival`: prints `ready` and loops until it is killed;
+/// - `count`: runs [`measured`] once with TIMES iterations;
+/// - `memory`: prints the resident bytes of this process, those that no other process has, and
+///   those of NVML.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
             .next()
-            .ok_or("worker time|rival|count|memory CASE LIVE THREADS [TIMES]")
+            .ok_or("usage: worker time|rival|count|memory CASE LIVE THREADS [TIMES]")
     };
     let (how, case, live, threads) = (next()?, next()?, next()?.parse()?, next()?.parse()?);
     let driver = Driver::load();
@@ -59,12 +59,16 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
             resident("RssAnon:")?,
             resident_of("libnvidia-ml.so")?
         ),
-        _ => return Err(format!("no way to run called {how}").into()),
+        _ => {
+            return Err(
+                format!("unknown word '{how}': expected time, rival, count or memory").into(),
+            );
+        }
     }
     Ok(())
 }
 
-/// The best of a number of batches.
+/// Returns the best times of a number of batches.
 fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
     if threads > 1 {
         return time_of_several(driver, case, live, threads);
@@ -79,9 +83,9 @@ fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
     (best, best)
 }
 
-/// Of several threads that begin a batch together.
+/// Returns the best times of several threads that begin each batch together.
 fn time_of_several(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
-    /// Longer ones, because all have to run to be in each other's way.
+    /// A longer batch, because all threads have to run at the same time to disturb each other.
     const BATCH: u32 = 20_000;
     const BATCHES: usize = 5;
     let turns = Barrier::new(threads as usize);
@@ -116,38 +120,38 @@ fn time_of_several(driver: &Driver, case: &str, live: usize, threads: u32) -> (f
     (processor, interval)
 }
 
-/// What is done over and over, done often enough to be as it will stay.
+/// Returns the body of the loop after a warm-up.
 fn ready(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     let mut body = prepare(driver, case, live);
     (0..WARM_UP).for_each(|_| body());
     body
 }
 
-/// Of this thread: ns.
+/// Returns the processor time of this thread, in ns.
 fn processor_time() -> f64 {
     let mut spent = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes one `timespec`.
+    // SAFETY: `spent` is a local variable that clock_gettime may write.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut spent) };
     spent.tv_sec as f64 * 1e9 + spent.tv_nsec as f64
 }
 
-/// Bytes of this process that are in memory: a figure that the kernel has of it.
+/// Returns one of the kernel's figures of this process's resident memory, in bytes.
 fn resident(figure: &str) -> Result<u64, Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(figure));
     bytes(line.ok_or_else(|| format!("no {figure} in /proc/self/status"))?)
 }
 
-/// Bytes of this process that are in memory of the file with this in its name.
+/// Returns the resident bytes of this process in mappings of the file with this in its name.
 fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     let smaps = std::fs::read_to_string("/proc/self/smaps")?;
     let (mut is_of_it, mut all) = (false, 0);
     for line in smaps.lines() {
-        // The first word of a mapping's first line is its addresses, those of its figures end with
-        // a colon.
+        // A mapping's first line begins with its addresses; the lines of its figures begin with a
+        // word that ends with a colon.
         if !line
             .split(' ')
             .next()
@@ -161,13 +165,16 @@ fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     Ok(all)
 }
 
-/// What the kernel writes as `4 kB`.
+/// Reads a figure that the kernel writes as `4 kB`.
 fn bytes(figure: &str) -> Result<u64, Box<dyn Error>> {
-    let kib = figure.trim().strip_suffix("kB").ok_or("no kB")?;
+    let kib = figure
+        .trim()
+        .strip_suffix("kB")
+        .ok_or("expected a figure in kB")?;
     Ok(kib.trim().parse::<u64>()? * 1024)
 }
 
-/// The loop that is timed and counted. Callgrind knows it by this name.
+/// The loop that is timed and counted. Callgrind finds it by this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn measured(times: u32, body: &mut dyn FnMut()) {
@@ -176,7 +183,7 @@ fn measured(times: u32, body: &mut dyn FnMut()) {
     }
 }
 
-/// What is done over and over, with everything that it needs, `live` allocations among it.
+/// Returns the body of the loop, with all that it needs: objects, and `live` allocations.
 fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     let Driver {
         cuMemAlloc_v2: alloc,
@@ -190,7 +197,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     };
     let pair = move |bytes: usize| {
         let address = allocate(alloc, bytes);
-        // SAFETY: just allocated.
+        // SAFETY: the address was just allocated, and is freed once.
         must("cuMemFree", unsafe { free(address) });
     };
     match case {
@@ -199,12 +206,12 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             Box::new(move || pair(KIB_4))
         }
         "new-small" => {
-            // No held block has room.
+            // Fill all held blocks, so that every pair needs a new block.
             hold(live.next_multiple_of(PER_BLOCK));
             Box::new(move || pair(KIB_4))
         }
         "new-block" => {
-            // Of more than a block: one of a single block would be paid by the spare.
+            // Allocate more than one block: the spare block would pay for a single one.
             hold(live);
             Box::new(move || pair(2 * BLOCK))
         }
@@ -216,7 +223,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let info = driver.cuMemGetInfo_v2;
             Box::new(move || {
                 let (mut free, mut total) = (0, 0);
-                // SAFETY: two valid places.
+                // SAFETY: both pointers point to local variables.
                 must("cuMemGetInfo", unsafe { info(&mut free, &mut total) });
                 black_box((free, total));
             })
@@ -227,7 +234,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let update = driver.cuGraphExecUpdate_v2;
             Box::new(move || {
                 let mut told = [0; 3];
-                // SAFETY: a graph and what was made of it, and a valid place.
+                // SAFETY: `exec` was made from `graph`, and `told` has room for the result.
                 must("cuGraphExecUpdate", unsafe {
                     update(exec, graph, told.as_mut_ptr())
                 });
@@ -237,7 +244,8 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let (graph, exec) = graph(driver);
             let (mut node, mut count, mut params) = (null_mut(), 1, [0; 9]);
             let set = driver.cuGraphExecKernelNodeSetParams_v2;
-            // SAFETY: places for one node and for its parameters.
+            // SAFETY: the pointers point to local variables with room for one node and its
+            // parameters.
             unsafe {
                 must(
                     "cuGraphGetNodes",
@@ -249,17 +257,17 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
                 );
             }
             Box::new(move || {
-                // SAFETY: what the node has now.
+                // SAFETY: the parameters are those that the node has now.
                 must("cuGraphExecKernelNodeSetParams", unsafe {
                     set(exec, node, params.as_ptr())
                 });
             })
         }
         "dlsym" => {
-            // SAFETY: NUL-terminated; the C library is loaded already.
+            // SAFETY: the name is NUL-terminated, and the C library is loaded already.
             let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW) };
             Box::new(move || {
-                // SAFETY: an open library, a NUL-terminated name.
+                // SAFETY: the library is open and the name is NUL-terminated.
                 let found = unsafe { libc::dlsym(library, c"strlen".as_ptr()) };
                 assert!(!found.is_null());
             })
@@ -268,7 +276,8 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let (_, exec) = graph(driver);
             let (launch, stream) = (driver.cuGraphLaunch, stream(driver));
             Box::new(move || {
-                // SAFETY: an executable graph and a stream.
+                // SAFETY: `exec` is an executable graph and `stream` a stream; both live as long as
+                // the process.
                 must("cuGraphLaunch", unsafe { launch(exec, stream) });
             })
         }
@@ -286,7 +295,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let (alloc, stream) = (driver.cuMemAllocAsync, stream(driver));
             for _ in 0..live {
                 let mut address = 0;
-                // SAFETY: a valid place.
+                // SAFETY: the pointer points to a local variable.
                 must("cuMemAllocAsync", unsafe {
                     alloc(&mut address, KIB_4, stream)
                 });
@@ -298,29 +307,29 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let properties = [1u32, 0, 1, 0, 0, 0, 0, 0];
             for _ in 0..live {
                 let mut handle = 0;
-                // SAFETY: a valid place, and a structure of 32 bytes.
+                // SAFETY: the pointers point to local variables; the structure has 32 bytes.
                 must("cuMemCreate", unsafe {
                     (driver.cuMemCreate)(&mut handle, BLOCK, properties.as_ptr(), 0)
                 });
             }
             Box::new(|| ())
         }
-        _ => panic!("no case {case}"),
+        _ => panic!("unknown case '{case}'"),
     }
 }
 
 fn allocate(alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int, bytes: usize) -> u64 {
     let mut address = 0;
-    // SAFETY: a valid place for an address.
+    // SAFETY: the pointer points to a local variable.
     must("cuMemAlloc", unsafe { alloc(&mut address, bytes) });
     address
 }
 
-/// A pool that keeps what it has, so that a pair takes nothing new.
+/// Returns a pair on a pool that keeps its memory, so that the pair takes no new memory.
 fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
     let (alloc, free) = (driver.cuMemAllocAsync, driver.cuMemFreeAsync);
     let (mut pool, mut keep) = (null_mut(), u64::MAX);
-    // SAFETY: valid places; the attribute is a u64.
+    // SAFETY: the pointers point to local variables, and the attribute is a u64.
     unsafe {
         must(
             "cuDeviceGetDefaultMemPool",
@@ -334,7 +343,7 @@ fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
     let stream = stream(driver);
     Box::new(move || {
         let mut address = 0;
-        // SAFETY: a valid place, then what the call put there.
+        // SAFETY: the pointer points to a local variable, and the address is freed once.
         unsafe {
             must("cuMemAllocAsync", alloc(&mut address, BLOCK / 2, stream));
             must("cuMemFreeAsync", free(address, stream));
@@ -346,13 +355,13 @@ fn known_kernel(driver: &Driver) -> Box<dyn FnMut()> {
     launches(driver, stream(driver))
 }
 
-/// A graph of a hundred launches of a kernel that was launched before, and what is made of it.
+/// Returns a graph of a hundred launches of a known kernel, and an executable graph made from it.
 fn graph(driver: &Driver) -> (Handle, Handle) {
     let stream = stream(driver);
     let mut launch = launches(driver, stream);
     launch();
     let (mut graph, mut exec) = (null_mut(), null_mut());
-    // SAFETY: valid places; 2 is CU_STREAM_CAPTURE_MODE_RELAXED.
+    // SAFETY: the pointers point to local variables; 2 is CU_STREAM_CAPTURE_MODE_RELAXED.
     unsafe {
         must(
             "cuStreamBeginCapture",
@@ -373,7 +382,7 @@ fn graph(driver: &Driver) -> (Handle, Handle) {
 
 fn launches(driver: &Driver, stream: Handle) -> Box<dyn FnMut()> {
     let (mut module, mut kernel) = (null_mut(), null_mut());
-    // SAFETY: valid places; the image and the name are NUL-terminated.
+    // SAFETY: the pointers point to local variables; the image and the name are NUL-terminated.
     unsafe {
         must(
             "cuModuleLoadData",
@@ -386,7 +395,7 @@ fn launches(driver: &Driver, stream: Handle) -> Box<dyn FnMut()> {
     }
     let launch = driver.cuLaunchKernel;
     Box::new(move || {
-        // SAFETY: a kernel without parameters.
+        // SAFETY: the kernel has no parameters.
         let status = unsafe { launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, null_mut(), null_mut()) };
         must("cuLaunchKernel", status);
     })
@@ -394,7 +403,7 @@ fn launches(driver: &Driver, stream: Handle) -> Box<dyn FnMut()> {
 
 fn stream(driver: &Driver) -> Handle {
     let mut stream = null_mut();
-    // SAFETY: a valid place; 1 is CU_STREAM_NON_BLOCKING.
+    // SAFETY: the pointer points to a local variable; 1 is CU_STREAM_NON_BLOCKING.
     must("cuStreamCreate", unsafe {
         (driver.cuStreamCreate)(&mut stream, 1)
     });
@@ -417,31 +426,36 @@ macro_rules! driver {
         impl Driver {
             /// Loads the driver and makes the primary context of GPU 0 current.
             fn load() -> Driver {
-                // SAFETY: NUL-terminated names; a function's type is that of the header.
+                // SAFETY: the names are NUL-terminated, and each function has the type of its
+                // header.
                 let driver = unsafe {
                     let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
-                    assert!(!library.is_null(), "no libcuda.so.1: run it by scripts/bench");
+                    assert!(!library.is_null(), "libcuda.so.1 is missing: run scripts/bench");
                     Driver {
                         $( $name: {
                             let name = concat!(stringify!($name), "\0");
                             let found = libc::dlsym(library, name.as_ptr().cast());
-                            assert!(!found.is_null(), "the driver has no {name}");
-                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found)
+                            assert!(!found.is_null(), "the driver has no function {name}");
+                            type Function = unsafe extern "C" fn($($argument),*) -> c_int;
+                            std::mem::transmute::<*mut c_void, Function>(found)
                         }, )*
                     }
                 };
-                // SAFETY: takes no memory of ours.
+                // SAFETY: cuInit takes no pointers.
                 must("cuInit", unsafe { (driver.cuInit)(0) });
                 driver.enter();
                 driver
             }
 
-            /// Makes the primary context of GPU 0 this thread's.
+            /// Makes the primary context of GPU 0 current in this thread.
             fn enter(&self) {
                 let mut context = null_mut();
-                // SAFETY: a valid place, then what the call put there.
+                // SAFETY: the pointer points to a local variable, which then holds a context.
                 unsafe {
-                    must("cuDevicePrimaryCtxRetain", (self.cuDevicePrimaryCtxRetain)(&mut context, 0));
+                    must(
+                        "cuDevicePrimaryCtxRetain",
+                        (self.cuDevicePrimaryCtxRetain)(&mut context, 0),
+                    );
                     must("cuCtxSetCurrent", (self.cuCtxSetCurrent)(context));
                 }
             }
@@ -472,5 +486,17 @@ driver! {
     cuGraphKernelNodeGetParams_v2(Handle, *mut u64);
     cuGraphExecKernelNodeSetParams_v2(Handle, Handle, *const u64);
     cuGraphExecUpdate_v2(Handle, Handle, *mut u64);
-    cuLaunchKernel(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut Handle, *mut Handle);
+    cuLaunchKernel(
+        Handle,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        Handle,
+        *mut Handle,
+        *mut Handle
+    );
 }

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# For login shells: those of users who have a group, users/NAME, are in it; the others stay as they are. Goes to
-# /etc/profile.d/gpulimit.sh; for sh, dash and bash.
+# Install as /etc/profile.d/gpulimit.sh. Puts the login shells (sh, dash, bash) of a user whose
+# group users/NAME exists into that group, and leaves all other users alone.
 if gpulimit_user=$(id -un 2>/dev/null) &&
     [ -r /usr/local/lib/gpulimit/libgpulimit.so ] && [ -z "${GPULIMIT_GROUP:-}" ] &&
     /usr/local/bin/gpulimit get "users/$gpulimit_user" max >/dev/null 2>&1; then

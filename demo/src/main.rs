@@ -1,9 +1,9 @@
-//! Takes GPU memory piece by piece, as any CUDA program does, and says what it gets:
+//! Takes GPU memory piece by piece, as any CUDA program does, and prints the result of each piece:
 //! `fill [--insist] [--hold SECONDS] SIZE…`
 //!
-//! It knows nothing of limits: what it reads and what it is refused comes from the driver, through
-//! cudarc. Ends with 0 when it got everything, with 1 when a piece was refused. `--insist` asks for
-//! a piece until it gets it.
+//! The program knows nothing of limits: the free memory and the refusals come from the driver,
+//! through cudarc. Exits with 0 when it got all pieces, and with 1 when a piece was refused. With
+//! `--insist` it tries again until it gets each piece.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -47,7 +47,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
     Ok(options)
 }
 
-/// The driver's answer when there is no memory.
+/// Returns whether the driver's answer is that it is out of memory.
 fn is_out_of_memory(error: &DriverError) -> bool {
     error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }

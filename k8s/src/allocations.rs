@@ -1,20 +1,21 @@
-//! What containers were given: a group each, a view of it that the container gets as its root of
-//! groups, and a record of both.
+//! The allocations of containers. Each has a group, a view that the container mounts as its root of
+//! groups, and a record.
 //!
 //! ```text
-//! STATE/allocations/NAME        the record: which card, which units, how many bytes; survives a reboot, written first and removed last
-//! ROOT/NAME/                    the group, on the node open to root alone
-//! ROOT/.kubernetes/NAME/        the view: what is at /run/gpulimit in the container, read-only
-//!     .rules                    puts every program there into the group, whatever its environment says
-//!     NAME/limits, lock         the group's own files under further names
-//!     NAME/ledger               that, too; the only one that is mounted writable
+//! STATE/allocations/NAME     the record: card, units and bytes; survives a reboot; it is written
+//!                            first and removed last
+//! ROOT/NAME/                 the group; on the node, only root can access it
+//! ROOT/.kubernetes/NAME/     the view, mounted read-only at /run/gpulimit in the container
+//!     .rules                 the rule that puts every program there into the group
+//!     NAME/limits, lock      hard links to the group's files
+//!     NAME/ledger            another one, the only file that is mounted writable
 //! ```
-//! Every allocation gets a name and files of its own, also of units that were given out before. The
-//! ledger is open to the container's root, who may leave anything behind: another owner, no
-//! permissions, a descriptor that some other pod keeps. None of that is used again.
+//! Each allocation gets a new name and new files, even if its units were allocated before. The
+//! container's root can write the ledger, and may leave it with another owner, without permissions,
+//! or open in another pod. Such files are never used again.
 //!
-//! Every group is at the top. Below a common one, all containers could write that one's ledger, and
-//! so stop each other.
+//! All groups are at the top level. In a common parent group, every container could write the
+//! parent's ledger, and so block the others.
 
 use crate::library::replace;
 use crate::units::{Share, Unit};
@@ -32,52 +33,54 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The directory of the views, in the root. No group can have this name.
+/// The directory of the views, in the root. Groups cannot have this name.
 const VIEWS: &str = ".kubernetes";
-/// The directory of the records, in the state.
+/// The directory of the records, in the state directory.
 const RECORDS: &str = "allocations";
-/// Kubelet allocates for the init containers of a pod and at once, from the same units, for the
-/// others. Units that are given out again after so long have had another owner.
+/// Kubelet allocates the same units for the init containers of a pod and, within this time, for its
+/// other containers. Later, the same units are for another pod.
 const SAME_POD: Duration = Duration::from_secs(60);
 
 /// All allocations of the node.
 pub struct Allocations {
     root: Root,
     records: PathBuf,
-    /// Since when kubelet has said of each, without a break, that no pod has any of its units.
+    /// For each allocation: since when kubelet has continuously reported that no pod has its units.
     unused: BTreeMap<String, Instant>,
-    /// When we made each.
+    /// For each allocation: when this process made it.
     granted: BTreeMap<String, Instant>,
 }
 
-/// An allocation, as a container is given it.
+/// What a container is given for an allocation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Grant {
-    /// The group.
+    /// The name of the group.
     pub name: String,
-    /// The view, on the node.
+    /// The path of the view on the node.
     pub view: PathBuf,
-    /// The ledger in the view, on the node.
+    /// The path of the ledger in the view, on the node.
     pub ledger: PathBuf,
 }
 
-/// What is written down of an allocation.
+/// The record of an allocation.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
     gpu: String,
     bytes: u64,
     units: Vec<u32>,
-    /// Tells it from all others of the same units: when it was made, in nanoseconds.
+    /// When the allocation was made, in nanoseconds since 1970. Distinguishes it from other
+    /// allocations of the same units.
     made: u64,
 }
 
 impl Record {
-    fn card(&self) -> Result<DeviceId, Trouble> {
-        self.gpu.parse().map_err(Trouble::new)
+    fn card(&self) -> Result<DeviceId, String> {
+        self.gpu.parse().map_err(text)
     }
 
-    /// `k8s-1a2b3c4d-16GiB-0123456789abcdef`: the card, the size, and what no other allocation has.
+    /// Returns the group's name, `k8s-1a2b3c4d-16GiB-0123456789abcdef`: the card, the size and the
+    /// time.
     fn name(&self) -> String {
         let card = self.gpu.get(4..12).unwrap_or_default();
         format!("k8s-{card}-{}-{:016x}", Size::Bytes(self.bytes), self.made)
@@ -98,8 +101,8 @@ impl Record {
         self.gpu == other.gpu && self.units.iter().any(|unit| other.units.contains(unit))
     }
 
-    /// So much of this card, and nothing of any other.
-    fn limits(&self) -> Result<LimitSet, Trouble> {
+    /// Returns the group's limits: `bytes` of this card, and nothing of all others.
+    fn limits(&self) -> Result<LimitSet, String> {
         let mut limits = LimitSet::all(Size::Bytes(0));
         let card = Selector::Device(self.card()?);
         limits.set(card, Key::Max, Size::Bytes(self.bytes));
@@ -107,47 +110,31 @@ impl Record {
     }
 }
 
-/// What went wrong, for people.
-#[derive(Debug)]
-pub struct Trouble(String);
-
-impl Trouble {
-    fn new(text: impl std::fmt::Display) -> Self {
-        Self(text.to_string())
-    }
-
-    fn at(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
-        move |error| Self(format!("{}: {error}", path.display()))
-    }
+/// Returns the function that describes an I/O error of a file.
+fn at(path: &Path) -> impl Fn(io::Error) -> String + '_ {
+    move |error| format!("{}: {error}", path.display())
 }
 
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Describes any other error.
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }
 
-impl From<GroupError> for Trouble {
-    fn from(error: GroupError) -> Self {
-        Self::new(error)
-    }
-}
-
-/// What became of the allocations that nobody has any longer.
+/// The result of a sweep.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// Those that are gone.
+    /// The names of the removed allocations.
     pub removed: Vec<String>,
-    /// Why others are not.
-    pub troubles: Vec<Trouble>,
+    /// Why other allocations could not be removed.
+    pub troubles: Vec<String>,
 }
 
 impl Allocations {
-    /// With groups in this root and records in this directory; both are made where they are not
-    /// there.
-    pub fn open(root: &Path, state: &Path) -> Result<Self, Trouble> {
-        let root = Root::at(root)?;
-        root.make()?;
+    /// Opens the groups in `root` and the records in `state`. Makes both directories if they do not
+    /// exist.
+    pub fn open(root: &Path, state: &Path) -> Result<Self, String> {
+        let root = Root::at(root).map_err(text)?;
+        root.make().map_err(text)?;
         let records = state.join(RECORDS);
         make_directory(state, 0o755)?;
         make_directory(&records, 0o700)?;
@@ -160,34 +147,34 @@ impl Allocations {
         })
     }
 
-    /// Makes an allocation, of files that nobody has had before. Others of the same units stay
-    /// until they are swept away: of an init container, which runs before the container that gets
-    /// its units, or of a pod that has ended.
-    pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, Trouble> {
+    /// Makes an allocation with new files. Other allocations of the same units stay until a sweep
+    /// removes them: they belong to an init container, which runs before the container that gets
+    /// its units, or to a pod that has ended.
+    pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
             gpu: share.card.to_string(),
             bytes,
             units: share.numbers.clone(),
-            // Until the year 2554.
+            // Fits into 64 bits until the year 2554.
             made: now.map_or(0, |since| since.as_nanos() as u64),
         };
-        // Ends: there are not so many files as there are nanoseconds.
+        // Ends, because there are fewer files than nanoseconds.
         while self.is_taken(&record.name()) {
             record.made += 1;
         }
         let name = record.name();
         self.granted.insert(name.clone(), Instant::now());
         let path = self.records.join(&name);
-        let text = serde_json::to_vec(&record).map_err(Trouble::new)?;
-        replace(&path, &text, 0o600).map_err(Trouble::at(&path))?;
+        let text = serde_json::to_vec(&record).map_err(text)?;
+        replace(&path, &text, 0o600).map_err(at(&path))?;
         self.ensure(&name, &record).inspect_err(|_| {
-            // No container got this group. A sweep removes what this leaves.
+            // No container got this group. A sweep removes what cannot be removed now.
             let _ = self.remove(&name, true);
         })
     }
 
-    /// Whether anything has this name.
+    /// Returns whether a file with this name exists.
     fn is_taken(&self, name: &str) -> bool {
         let (group, view) = (self.root.path().join(name), self.view_of(name));
         [self.records.join(name), group, view]
@@ -199,28 +186,28 @@ impl Allocations {
         self.root.path().join(VIEWS).join(name)
     }
 
-    /// Makes groups and views that are written down and not there, as after a reboot. Those that
-    /// are there stay as they are, and so do those that run in them. Says what could not be made.
-    pub fn recover(&self) -> Result<Vec<Trouble>, Trouble> {
+    /// Makes groups and views that have a record but do not exist, as after a reboot. Does not
+    /// touch existing groups and the processes in them. Returns why others could not be made.
+    pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
         for (name, (record, _)) in self.records()? {
             if let Err(trouble) = self.ensure(&name, &record) {
-                troubles.push(Trouble(format!("{name}: {trouble}")));
+                troubles.push(format!("{name}: {trouble}"));
             }
         }
         Ok(troubles)
     }
 
-    /// Removes allocations that nobody has any longer, and says which: those whose units were given
-    /// out anew, whatever their ledgers say, and those without processes whose units kubelet has
-    /// said for `keep` are in no pod. `in_use`: what it says now, and when it was asked: it knows
-    /// nothing of what came after that. Says as well what could not be removed, and is tried again
-    /// by the next sweep.
+    /// Removes allocations that are no longer used: those whose units were allocated again later,
+    /// whatever their ledgers contain, and those without processes whose units kubelet has listed
+    /// in no pod for the time `keep`. `in_use` has the units that kubelet lists now, and when it
+    /// was asked: allocations that were made after that are not in it. Also returns what could not
+    /// be removed; the next sweep tries again.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
         keep: Duration,
-    ) -> Result<Swept, Trouble> {
+    ) -> Result<Swept, String> {
         let records = self.records()?;
         let is_used = |record: &Record, in_use: &BTreeMap<Unit, String>| {
             record.units().any(|unit| in_use.contains_key(&unit))
@@ -263,25 +250,25 @@ impl Allocations {
             match self.remove(name, force) {
                 Ok(()) => swept.removed.push(name.clone()),
                 Err(trouble) => {
-                    let why = format!("{name}: cannot be removed: {trouble}");
-                    swept.troubles.push(Trouble(why));
+                    let why = format!("cannot remove {name}: {trouble}");
+                    swept.troubles.push(why);
                 }
             }
         }
         Ok(swept)
     }
 
-    /// The allocations, each with the first of its units.
-    pub fn first_units(&self) -> Result<Vec<(String, Unit)>, Trouble> {
+    /// Returns the allocations, each with its first unit.
+    pub fn first_units(&self) -> Result<Vec<(String, Unit)>, String> {
         let first = |(name, (record, _)): (String, (Record, SystemTime))| {
             Some((name, record.units().next()?))
         };
         Ok(self.records()?.into_iter().filter_map(first).collect())
     }
 
-    /// What is written down, and since when. What is no record of ours is left alone.
-    fn records(&self) -> Result<BTreeMap<String, (Record, SystemTime)>, Trouble> {
-        let failed = Trouble::at(&self.records);
+    /// Returns the records with the times when they were written. Ignores other files.
+    fn records(&self) -> Result<BTreeMap<String, (Record, SystemTime)>, String> {
+        let failed = at(&self.records);
         let mut records = BTreeMap::new();
         for entry in fs::read_dir(&self.records).map_err(&failed)? {
             let entry = entry.map_err(&failed)?;
@@ -296,24 +283,26 @@ impl Allocations {
         Ok(records)
     }
 
-    /// The group and its view, made where they are not there.
-    fn ensure(&self, name: &str, record: &Record) -> Result<Grant, Trouble> {
-        let created = self.root.create(name, &record.limits()?)?;
+    /// Makes the group and its view if they do not exist.
+    fn ensure(&self, name: &str, record: &Record) -> Result<Grant, String> {
+        let created = self.root.create(name, &record.limits()?).map_err(text)?;
         let group = &created.group;
-        // A container's programs may be of any user. Those of the node must not be among them.
+        // A container's programs may have any user number. The same users of the node must not get
+        // in.
         let private = Permissions::from_mode(0o700);
-        fs::set_permissions(group.path(), private).map_err(Trouble::at(group.path()))?;
+        fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
-        fs::set_permissions(group.limits_path(), readable)
-            .map_err(Trouble::at(&group.limits_path()))?;
-        group.give_access(Access {
-            owner: None,
-            members: Members::All,
-        })?;
+        fs::set_permissions(group.limits_path(), readable).map_err(at(&group.limits_path()))?;
+        group
+            .give_access(Access {
+                owner: None,
+                members: Members::All,
+            })
+            .map_err(text)?;
         self.view(group)
     }
 
-    fn view(&self, group: &Group) -> Result<Grant, Trouble> {
+    fn view(&self, group: &Group) -> Result<Grant, String> {
         let view = self.view_of(group.name());
         let files = view.join(group.name());
         let grant = Grant {
@@ -321,7 +310,7 @@ impl Allocations {
             ledger: files.join("ledger"),
             view,
         };
-        // The whole root may have been removed.
+        // The whole root may have been removed since the start.
         make_directory(&self.root.path().join(VIEWS), 0o700)?;
         make_directory(&grant.view, 0o755)?;
         make_directory(&files, 0o755)?;
@@ -330,18 +319,18 @@ impl Allocations {
         }
         let everybody = Rules::everybody(group.name());
         let path = grant.view.join(rules::FILE);
-        replace(&path, everybody.to_string().as_bytes(), 0o644).map_err(Trouble::at(&path))?;
+        replace(&path, everybody.to_string().as_bytes(), 0o644).map_err(at(&path))?;
         Ok(grant)
     }
 
-    /// The group first: it says no where somebody runs in it. With `force` it is removed whatever
-    /// is in its files: the directory is ours, and that is all it takes.
-    fn remove(&self, name: &str, force: bool) -> Result<(), Trouble> {
+    /// Removes the group first, which fails if a process uses it. With `force`, removes it
+    /// regardless of its files: this process owns the directory.
+    fn remove(&self, name: &str, force: bool) -> Result<(), String> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
             Ok(()) | Err(GroupError::Missing { .. }) => {}
             Err(_) if force => gone(&group, fs::remove_dir_all(&group))?,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error.to_string()),
         }
         let (view, record) = (self.view_of(name), self.records.join(name));
         gone(&view, fs::remove_dir_all(&view))?;
@@ -349,21 +338,22 @@ impl Allocations {
     }
 }
 
-/// What became of an attempt to remove something that may not be there.
-fn gone(path: &Path, removed: io::Result<()>) -> Result<(), Trouble> {
+/// Treats "not found" as success.
+fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
     match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Trouble::at(path)(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(at(path)(error)),
         _ => Ok(()),
     }
 }
 
-/// Who is in a group, as its ledger says.
+/// The use of a group, according to its ledger.
 enum State {
-    /// Nobody, and the driver has let go of what those before held.
+    /// No process uses the group, and the driver has freed all its memory.
     Idle,
-    /// Somebody.
+    /// A process uses the group.
     Busy,
-    /// The container has made its ledger say nothing: it has no say in when the group goes.
+    /// The container has made its ledger unusable, so the ledger does not decide when the group is
+    /// removed.
     Spoilt,
 }
 
@@ -371,7 +361,7 @@ impl State {
     fn of(group: &Group) -> Self {
         match Ledger::open(&group.ledger_path()) {
             Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
-            // That nobody uses one of another version is found when it is removed.
+            // For a ledger of another version, the removal checks that no process uses it.
             Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,
             Err(LedgerError::Damaged { .. }) => Self::Spoilt,
             Err(LedgerError::Io { error, .. })
@@ -387,30 +377,30 @@ impl State {
     }
 }
 
-/// A further name for a file; what else is there is replaced.
+/// Makes a hard link, and replaces what has its name.
 ///
-/// A container runtime makes an empty directory where it finds nothing to mount, as it may after a
-/// reboot.
-fn link(file: &Path, name: &Path) -> Result<(), Trouble> {
+/// A container runtime makes an empty directory where a mount's source is missing, which may happen
+/// after a reboot.
+fn link(file: &Path, name: &Path) -> Result<(), String> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);
         wanted.is_ok_and(|wanted| (wanted.dev(), wanted.ino()) == (about.dev(), about.ino()))
     };
     match fs::symlink_metadata(name) {
-        Ok(about) if about.is_dir() => fs::remove_dir_all(name).map_err(Trouble::at(name))?,
+        Ok(about) if about.is_dir() => fs::remove_dir_all(name).map_err(at(name))?,
         Ok(about) if same(&about) => return Ok(()),
-        Ok(_) => fs::remove_file(name).map_err(Trouble::at(name))?,
+        Ok(_) => fs::remove_file(name).map_err(at(name))?,
         Err(_) => {}
     }
-    fs::hard_link(file, name).map_err(Trouble::at(name))
+    fs::hard_link(file, name).map_err(at(name))
 }
 
-/// Makes a directory with exactly these permissions, or gives them to the one that is there.
-fn make_directory(path: &Path, mode: u32) -> Result<(), Trouble> {
+/// Makes a directory with exactly these permissions; an existing one gets them.
+fn make_directory(path: &Path, mode: u32) -> Result<(), String> {
     DirBuilder::new()
         .recursive(true)
         .mode(mode)
         .create(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
-        .map_err(Trouble::at(path))
+        .map_err(at(path))
 }

@@ -1,9 +1,9 @@
-//! Kubelet's protocols, as far as we speak them: device plugins (v1beta1) and who has which devices
-//! (podresources v1).
+//! The parts of kubelet's protocols that the plugin uses: device plugins (v1beta1) and the devices
+//! of pods (podresources v1).
 //!
-//! The messages are written by hand from the numbers that the wire demands, so that building needs
-//! no compiler of protocol buffers. The tests compare with bytes that kubelet's own code has
-//! written.
+//! The messages are written by hand with the field numbers of the wire format, so that building
+//! needs no compiler for protocol buffers. The tests compare them with bytes that kubelet's own
+//! code has written.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use std::collections::HashMap;
 pub const VERSION: &str = "v1beta1";
 /// Health of a unit that can be given to a container.
 pub const HEALTHY: &str = "Healthy";
-/// Health of a unit that cannot.
+/// Health of a unit that cannot be given to a container.
 pub const UNHEALTHY: &str = "Unhealthy";
 /// The longest id of a unit, in characters.
 pub const LONGEST_ID: usize = 63;
 
-// The clients and servers of the calls in build.rs: `registration_client::RegistrationClient` and
-// so on.
+// The clients and servers of the calls in build.rs, such as
+// `registration_client::RegistrationClient`.
 tonic::include_proto!("v1beta1.Registration");
 tonic::include_proto!("v1beta1.DevicePlugin");
 tonic::include_proto!("v1.PodResourcesLister");
@@ -26,46 +26,46 @@ tonic::include_proto!("v1.PodResourcesLister");
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Empty {}
 
-/// What kubelet is to do beyond the plain protocol.
+/// The optional calls that kubelet should make.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Options {
-    /// Whether it calls `PreStartContainer`.
+    /// True if kubelet should call `PreStartContainer`.
     #[prost(bool, tag = "1")]
     pub pre_start_required: bool,
-    /// Whether it calls `GetPreferredAllocation`.
+    /// True if kubelet should call `GetPreferredAllocation`.
     #[prost(bool, tag = "2")]
     pub preference_available: bool,
 }
 
-/// A plugin says that it is there.
+/// Registers a plugin with kubelet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterRequest {
     /// [`VERSION`].
     #[prost(string, tag = "1")]
     pub version: String,
-    /// The name of the plugin's socket, beside kubelet's.
+    /// The name of the plugin's socket, in the same directory as kubelet's.
     #[prost(string, tag = "2")]
     pub endpoint: String,
-    /// What pods ask for: `gpulimit.dev/gpu-memory`.
+    /// The resource that pods request: `gpulimit.dev/gpu-memory`.
     #[prost(string, tag = "3")]
     pub resource: String,
-    /// As `GetDevicePluginOptions` answers.
+    /// The same options as the answer of `GetDevicePluginOptions`.
     #[prost(message, optional, tag = "4")]
     pub options: Option<Options>,
 }
 
-/// All units that there are.
+/// The list of all units.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeviceList {
-    /// In any order.
+    /// The units, in any order.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
 }
 
-/// What kubelet calls a device: for us a unit of a GPU's memory.
+/// What kubelet calls a device; in this plugin, a unit of a GPU's memory.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
-    /// Its name, of at most [`LONGEST_ID`] characters.
+    /// The unit's id, of at most [`LONGEST_ID`] characters.
     #[prost(string, tag = "1")]
     pub id: String,
     /// [`HEALTHY`] or [`UNHEALTHY`].
@@ -73,24 +73,24 @@ pub struct Device {
     pub health: String,
 }
 
-/// Which units to take, for some containers.
+/// Asks which units to prefer for containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreferenceRequest {
-    /// A choice each.
+    /// The choices, one for each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Choice>,
 }
 
-/// What there is to choose from.
+/// The units to choose from for a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Choice {
-    /// The units that nobody has, and those of `must_include`.
+    /// The free units, and those of `must_include`.
     #[prost(string, repeated, tag = "1")]
     pub available: Vec<String>,
-    /// Those that the container gets in any case.
+    /// The units that the container gets in any case.
     #[prost(string, repeated, tag = "2")]
     pub must_include: Vec<String>,
-    /// How many it needs in all.
+    /// The number of units that the container needs in all.
     #[prost(int32, tag = "3")]
     pub size: i32,
 }
@@ -98,23 +98,23 @@ pub struct Choice {
 /// The answer to a [`PreferenceRequest`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreferenceResponse {
-    /// One for each container.
+    /// The preferred units, one list for each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Units>,
 }
 
-/// Some units, by their ids.
+/// A list of units.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Units {
-    /// The ids.
+    /// The ids of the units.
     #[prost(string, repeated, tag = "1")]
     pub ids: Vec<String>,
 }
 
-/// Containers are given units.
+/// Allocates units to containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateRequest {
-    /// The units of each.
+    /// The units of each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Units>,
 }
@@ -122,21 +122,21 @@ pub struct AllocateRequest {
 /// The answer to an [`AllocateRequest`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateResponse {
-    /// One for each container.
+    /// The changes of each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Edits>,
 }
 
-/// What a container gets.
+/// The changes that kubelet makes to a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Edits {
-    /// Variables of its environment.
+    /// The environment variables.
     #[prost(map = "string, string", tag = "1")]
     pub variables: HashMap<String, String>,
-    /// Files and directories of the node.
+    /// The bind mounts of files and directories of the node.
     #[prost(message, repeated, tag = "2")]
     pub mounts: Vec<Mount>,
-    /// Devices by the names of the Container Device Interface.
+    /// The devices of the Container Device Interface.
     #[prost(message, repeated, tag = "5")]
     pub cdi: Vec<CdiDevice>,
 }
@@ -144,13 +144,13 @@ pub struct Edits {
 /// A bind mount.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Mount {
-    /// Where it is in the container.
+    /// The path in the container.
     #[prost(string, tag = "1")]
     pub container_path: String,
-    /// Where it is on the node.
+    /// The path on the node.
     #[prost(string, tag = "2")]
     pub host_path: String,
-    /// Whether the container may only read it.
+    /// True if the container may only read it.
     #[prost(bool, tag = "3")]
     pub read_only: bool,
 }
@@ -158,37 +158,37 @@ pub struct Mount {
 /// A device of the Container Device Interface.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CdiDevice {
-    /// `nvidia.com/gpu=GPU-…`.
+    /// The device's name, `nvidia.com/gpu=GPU-…`.
     #[prost(string, tag = "1")]
     pub name: String,
 }
 
-/// A container with these units is about to start.
+/// Announces that a container with these units is about to start.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreStartRequest {
-    /// The ids.
+    /// The ids of the units.
     #[prost(string, repeated, tag = "1")]
     pub ids: Vec<String>,
 }
 
-/// All pods of the node that have anything.
+/// The pods of the node that have resources.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodList {
-    /// In any order.
+    /// The pods, in any order.
     #[prost(message, repeated, tag = "1")]
     pub pods: Vec<Pod>,
 }
 
-/// A pod.
+/// A pod with its containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Pod {
-    /// Its name.
+    /// The pod's name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The namespace that it is in.
+    /// The pod's namespace.
     #[prost(string, tag = "2")]
     pub namespace: String,
-    /// Its containers, without those that only prepare the others.
+    /// The containers without the init containers.
     #[prost(message, repeated, tag = "3")]
     pub containers: Vec<Container>,
 }
@@ -196,21 +196,21 @@ pub struct Pod {
 /// A container of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Container {
-    /// Its name.
+    /// The container's name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// What it has.
+    /// The container's devices, by resource.
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
 }
 
-/// What a container has of one resource.
+/// The devices of a container, of one resource.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerDevices {
-    /// The resource.
+    /// The name of the resource.
     #[prost(string, tag = "1")]
     pub resource: String,
-    /// The ids.
+    /// The ids of the devices.
     #[prost(string, repeated, tag = "2")]
     pub ids: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The GPUs of the node, and the MIG instances of those that are cut, as NVML says.
+//! The GPUs of the node, and the instances of GPUs that are split (MIG), from NVML.
 
 use gpulimit_base::device::DeviceId;
 use nvml_wrapper::error::NvmlError;
@@ -8,31 +8,31 @@ use std::ffi::OsStr;
 /// A GPU or MIG instance.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Card {
-    /// Which.
+    /// The UUID of the GPU or instance.
     pub id: DeviceId,
-    /// Bytes that programs can have, without what the driver keeps for itself.
+    /// The bytes that programs can use: all memory without the driver's reserve.
     pub memory: u64,
-    /// Whether NVML still answers for it.
+    /// True while NVML answers for the card.
     pub healthy: bool,
 }
 
-/// NVML, and what it has said.
+/// The loaded NVML library and the cards that it lists.
 pub struct Cards {
-    /// `None` after it has failed: it is loaded anew then.
+    /// `None` after NVML has failed; it is then loaded again.
     nvml: Option<Nvml>,
     found: Vec<Card>,
 }
 
 impl Cards {
-    /// All that NVML lists and tells the size of.
+    /// Lists all cards whose memory size NVML knows.
     pub fn find() -> Result<Self, NvmlError> {
         let nvml = load()?;
         let mut found = Vec::new();
         for index in 0..nvml.device_count()? {
-            // One that is broken is no reason to do without the others.
+            // A broken GPU must not keep the others from being used.
             match of_gpu(&nvml, index) {
                 Ok(cards) => found.extend(cards),
-                Err(error) => crate::say(format_args!("GPU {index} is left out: {error}")),
+                Err(error) => crate::say(format_args!("cannot use GPU {index}: {error}")),
             }
         }
         Ok(Self {
@@ -41,12 +41,12 @@ impl Cards {
         })
     }
 
-    /// All, in NVML's order.
+    /// Returns all cards, in NVML's order.
     pub fn all(&self) -> &[Card] {
         &self.found
     }
 
-    /// Asks for each whether it is still there; whether an answer has changed.
+    /// Checks each card's health. Returns whether it has changed for any card.
     pub fn look(&mut self) -> bool {
         if self.nvml.is_none() {
             self.nvml = load().ok();
@@ -70,7 +70,7 @@ impl Cards {
 }
 
 fn load() -> Result<Nvml, NvmlError> {
-    // The plain name comes with development packages only.
+    // The name without `.1` exists only with development packages.
     Nvml::builder()
         .lib_path(OsStr::new("libnvidia-ml.so.1"))
         .init()
@@ -86,7 +86,7 @@ fn of_gpu(nvml: &Nvml, index: u32) -> Result<Vec<Card>, NvmlError> {
     Ok(cards.into_iter().flatten().collect())
 }
 
-/// `None` where its UUID is none of NVML's usual form.
+/// Returns `None` if the UUID does not have NVML's usual form.
 fn card(device: &Device<'_>) -> Result<Option<Card>, NvmlError> {
     let Ok(id) = device.uuid()?.parse() else {
         return Ok(None);
@@ -99,13 +99,13 @@ fn card(device: &Device<'_>) -> Result<Option<Card>, NvmlError> {
     }))
 }
 
-/// The MIG instances of a GPU; `None` where it is not cut into any.
+/// Returns the MIG instances of a GPU; `None` if it is not split.
 fn instances<'a>(gpu: &Device<'a>) -> Option<Vec<Result<Device<'a>, NvmlError>>> {
     const ENABLED: u32 = 1;
     if gpu.mig_mode().ok()?.current != ENABLED {
         return None;
     }
-    // NVML numbers the places for instances, of which some are empty.
+    // NVML numbers the places of instances, and some places are empty.
     let places = gpu.mig_device_count().unwrap_or(0);
     let instance = |place| match gpu.mig_device_by_index(place) {
         Err(NvmlError::NotFound | NvmlError::InvalidArg) => None,

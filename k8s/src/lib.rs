@@ -1,9 +1,9 @@
-//! The device plugin: Kubernetes hands out GPU memory by the unit, and each container that has some
-//! gets a group with that limit.
+//! The Kubernetes device plugin: kubelet hands out GPU memory in units, and each container with
+//! units gets a group with the limit.
 //!
 //! ```text
-//! kubelet ── ListAndWatch, GetPreferredAllocation, Allocate ──► plugin ── who has which units ──► allocations: records, groups, views
-//!         ◄── Register ──────────────────────────────────────── node           cards: NVML
+//! kubelet ── ListAndWatch, Allocate, … ──► plugin ──► allocations (records, groups, views)
+//!         ◄── Register, List (pods) ────── node   ──► cards (NVML)
 //! ```
 
 pub mod allocations;
@@ -21,8 +21,8 @@ pub mod units;
 use gpulimit_base::escaped::Escaped;
 use std::fmt::Display;
 
-/// Says one line for the log of the pod, escaped: much of it comes from kubelet and from
-/// containers. Nobody is there to hear of its failure.
+/// Writes an escaped line to the pod's log: parts of it come from kubelet and from containers. A
+/// failure to write is ignored.
 pub fn say(text: impl Display) {
     use std::io::Write;
     let text = text.to_string();

@@ -1,4 +1,4 @@
-//! The library on the node, where containers get it from.
+//! Installs the library on the node, where containers mount it from.
 
 use gpulimit_base::text_file;
 use std::fs::{self, File, Permissions};
@@ -6,14 +6,14 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Its name.
+/// The library's file name.
 pub const NAME: &str = "libgpulimit.so";
-/// The directory that it is in, in containers.
+/// The directory of the library inside containers.
 pub const INSIDE: &str = "/usr/local/lib/gpulimit";
-/// The file that has every program load it.
+/// The file that names the library, so that every program loads it.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// Beside this program, or where packages put it from there.
+/// Returns the places to search: beside this program, and where packages put the library.
 pub fn places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -22,23 +22,23 @@ pub fn places() -> Vec<PathBuf> {
         directory.join(NAME),
         prefix.join("lib/gpulimit").join(NAME),
         prefix.join("lib").join(NAME),
-        // A program of one cargo profile, the library of another.
+        // This program and the library may be built with different cargo profiles.
         prefix.join("release").join(NAME),
     ]
 }
 
-/// Puts the library, and the file that names it, into a directory of the node. Containers that run
-/// keep the file that they have.
+/// Copies the library, and the file that names it, into a directory of the node. Running containers
+/// keep the files that they have mounted.
 ///
-/// Answers with both, open: as long as they are, the kernel gives nobody a write lease
-/// (`F_SETLEASE`), with which one container would make the programs of all others wait at their
-/// start.
+/// Returns both files, open. While they are open, the kernel grants no write lease on them
+/// (`F_SETLEASE`), with which a container could block the start of programs in all other
+/// containers.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     let bytes = fs::read(library)?;
     if !bytes.starts_with(b"\x7fELF") {
-        return Err(io::Error::other("it is no shared library"));
+        return Err(io::Error::other("it is not a shared library"));
     }
     let line = format!("{INSIDE}/{NAME}\n");
     let (library, preload) = (directory.join(NAME), directory.join(PRELOAD));
@@ -47,10 +47,10 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     Ok([File::open(library)?, File::open(preload)?])
 }
 
-/// Replaces a file as a whole, with these permissions; one that is the same stays.
+/// Replaces a file as a whole, with these permissions. A file with the same content is kept.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Containers have these files, and whoever has a lease on one (`F_SETLEASE`) makes a plain
-    // reader wait: it is replaced.
+    // Containers have these files open. A lease on one (`F_SETLEASE`) would block a plain open
+    // here, so such a file is replaced.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
@@ -60,7 +60,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .and_then(|()| fs::set_permissions(&draft, Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&draft, path));
     if replaced.is_err() {
-        // Of a full file system, for one.
+        // The write may have failed because the file system is full.
         let _ = fs::remove_file(&draft);
     }
     replaced

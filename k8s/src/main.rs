@@ -1,4 +1,4 @@
-//! `gpulimit-k8s-device-plugin`, which `gpulimit k8s-device-plugin` runs.
+//! `gpulimit-k8s-device-plugin`, the program behind `gpulimit k8s-device-plugin`.
 
 use clap::Parser;
 use gpulimit_k8s::{node, options::Options, say};

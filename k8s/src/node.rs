@@ -1,7 +1,7 @@
-//! The plugin at work on a node: makes itself known to kubelet, again whenever kubelet has started
-//! anew, and keeps order.
+//! Runs the plugin on a node: registers it with kubelet, again after each restart of kubelet, and
+//! cleans up.
 
-use crate::allocations::{Allocations, Swept, Trouble};
+use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;
 use crate::api::{self, Empty, RegisterRequest};
 use crate::cards::Cards;
@@ -13,43 +13,42 @@ use gpulimit_base::file_system::is_mount_point;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::select;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Our socket, in kubelet's directory.
+/// The name of the plugin's socket, in kubelet's directory.
 const ENDPOINT: &str = "gpulimit.sock";
-/// Kubelet's.
+/// The name of kubelet's socket.
 const KUBELET: &str = "kubelet.sock";
-/// How often to look whether kubelet is another one.
+/// How often to check whether kubelet was restarted.
 const TICK: Duration = Duration::from_millis(500);
-/// How long kubelet may take to listen to what it has registered.
+/// The time that kubelet may take to connect after the registration.
 const LISTENS: Duration = Duration::from_secs(10);
 
-/// Everything that outlasts a connection.
+/// The state of the plugin.
 struct Node {
     options: Options,
     cards: Cards,
-    /// The files of [`library::install`], which stay open.
+    /// The files of [`library::install`], which must stay open.
     _installed: [File; 2],
     plugin: Arc<Plugin>,
-    allocations: Arc<Mutex<Allocations>>,
-    /// The kubelet that knows us, and since when.
-    known_to: Option<(Identity, Instant)>,
-    /// What was said last of our registration.
-    registration: Once,
-    /// What was said last of the list of pods.
-    pods: Once,
-    /// Allocations whose owner was said.
-    introduced: BTreeSet<String>,
-    /// What the last sweep could not do.
+    /// The kubelet with which the plugin is registered, and since when.
+    registered_with: Option<(Identity, Instant)>,
+    /// The last line about the registration.
+    registration: OnChange,
+    /// The last line about the list of pods.
+    pods: OnChange,
+    /// The allocations whose owner was logged.
+    owners_logged: BTreeSet<String>,
+    /// The failures of the last sweep.
     troubles: BTreeSet<String>,
 }
 
-/// Runs until it is told to end.
+/// Runs the plugin until SIGTERM or SIGINT.
 pub fn run(options: Options) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -59,10 +58,14 @@ pub fn run(options: Options) -> Result<(), String> {
 }
 
 impl Node {
-    /// All that must be there before kubelet hears of us: containers may start as soon as it has.
+    /// Prepares everything that must exist before the registration: containers may start right
+    /// after it.
     fn prepare(options: Options) -> Result<Self, String> {
         let cards = Cards::find().map_err(|error| {
-            format!("no GPUs: NVML (libnvidia-ml.so.1) says '{error}'; does this pod run with NVIDIA's runtime?")
+            format!(
+                "cannot find GPUs: NVML (libnvidia-ml.so.1) says '{error}'; run this pod with \
+                     NVIDIA's runtime"
+            )
         })?;
         let source = match &options.library {
             Some(library) => library.clone(),
@@ -78,21 +81,17 @@ impl Node {
             let (from, to) = (source.display(), directory.display());
             format!("cannot copy {from} to {to}: {error}")
         })?;
-        let allocations = Allocations::open(&options.root, &options.state)
-            .map_err(|trouble| trouble.to_string())?;
+        let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a file system of its own: a container can fill the one that it is on through its ledger; docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system that it \
+                 is on: docs/kubernetes.md says how to mount one",
                 options.root.display()
             ));
         }
-        let troubles = allocations
-            .recover()
-            .map_err(|trouble| trouble.to_string())?;
-        for trouble in troubles {
+        for trouble in allocations.recover()? {
             say(trouble);
         }
-        let allocations = Arc::new(Mutex::new(allocations));
         let delivery = Delivery {
             library: directory,
             gpus: options.gpus,
@@ -102,7 +101,7 @@ impl Node {
             cards.all(),
             options.unit,
             options.reserve,
-            Arc::clone(&allocations),
+            allocations,
             delivery,
         )?;
         for (card, count) in plugin.units() {
@@ -113,11 +112,10 @@ impl Node {
             cards,
             _installed: installed,
             plugin: Arc::new(plugin),
-            allocations,
-            known_to: None,
-            registration: Once::default(),
-            pods: Once::default(),
-            introduced: BTreeSet::new(),
+            registered_with: None,
+            registration: OnChange::default(),
+            pods: OnChange::default(),
+            owners_logged: BTreeSet::new(),
             troubles: BTreeSet::new(),
         })
     }
@@ -126,18 +124,17 @@ impl Node {
         let failed = |error| format!("cannot wait for signals: {error}");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        // Whatever it is waiting for at that moment, as an answer of a kubelet that hangs, is given
-        // up.
+        // A signal ends the plugin at once, even while it waits for a kubelet that hangs.
         select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             () = self.serve() => {}
         }
-        say("ends; containers go on");
+        say("stopping; containers keep running");
         Ok(())
     }
 
-    /// Does all of our work, without an end.
+    /// Serves kubelet and cleans up, forever.
     async fn serve(&mut self) {
         let mut served: Option<Served> = None;
         let (mut looked, mut swept) = (Instant::now(), None::<Instant>);
@@ -157,7 +154,11 @@ impl Node {
                 if self.cards.look() {
                     self.plugin.show(self.cards.all());
                     for card in self.cards.all() {
-                        let is = if card.healthy { "well" } else { "gone" };
+                        let is = if card.healthy {
+                            "healthy"
+                        } else {
+                            "not answering"
+                        };
                         say(format_args!("{} is {is}", card.id));
                     }
                 }
@@ -170,9 +171,9 @@ impl Node {
         }
     }
 
-    /// Opens our socket. Whoever knew the one before does not know this one.
+    /// Opens the plugin's socket. Kubelet must then be told about it again.
     fn listen(&mut self) -> Option<Served> {
-        self.known_to = None;
+        self.registered_with = None;
         let path = self.options.kubelet.join(ENDPOINT);
         match Socket::listen(path.clone()) {
             Ok((socket, listener)) => {
@@ -188,59 +189,61 @@ impl Node {
         }
     }
 
-    /// Makes us known to kubelet, where it is another one than before or does not listen to us.
+    /// Registers the plugin if kubelet was restarted, or does not listen to it.
     async fn register(&mut self) {
         let path = self.options.kubelet.join(KUBELET);
         let Some(kubelet) = Identity::of(&path) else {
-            self.known_to = None;
-            self.registration.note(format!(
-                "waiting for kubelet, which makes {}",
-                path.display()
-            ));
+            self.registered_with = None;
+            self.registration
+                .note(format!("waiting for kubelet to make {}", path.display()));
             return;
         };
-        if let Some((known, since)) = self.known_to
+        if let Some((known, since)) = self.registered_with
             && known == kubelet
             && (self.plugin.is_watched() || since.elapsed() < LISTENS)
         {
             return;
         }
-        if self.known_to.is_some_and(|(known, _)| known != kubelet) {
-            self.registration = Once::default();
+        if self
+            .registered_with
+            .is_some_and(|(known, _)| known != kubelet)
+        {
+            self.registration = OnChange::default();
         }
-        match introduce(&path, &self.options.resource).await {
+        match register_at(&path, &self.options.resource).await {
             Ok(()) => {
-                self.known_to = Some((kubelet, Instant::now()));
+                self.registered_with = Some((kubelet, Instant::now()));
                 self.registration
-                    .note(format!("kubelet knows {}", self.options.resource));
+                    .note(format!("registered {} with kubelet", self.options.resource));
             }
             Err(error) => {
-                self.known_to = None;
+                self.registered_with = None;
                 self.registration.note(format!(
-                    "kubelet does not take {}: {error}",
+                    "cannot register {} with kubelet: {error}",
                     self.options.resource
                 ));
             }
         }
     }
 
-    /// Removes what no pod has any longer, and says whose the rest is.
+    /// Removes allocations that no pod uses, and logs the owners of the others.
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
-        // A kubelet that has just started has not heard of any pod: not of ours either. Without its
-        // word, what was given out anew shows what is dead.
+        // A kubelet that has just started does not list its pods yet, not even this plugin's. Such
+        // a list is ignored; units that were allocated again still tell which allocations are
+        // stale.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {
-            Ok(_) => self.pods = Once::default(),
+            Ok(_) => self.pods = OnChange::default(),
             Err(error) => self.pods.note(format!(
-                "kubelet does not list its pods at {}: {error}",
+                "cannot list kubelet's pods at {}: {error}",
                 self.options.pods.display()
             )),
         }
         let owners = pods.ok().filter(knows).map(|pods| pods.owners);
-        let swept = self.allocations().sweep(
+        let swept = self.plugin.allocations().sweep(
             owners.as_ref().map(|owners| (asked, owners)),
             self.options.keep,
         );
@@ -248,43 +251,37 @@ impl Node {
             troubles: vec![trouble],
             ..Swept::default()
         });
-        let troubles = swept.troubles.iter().map(Trouble::to_string).collect();
+        let troubles = BTreeSet::from_iter(swept.troubles);
         for trouble in &troubles {
-            // Once, not with every sweep.
+            // Log each failure once, not with every sweep.
             if !self.troubles.contains(trouble) {
                 say(trouble);
             }
         }
         self.troubles = troubles;
         for name in swept.removed {
-            self.introduced.remove(&name);
-            say(format_args!("{name}: removed, nobody has it"));
+            self.owners_logged.remove(&name);
+            say(format_args!("removed {name}, which no pod uses"));
         }
         let Some(owners) = owners else {
             return;
         };
-        let first = self.allocations().first_units().unwrap_or_default();
+        let first = self.plugin.allocations().first_units().unwrap_or_default();
         for (name, unit) in first {
             if let Some(owner) = owners.get(&unit)
-                && self.introduced.insert(name.clone())
+                && self.owners_logged.insert(name.clone())
             {
-                say(format_args!("{name}: has {owner}"));
+                say(format_args!("{name} belongs to {owner}"));
             }
         }
     }
-
-    fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        self.allocations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// A line that may hold for long, and is said when it changes.
+/// A state that may last long: it is logged when it changes.
 #[derive(Default)]
-struct Once(String);
+struct OnChange(String);
 
-impl Once {
+impl OnChange {
     fn note(&mut self, text: String) {
         if self.0 != text {
             say(&text);
@@ -293,7 +290,7 @@ impl Once {
     }
 }
 
-/// Our socket and who answers there, until drop.
+/// The socket and the task that serves it, until both are dropped.
 struct Served {
     socket: Socket,
     task: JoinHandle<()>,
@@ -305,7 +302,7 @@ impl Drop for Served {
     }
 }
 
-async fn introduce(kubelet: &Path, resource: &str) -> Result<(), String> {
+async fn register_at(kubelet: &Path, resource: &str) -> Result<(), String> {
     let request = RegisterRequest {
         version: api::VERSION.into(),
         endpoint: ENDPOINT.into(),

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the plugin.
 
 use gpulimit_base::units::Size;
 use gpulimit_group::SYSTEM;
@@ -11,28 +11,28 @@ use std::time::Duration;
 #[derive(clap::Parser)]
 #[command(name = "gpulimit-k8s-device-plugin", version, after_help = HELP)]
 pub struct Options {
-    /// What pods ask for
+    /// The name of the resource that pods request
     #[arg(long, value_name = "NAME", default_value = "gpulimit.dev/gpu-memory")]
     pub resource: String,
 
-    /// How much memory one of it is
+    /// The memory of one unit of the resource
     #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = bytes)]
     pub unit: u64,
 
-    /// Not handed out of each GPU, beside what the driver keeps for itself
+    /// Memory of each GPU that is not handed out, besides the driver's own reserve
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = bytes)]
     pub reserve: u64,
 
-    /// How a container gets the GPU itself: by a variable for NVIDIA's container runtime, or by the
-    /// Container Device Interface
+    /// How a container gets the GPU itself: with a variable for NVIDIA's container runtime, or with
+    /// a device of the Container Device Interface
     #[arg(long, value_name = "HOW", default_value = "env")]
     pub gpus: Gpus,
 
-    /// The kind of the GPUs in the Container Device Interface, which are named by UUID there
+    /// The kind of the GPUs in the Container Device Interface, where UUIDs name them
     #[arg(long, value_name = "VENDOR/CLASS", default_value = "nvidia.com/gpu")]
     pub cdi_kind: String,
 
-    /// The library for containers; the one beside this program without it
+    /// The library for containers [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
 
@@ -45,7 +45,7 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/gpulimit")]
     pub state: PathBuf,
 
-    /// Kubelet's directory for sockets of plugins
+    /// Kubelet's directory for the sockets of plugins
     #[arg(
         long,
         value_name = "DIR",
@@ -53,7 +53,7 @@ pub struct Options {
     )]
     pub kubelet: PathBuf,
 
-    /// Kubelet's socket that tells which pods have what
+    /// Kubelet's socket that lists the resources of pods
     #[arg(
         long,
         value_name = "SOCKET",
@@ -61,25 +61,25 @@ pub struct Options {
     )]
     pub pods: PathBuf,
 
-    /// The pod that this runs in: a kubelet that does not list it does not know the others either
+    /// The pod that this runs in: a list of pods without it is incomplete and not used
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub pod: Option<String>,
 
-    /// How long an allocation stays that kubelet lists in no pod: init containers, which it does
-    /// not list, may yet have to start
+    /// How long to keep a group after kubelet stops listing its pod: kubelet does not list init
+    /// containers, which may still have to start
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub keep: Duration,
 
-    /// How often to look for such
+    /// How often to look for groups to remove
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub sweep: Duration,
 
-    /// How often to look whether the GPUs are well
+    /// How often to check the health of the GPUs
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time)]
     pub health: Duration,
 }
 
-/// How a container gets the GPU.
+/// How a container gets the GPU itself.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Gpus {
     /// `NVIDIA_VISIBLE_DEVICES`.
@@ -89,9 +89,9 @@ pub enum Gpus {
 }
 
 const HELP: &str = "\
-It runs until it is told to end (SIGTERM, SIGINT). What it has made stays: containers go on, and the
-next one knows them. It is to run on each node, as root, by config/kubernetes/daemonset.yaml;
-docs/kubernetes.md explains all of it.
+Runs until SIGTERM or SIGINT. Groups and containers stay, and the next plugin
+takes them over. config/kubernetes/daemonset.yaml runs it on each node, as root;
+docs/kubernetes.md explains it.
 
 Examples:
   gpulimit k8s-device-plugin

@@ -1,4 +1,4 @@
-//! The calls of kubelet.
+//! The service that kubelet calls.
 
 use crate::allocations::{Allocations, Grant};
 use crate::api::device_plugin_server::DevicePlugin;
@@ -14,74 +14,75 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_group::SYSTEM;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-/// More units than this on a node make kubelet's messages too long.
+/// The most units of a node: with more, kubelet's messages would be too long.
 const MOST_UNITS: u64 = 20_000;
 
-/// The characters that a refusal has at most.
+/// The longest refusal in characters.
 const LONGEST_REFUSAL: usize = 1_000;
 
-/// What kubelet is to know of us beyond the plain protocol.
+/// The optional calls that kubelet should make.
 pub const WISHES: Wishes = Wishes {
     pre_start_required: false,
     preference_available: true,
 };
 
-/// How containers are given what they get.
+/// How containers get the library and the GPU.
 pub struct Delivery {
-    /// The node's directory with the library.
+    /// The directory of the library on the node.
     pub library: PathBuf,
-    /// How they get the GPU.
+    /// How containers get the GPU.
     pub gpus: Gpus,
-    /// The kind of GPUs in the Container Device Interface.
+    /// The kind of the GPUs in the Container Device Interface.
     pub cdi_kind: String,
 }
 
-/// Answers kubelet.
+/// The service, and the state behind it.
 pub struct Plugin {
-    /// Bytes of one unit.
+    /// The bytes of a unit.
     unit: u64,
-    /// How many units each card has.
+    /// The number of units of each card.
     units: BTreeMap<DeviceId, u32>,
-    allocations: Arc<Mutex<Allocations>>,
+    allocations: Mutex<Allocations>,
     delivery: Delivery,
-    /// Never an error: it is what tonic's streams are made of.
+    /// The list of units. Never an error: tonic's streams need the type.
     list: watch::Sender<Result<DeviceList, Status>>,
 }
 
 impl Plugin {
-    /// Hands out the memory of these cards, but for `reserve` bytes of each.
+    /// Makes the service for the memory of these cards, without `reserve` bytes of each.
     pub fn new(
         cards: &[Card],
         unit: u64,
         reserve: u64,
-        allocations: Arc<Mutex<Allocations>>,
+        allocations: Allocations,
         delivery: Delivery,
     ) -> Result<Self, String> {
         let count = |card: &Card| card.memory.saturating_sub(reserve) / unit.max(1);
         let all = cards.iter().map(count).fold(0, u64::saturating_add);
         if unit == 0 || all > MOST_UNITS {
             return Err(format!(
-                "a unit of {unit} bytes makes too many of these GPUs ({MOST_UNITS} at most): choose a larger --unit"
+                "units of {unit} bytes are too many for these GPUs (at most {MOST_UNITS}): choose \
+                 a larger --unit"
             ));
         }
         if all == 0 {
             return Err(format!(
-                "there is no GPU with a unit of {unit} bytes left: choose a smaller --unit or --reserve"
+                "no GPU has room for a unit of {unit} bytes: choose a smaller --unit or --reserve"
             ));
         }
         let units = cards.iter().map(|card| {
-            // At most as many as are allowed.
+            // The check above ensures that the number fits.
             (card.id, count(card) as u32)
         });
         let plugin = Self {
             unit,
             units: units.collect(),
-            allocations,
+            allocations: Mutex::new(allocations),
             delivery,
             list: watch::Sender::new(Ok(DeviceList::default())),
         };
@@ -89,12 +90,12 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// How many units each card has.
+    /// Returns the number of units of each card.
     pub fn units(&self) -> impl Iterator<Item = (DeviceId, u32)> + '_ {
         self.units.iter().map(|(card, count)| (*card, *count))
     }
 
-    /// Tells whoever listens how the cards are.
+    /// Sends the health of the cards to kubelet.
     pub fn show(&self, cards: &[Card]) {
         let devices = cards.iter().flat_map(|card| {
             let health = match card.healthy {
@@ -115,7 +116,8 @@ impl Plugin {
         drop(self.list.send_replace(Ok(DeviceList { devices })));
     }
 
-    /// Whether somebody listens to how the cards are: kubelet does as long as it knows us.
+    /// Returns whether kubelet listens to the list of units, as it does while the plugin is
+    /// registered.
     pub fn is_watched(&self) -> bool {
         self.list.receiver_count() > 0
     }
@@ -132,7 +134,7 @@ impl Plugin {
         })
     }
 
-    /// All of the request is looked at before anything is made.
+    /// Checks the whole request before it makes any allocation.
     fn grant(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let share = |units: &Units| {
             let share = Share::of(&units.ids).map_err(refused)?;
@@ -142,7 +144,7 @@ impl Plugin {
             });
             match unknown {
                 Some(unit) => {
-                    let what = format!("there is no {unit} on this node");
+                    let what = format!("this node has no unit {unit}");
                     Err(Status::failed_precondition(what))
                 }
                 None => Ok(share),
@@ -154,13 +156,13 @@ impl Plugin {
             .map(share)
             .collect::<Result<_, _>>()?;
         let grant = |share: &Share| {
-            // As many as there are at most fit.
+            // [`MOST_UNITS`] units fit into 64 bits.
             let bytes = share.numbers.len() as u64 * self.unit;
             let grant = self
                 .allocations()
                 .grant(share, bytes)
                 .map_err(|trouble| Status::internal(format!("cannot make a group: {trouble}")))?;
-            crate::say(format_args!("{}: given out", grant.name));
+            crate::say(format_args!("allocated {}", grant.name));
             Ok(self.edits(share.card, &grant))
         };
         let containers = shares.iter().map(grant);
@@ -187,8 +189,8 @@ impl Plugin {
                 false,
             ),
         ];
-        // The rule in the view says it as well, and holds against the environment; without the view
-        // this closes the GPU.
+        // The rule in the view selects the group, whatever the environment says. If the view is
+        // missing, this variable makes the library refuse all GPU memory.
         let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
         let mut cdi = Vec::new();
         match self.delivery.gpus {
@@ -206,9 +208,10 @@ impl Plugin {
         }
     }
 
-    fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // What is half-done on disk is put right by the next call, whoever was stopped in the
-        // middle.
+    /// Locks the allocations.
+    pub fn allocations(&self) -> MutexGuard<'_, Allocations> {
+        // A panic in another call may have left files incomplete; the next call or sweep repairs
+        // them.
         self.allocations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -216,7 +219,8 @@ impl Plugin {
 }
 
 fn refused(wrong: Wrong) -> Status {
-    // A status is a header, of which kubelet takes a few thousand bytes, and a line of our log.
+    // The text becomes an HTTP header, of which kubelet accepts a few thousand bytes, and a line of
+    // the log.
     let text = wrong
         .to_string()
         .chars()
@@ -228,7 +232,7 @@ fn refused(wrong: Wrong) -> Status {
     }
 }
 
-/// All calls are answered by one thread, one after the other.
+/// A single thread answers all calls, one after the other.
 #[tonic::async_trait]
 impl DevicePlugin for Plugin {
     async fn get_device_plugin_options(
@@ -265,7 +269,7 @@ impl DevicePlugin for Plugin {
         answer.map(Response::new)
     }
 
-    /// Not called, as [`WISHES`] do not ask for it.
+    /// Kubelet does not call this, because [`WISHES`] does not ask for it.
     async fn pre_start_container(
         &self,
         _: Request<PreStartRequest>,

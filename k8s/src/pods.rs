@@ -1,4 +1,4 @@
-//! Which units pods have now, as kubelet says.
+//! Asks kubelet which units its pods have.
 
 use crate::api::Empty;
 use crate::api::pod_resources_lister_client::PodResourcesListerClient;
@@ -7,16 +7,16 @@ use crate::units::Unit;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What kubelet says.
+/// The answer of kubelet.
 pub struct Pods {
-    /// The units that containers have, with `namespace/pod/container`. Not those of init
-    /// containers, of which kubelet does not tell.
+    /// The units of containers, with `namespace/pod/container`. Kubelet does not list the units of
+    /// init containers.
     pub owners: BTreeMap<Unit, String>,
-    /// All pods, also those without any: `namespace/pod`.
+    /// The names of all pods, `namespace/pod`, with or without units.
     pub names: BTreeSet<String>,
 }
 
-/// Asks kubelet who has what of a resource.
+/// Asks kubelet for the pods and their units of a resource.
 pub async fn list(socket: &Path, resource: &str) -> Result<Pods, String> {
     let list = grpc::ask(socket, async |kubelet| {
         PodResourcesListerClient::new(kubelet).list(Empty {}).await

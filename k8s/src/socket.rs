@@ -1,4 +1,4 @@
-//! Sockets by their paths, and which one a path leads to.
+//! Unix sockets, and the identity of the file that a path leads to.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -6,17 +6,17 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
 
-/// Which file a path leads to. Kubelet's socket gets another one with every start of kubelet.
+/// The identity of a file. Kubelet's socket is a new file after each start of kubelet.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// Inodes are used again at once; seconds and nanoseconds.
+    /// The change time in seconds and nanoseconds: inode numbers can be reused at once.
     changed: (i64, i64),
 }
 
 impl Identity {
-    /// `None` where there is nothing.
+    /// Returns `None` if the path leads nowhere.
     pub fn of(path: &Path) -> Option<Self> {
         let about = fs::symlink_metadata(path).ok()?;
         Some(Self {
@@ -27,27 +27,28 @@ impl Identity {
     }
 }
 
-/// A socket of ours. Dropped, its name goes away, unless somebody has put another one there.
+/// A socket of the plugin. Dropping it removes its file, unless another file has that name by then.
 pub struct Socket {
     path: PathBuf,
     identity: Option<Identity>,
 }
 
 impl Socket {
-    /// Listens at this path. What a killed plugin has left there is replaced.
+    /// Listens at this path. Replaces a socket that a killed plugin has left.
     pub fn listen(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let listener = UnixListener::bind(&path)?;
-        // Kubelet is root.
+        // Only root may connect: kubelet is root.
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let identity = Identity::of(&path);
         Ok((Self { path, identity }, listener))
     }
 
-    /// Whether its name still leads to it. Kubelet removes all sockets when it starts.
+    /// Returns whether the path still leads to this socket. Kubelet removes all sockets when it
+    /// starts.
     pub fn is_there(&self) -> bool {
         self.identity.is_some() && Identity::of(&self.path) == self.identity
     }

@@ -1,29 +1,28 @@
-//! Units of memory, which kubelet calls devices, and which of them a container should have.
+//! Units of memory, which kubelet calls devices, and the choice of units for a container.
 
 use crate::api::Choice;
 use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One unit of a card's memory. Which bytes of it does not matter: only how many units a container
-/// has.
+/// A unit of a card's memory. Units stand for an amount only, not for certain bytes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct Unit {
     /// The GPU or MIG instance.
     pub card: DeviceId,
-    /// From 0.
+    /// The number of the unit on its card, from 0.
     pub number: u32,
 }
 
 impl fmt::Display for Unit {
-    /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx::17`.
+    /// The id of the unit: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx::17`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}::{}", self.card, self.number)
     }
 }
 
 impl Unit {
-    /// Reads what is written so, and nothing else.
+    /// Parses the id of a unit, in exactly the form that `fmt` writes.
     pub fn read(id: &str) -> Option<Self> {
         let (card, number) = id.split_once("::")?;
         let unit = Self {
@@ -34,22 +33,22 @@ impl Unit {
     }
 }
 
-/// Why units cannot be a container's.
+/// Why units cannot be given to a container.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Wrong {
-    /// There are none.
+    /// The list is empty.
     None,
-    /// This is no id of a unit.
+    /// This text is not the id of a unit.
     Id(String),
-    /// This one is there twice.
+    /// This unit is in the list twice.
     Twice(Unit),
-    /// They lie on more than one card.
+    /// The units are on more than one card; their number on each.
     Cards(Vec<(DeviceId, usize)>),
-    /// No card has so many left; the most that one has.
+    /// No card has enough units left.
     Pieces {
-        /// How many were wanted.
+        /// The number of units that the container needs.
         wanted: usize,
-        /// The card with the most left, and how many.
+        /// The card with the most units left, and their number.
         largest: Option<(DeviceId, usize)>,
     },
 }
@@ -57,9 +56,9 @@ pub enum Wrong {
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => f.write_str("no units are asked for"),
-            Self::Id(id) => write!(f, "'{}' is no unit of ours", id.escape_debug()),
-            Self::Twice(unit) => write!(f, "{unit} is asked for twice"),
+            Self::None => f.write_str("the request has no units"),
+            Self::Id(id) => write!(f, "'{}' is not a unit of this plugin", id.escape_debug()),
+            Self::Twice(unit) => write!(f, "the request has unit {unit} twice"),
             Self::Cards(cards) => {
                 f.write_str("a container's memory must be on one GPU, and these units are on ")?;
                 for (at, (card, count)) in cards.iter().enumerate() {
@@ -68,12 +67,9 @@ impl fmt::Display for Wrong {
                 Ok(())
             }
             Self::Pieces { wanted, largest } => {
-                write!(
-                    f,
-                    "{wanted} units of one GPU are wanted, and no GPU of this node has so many left"
-                )?;
+                write!(f, "no GPU of this node has {wanted} units left")?;
                 match largest {
-                    Some((card, left)) => write!(f, ": the most are {left}, of {card}"),
+                    Some((card, left)) => write!(f, ": {card} has the most, {left}"),
                     None => Ok(()),
                 }
             }
@@ -84,14 +80,14 @@ impl fmt::Display for Wrong {
 /// The units of one container, all on one card.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Share {
-    /// The card.
+    /// The card of all units.
     pub card: DeviceId,
-    /// Their numbers, in order.
+    /// The numbers of the units, sorted.
     pub numbers: Vec<u32>,
 }
 
 impl Share {
-    /// Of these ids.
+    /// Parses the ids of a container's units.
     pub fn of(ids: &[String]) -> Result<Self, Wrong> {
         let mut cards = sorted(ids)?;
         match cards.len() {
@@ -107,7 +103,7 @@ impl Share {
         }
     }
 
-    /// One by one.
+    /// Returns the units.
     pub fn units(&self) -> impl Iterator<Item = Unit> + '_ {
         self.numbers.iter().map(|number| Unit {
             card: self.card,
@@ -116,7 +112,7 @@ impl Share {
     }
 }
 
-/// The numbers by card, each in order.
+/// Sorts the units by card and number.
 fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     let mut cards: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for id in ids {
@@ -130,8 +126,8 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     Ok(cards)
 }
 
-/// The units that a container should have: all on one card, on the one that they fit into best, so
-/// that large pieces stay whole.
+/// Chooses units for a container: all on one card, the one with the fewest free units that has
+/// enough, so that other cards keep large amounts free.
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {
@@ -144,7 +140,7 @@ pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let mut cards = sorted(&choice.available)?;
     if let Some(must) = &must {
         cards.retain(|card, _| *card == must.card);
-        // Kubelet lists them among those that are available, too.
+        // Kubelet lists these units among the available ones as well.
         let numbers = cards.entry(must.card).or_default();
         numbers.retain(|number| !must.numbers.contains(number));
     }
@@ -195,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_read_back_and_fit_into_the_protocol() {
+    fn ids_parse_back_and_fit_into_the_protocol() {
         for card in [card(7), DeviceId::mig([9; 16])] {
             let number = u32::MAX;
             let id = Unit { card, number }.to_string();
@@ -236,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_piece_that_fits_is_taken() {
+    fn the_card_with_the_fewest_free_units_is_chosen() {
         let free = [ids(1, 0..40), ids(2, 70..80), ids(3, 0..20)];
         for (size, best) in [(1, 2), (10, 2), (11, 3), (20, 3), (21, 1), (40, 1)] {
             let share = choose(&free, Vec::new(), size).expect("fits");
@@ -256,13 +252,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_init_container_had_is_kept() {
+    fn units_of_the_init_container_are_kept() {
         let free = [ids(1, 0..10), ids(2, 0..30)];
         let share = choose(&free, ids(2, 3..7), 8).expect("fits");
         assert_eq!(share.card, card(2));
         assert!((3..7).all(|number| share.numbers.contains(&number)));
         assert_eq!(share.numbers.len(), 8);
-        // All of it, and more than there is on that card.
+        // As many units as are required already; then more than the card has.
         assert_eq!(
             choose(&free, ids(1, 0..4), 4).expect("fits").numbers,
             [0, 1, 2, 3]

@@ -1,14 +1,14 @@
 //! The driver's C types, as plain integers.
 //!
-//! No Rust enum stands for a C enum: a caller or a newer driver may hand us a value that no header
-//! of today names. Opaque handles are `usize`. Layouts are those of cuda.h 11.7–13.5 and nvml.h
-//! 11.7–13.5 (they did not change in between).
+//! A C enum is not a Rust enum here: a program or a newer driver may pass a value that today's
+//! headers do not name. Opaque handles are `usize`. The layouts are those of cuda.h 11.7–13.5 and
+//! nvml.h 11.7–13.5; they are the same in all of these versions.
 
 mod place;
 
 pub use place::{FileName, Image, In, Out};
 
-/// `CUresult` and `nvmlReturn_t`: 0 is success.
+/// A status of the driver, `CUresult` or `nvmlReturn_t`: 0 is success.
 pub type Status = i32;
 
 pub const SUCCESS: Status = 0;
@@ -25,9 +25,10 @@ pub const NVML_ERROR_UNKNOWN: Status = 999;
 
 /// A device address.
 pub type DevicePtr = u64;
-/// A device address of the 32-bit interface of before CUDA 3.2, whose functions have no suffix.
+/// A device address of the 32-bit interface that CUDA had before version 3.2. Its functions have no
+/// suffix such as `_v2`.
 pub type DevicePtrV1 = u32;
-/// A CUDA ordinal: an index after `CUDA_VISIBLE_DEVICES`.
+/// A CUDA ordinal: the index of a GPU among those that `CUDA_VISIBLE_DEVICES` leaves visible.
 pub type Device = i32;
 pub type Context = usize;
 pub type Stream = usize;
@@ -43,7 +44,7 @@ pub type AllocationHandle = u64;
 pub type Array = usize;
 /// `nvmlDevice_t`.
 pub type NvmlDevice = usize;
-/// An argument that we only pass on.
+/// An argument that the library only passes on to the driver.
 pub type Opaque = usize;
 
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
@@ -65,7 +66,7 @@ pub const LIMIT_MALLOC_HEAP_SIZE: i32 = 2;
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, per thread.
 pub const FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: i32 = 3;
 
-/// `CUstreamCaptureStatus`: no capture under way.
+/// `CU_STREAM_CAPTURE_STATUS_NONE`: the stream is not being captured.
 pub const CAPTURE_STATUS_NONE: i32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub const CAPTURE_MODE_RELAXED: i32 = 2;
@@ -79,11 +80,11 @@ pub const GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: i32 = 2;
 pub const POINTER_ATTRIBUTE_DEVICE_ORDINAL: i32 = 9;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, a `CUmemorytype`.
 pub const POINTER_ATTRIBUTE_MEMORY_TYPE: i32 = 2;
-/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`, a truth value in the first byte.
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED`, a boolean in the first byte.
 pub const POINTER_ATTRIBUTE_IS_MANAGED: i32 = 8;
 /// `CU_MEMORYTYPE_HOST`.
 pub const MEMORY_TYPE_HOST: i32 = 1;
-/// `CUgraphNodeType`.
+/// Values of `CUgraphNodeType`.
 pub const NODE_TYPE_KERNEL: i32 = 0;
 pub const NODE_TYPE_GRAPH: i32 = 4;
 pub const NODE_TYPE_MEM_ALLOC: i32 = 10;
@@ -93,8 +94,7 @@ pub const NODE_TYPE_CONDITIONAL: i32 = 13;
 pub const GRAPH_INSTANTIATE_UPLOAD: u64 = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const LOCATION_DEVICE: i32 = 1;
-/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (13.4): the id packs the ordinal into its lowest
-/// byte.
+/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (13.4): the lowest byte of the id is the ordinal.
 pub const LOCATION_DEVICE_LOCALITY_DOMAIN: i32 = 6;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub const ALLOCATION_PINNED: i32 = 1;
@@ -110,7 +110,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// The ordinal of the device that the memory lies on; `None` for host memory.
+    /// Returns the ordinal of the device that the memory lies on; `None` for host memory.
     pub fn device(self) -> Option<Device> {
         match self.kind {
             LOCATION_DEVICE => Some(self.id),
@@ -120,8 +120,8 @@ impl Location {
     }
 }
 
-/// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes): the
-/// same in both.
+/// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes), which
+/// are the same in both structures.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllocationProp {
@@ -159,11 +159,12 @@ pub struct LaunchParams {
 
 /// `CUDA_ARRAY3D_LAYERED`: the depth counts layers.
 pub const ARRAY3D_LAYERED: u32 = 0x01;
-/// `CUDA_ARRAY3D_CUBEMAP`: so it does.
+/// `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers, as with `CUDA_ARRAY3D_LAYERED`.
 pub const ARRAY3D_CUBEMAP: u32 = 0x04;
-/// `CUDA_ARRAY3D_SPARSE`: no memory of its own.
+/// `CUDA_ARRAY3D_SPARSE`: the array has no memory of its own.
 pub const ARRAY3D_SPARSE: u32 = 0x40;
-/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own, and it tells how much it requires.
+/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own; the driver tells how much
+/// memory it requires.
 pub const ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
 
 /// `CUDA_ARRAY_DESCRIPTOR`.
@@ -210,8 +211,8 @@ pub struct MemAllocNodeParams {
     pub dptr: DevicePtr,
 }
 
-/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes); the driver writes into the
-/// others.
+/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes). The driver writes into the
+/// other 16.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GraphInstantiateParams {
@@ -219,7 +220,7 @@ pub struct GraphInstantiateParams {
     pub upload_stream: Stream,
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`, 72 bytes; the first 56 are version 1.
+/// `CUDA_KERNEL_NODE_PARAMS_v2`, 72 bytes. The first 56 bytes are `CUDA_KERNEL_NODE_PARAMS_v1`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelNodeParams {
@@ -234,7 +235,7 @@ pub struct KernelNodeParams {
 }
 
 impl KernelNodeParams {
-    /// The `CUfunction`, or else the `CUkernel`.
+    /// Returns the `CUfunction`, or the `CUkernel` where the function is null.
     pub fn handle(&self) -> Option<Opaque> {
         [self.function, self.kernel]
             .into_iter()
@@ -249,8 +250,8 @@ pub struct KernelNodeParamsV1 {
     pub function: Opaque,
 }
 
-/// The first 88 bytes of `CUgraphNodeParams` (256 bytes): what follows the kind is that of a kernel
-/// for nodes with one.
+/// The first 88 bytes of `CUgraphNodeParams` (256 bytes). The bytes after `reserved` depend on the
+/// kind of the node; they are read as those of a kernel node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NodeParams {
@@ -260,13 +261,14 @@ pub struct NodeParams {
 }
 
 impl NodeParams {
-    /// The graph of a node with a child graph: first in `CUDA_CHILD_GRAPH_NODE_PARAMS`.
+    /// Returns the child graph, where this is a child graph node: the handle is the first member of
+    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`.
     pub fn child(&self) -> Graph {
         self.kernel.function
     }
 }
 
-/// The first 40 bytes of a `CUgraphNodeParams` with a conditional node.
+/// The first 40 bytes of the `CUgraphNodeParams` of a conditional node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ConditionalNodeParams {
@@ -274,9 +276,9 @@ pub struct ConditionalNodeParams {
     pub reserved: [i32; 3],
     pub handle: u64,
     pub conditional: i32,
-    /// How many graphs there are.
+    /// The number of `graphs`.
     pub size: u32,
-    /// The driver's own list, when the node has been added.
+    /// The driver's own list of graphs, valid once the node has been added.
     pub graphs: In<Graph>,
 }
 
@@ -285,7 +287,8 @@ pub struct ConditionalNodeParams {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Uuid(pub [u8; 16]);
 
-/// `nvmlMemory_t`: `used` includes what the driver reserves; total = free + used. Bytes.
+/// `nvmlMemory_t`, in bytes: `used` includes what the driver reserves, and `total` is `free` plus
+/// `used`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NvmlMemory {
@@ -294,7 +297,8 @@ pub struct NvmlMemory {
     pub used: u64,
 }
 
-/// `nvmlMemory_v2_t`: `used` excludes `reserved`; total = reserved + free + used. Bytes.
+/// `nvmlMemory_v2_t`, in bytes: `used` excludes `reserved`, and `total` is `reserved` plus `free`
+/// plus `used`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NvmlMemoryV2 {
@@ -316,7 +320,8 @@ pub struct NvmlProcessV1 {
     pub used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, also the element of `_v3` calls except in early R535.
+/// `nvmlProcessInfo_v2_t`. Also the element of the lists of `_v3` functions, except in the first
+/// R535 drivers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NvmlProcessV2 {
@@ -326,7 +331,8 @@ pub struct NvmlProcessV2 {
     pub compute_instance: u32,
 }
 
-/// `nvmlProcessDetail_v1_t`, also the element of `_v3` calls in the first R535 drivers.
+/// `nvmlProcessDetail_v1_t`. Also the element of the lists of `_v3` functions in the first R535
+/// drivers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NvmlProcessDetail {
@@ -340,7 +346,8 @@ pub struct NvmlProcessDetail {
 pub struct NvmlProcessDetailList {
     pub version: u32,
     pub mode: u32,
-    /// In: elements that there is room for. Out: elements that there are.
+    /// Before the call: the number of elements that fit into `processes`. After the call: the
+    /// number of elements of the list.
     pub count: u32,
     pub processes: Out<NvmlProcessDetail>,
 }
@@ -348,7 +355,7 @@ pub struct NvmlProcessDetailList {
 /// `NVML_STRUCT_VERSION(ProcessDetailList, 1)`.
 pub const NVML_PROCESS_DETAIL_LIST_V1: u32 = 0x0100_0018;
 
-/// `NVML_VALUE_NOT_AVAILABLE` as a 64-bit figure.
+/// `NVML_VALUE_NOT_AVAILABLE` as a number of bytes: NVML does not know the figure.
 pub const NVML_NOT_AVAILABLE: u64 = u64::MAX;
 
 const _: () = {
@@ -391,9 +398,9 @@ mod tests {
 
     use super::*;
 
-    /// cudarc's layouts come from NVIDIA's headers by another way than ours.
+    /// cudarc generates its layouts from NVIDIA's headers, independently of this file.
     #[test]
-    fn laid_out_as_cudarc_has_it() {
+    fn layouts_match_cudarc() {
         assert_eq!(size_of::<Location>(), size_of::<sys::CUmemLocation>());
         assert_eq!(offset_of!(Location, id), offset_of!(sys::CUmemLocation, id));
         for (place, theirs) in [
@@ -423,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_as_cudarc_has_it() {
+    fn constants_match_cudarc() {
         let pairs = [
             (
                 CUDA_ERROR_OUT_OF_MEMORY,

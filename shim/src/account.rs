@@ -1,8 +1,9 @@
-//! What this process holds, device by device, and what it has charged to its group for it.
+//! The memory that this process holds on each device, and what it has charged to its group.
 //!
-//! Rule of the house: `charged >= what the driver has given us`, at every instant. So bytes are
-//! charged before the driver is asked and uncharged after it has freed; what is charged but not (or
-//! not any more) in the driver's hands is `idle`.
+//! The invariant of this room: at every instant the bytes that are charged are at least the bytes
+//! that the driver has given to this process. So bytes are charged before the driver is called and
+//! uncharged after it has freed them. Bytes that are charged but not in use, before or after, are
+//! *idle*.
 
 pub mod arrays;
 pub mod blocks;
@@ -27,6 +28,7 @@ pub mod openings;
 pub mod packed;
 pub mod pools;
 pub mod request;
+mod rounding;
 #[cfg(test)]
 mod scratch;
 pub mod shared;
@@ -45,9 +47,9 @@ use parking_lot::Mutex;
 use crate::abi::{
     ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
-    Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream,
+    Device as Ordinal, Opaque, Status, Stream,
 };
-use crate::driver::{cuda, devices};
+use crate::driver::{answer, cuda, devices};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -62,24 +64,34 @@ use locks::{Place, hold};
 use managed::Managed;
 use openings::Openings;
 use pools::Pools;
+pub use rounding::{BLOCK, round_up};
 use variables::Variables;
 use vmm::Vmm;
 
-/// Physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to it (measured, all
-/// sizes).
-pub const BLOCK: u64 = 2 << 20;
-/// CUDA devices that a process can see.
+/// The most CUDA devices that a process can have.
 const MAX_ORDINALS: usize = 64;
 
-/// This process: what it holds and is charged. Never dropped once published (see `current`).
+/// The devices of a process, by ordinal. Each is opened at its first use.
+struct Devices([OnceBox<Device>; MAX_ORDINALS]);
+
+impl Default for Devices {
+    fn default() -> Self {
+        Devices([const { OnceBox::new() }; MAX_ORDINALS])
+    }
+}
+
+/// The account of this process: what it holds and what it has charged. The default holds nothing,
+/// has joined no group and has called no driver function. Once published, an account is never
+/// dropped (see `current`).
+#[derive(Default)]
 pub struct Process {
     joining: Mutex<()>,
-    /// Held while the driver's own symbols are made to lead to our functions.
+    /// Held while the driver's own symbols are redirected to the library's functions.
     pub redirecting: Mutex<()>,
     member: OnceBox<Result<Member, Failed>>,
-    devices: [OnceBox<Device>; MAX_ORDINALS],
+    devices: Devices,
     count: AtomicI32,
-    /// Counts measurements, so that a call under way meanwhile knows.
+    /// The number of measurements so far: a call under way tells by it whether one ran meanwhile.
     pub measurements: AtomicU64,
     pub blocks: Blocks,
     pub arrays: Arrays,
@@ -97,38 +109,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// Of a process that holds nothing; joins no group and calls no driver.
-    pub fn new() -> Self {
-        Process {
-            joining: Mutex::new(()),
-            redirecting: Mutex::new(()),
-            member: OnceBox::new(),
-            devices: [const { OnceBox::new() }; MAX_ORDINALS],
-            count: AtomicI32::new(0),
-            measurements: AtomicU64::new(0),
-            blocks: Blocks::default(),
-            arrays: Arrays::default(),
-            managed: Managed::default(),
-            variables: Variables::default(),
-            openings: Openings::default(),
-            vmm: Vmm::default(),
-            pools: Pools::default(),
-            bodies: Bodies::default(),
-            execs: Execs::default(),
-            launched: Launched::default(),
-            libraries: Libraries::default(),
-            greens: Greens::default(),
-            handles: Handles::default(),
-        }
-    }
-
-    /// The membership in the group, joined at first use. When that failed: the status for every
-    /// call that would take memory, the reason was said once; or, where the program is to run
-    /// without a limit, another one.
+    /// Returns the membership in the group, which the process joins at first use. Where joining
+    /// failed, returns the status for every call that would take memory; the reason was printed
+    /// once. Where the program is to run without a limit in that case, the status is a different
+    /// one.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
-            // Once per process, not once per thread: a second claim would be a second process in
-            // the ledger.
+            // Joined once per process, not once per thread: a second claim would be a second
+            // process in the ledger.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
@@ -140,8 +128,8 @@ impl Process {
         }
     }
 
-    /// The device with this ordinal. Fails with the driver's status (not initialised, no such
-    /// device) or when there is no membership.
+    /// Returns the device with this ordinal. Fails with the driver's status (not initialised, no
+    /// such device), or when the process could not join its group.
     #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         match self.place(ordinal).and_then(OnceBox::get) {
@@ -167,11 +155,12 @@ impl Process {
 
     #[inline]
     fn place(&self, ordinal: Ordinal) -> Option<&OnceBox<Device>> {
-        self.devices.get(usize::try_from(ordinal).ok()?)
+        self.devices.0.get(usize::try_from(ordinal).ok()?)
     }
 
     /// Gives back what this process holds unused, if another member of the group has asked for it.
-    /// Called in every hook but those of pools. One load a level where nobody has asked.
+    /// Every hook calls this, except those of pools. Costs one load per level where no member has
+    /// asked.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()
@@ -188,8 +177,8 @@ impl Process {
         }
     }
 
-    /// After a panic of the library's: brings what calls had paid ahead in line with what the
-    /// driver has.
+    /// Brings the charges that calls had paid ahead in line with what the driver has. Call after a
+    /// panic inside the library.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -197,55 +186,47 @@ impl Process {
         }
     }
 
-    /// Devices opened so far.
+    /// Returns the devices that are open.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
-        self.devices.iter().filter_map(OnceBox::get)
+        self.devices.0.iter().filter_map(OnceBox::get)
     }
 
-    /// Contexts that this process has.
+    /// Returns the number of contexts that this process has.
     pub fn context_count(&'static self) -> usize {
         self.devices().map(|device| device.contexts.count()).sum()
     }
 
-    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has
-    /// code in every context.
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` is
+    /// remembered only while there is one context, as it has code of its own in each.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
         if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);
         }
     }
 
-    /// A mark to hand to [`Device::renew`] after a call that takes or frees memory.
+    /// Returns a mark to pass to [`Device::renew`] after a call that takes or frees memory.
     #[inline]
     pub fn mark(&self) -> u64 {
         self.measurements.load(Ordering::SeqCst)
     }
 
-    /// Devices that this process can see; 0 before `cuInit`.
+    /// Returns the number of devices that this process sees; 0 before `cuInit`.
     pub fn device_count(&self) -> i32 {
         let known = self.count.load(Ordering::Relaxed);
         if known > 0 {
             return known;
         }
-        let mut count = 0;
-        if cuda::cuDeviceGetCount(Out::of(&mut count)) != SUCCESS {
-            return 0;
-        }
+        let count = answer(cuda::cuDeviceGetCount).unwrap_or(0);
         self.count.store(count, Ordering::Relaxed);
         count
     }
 
-    /// The compute capabilities of these devices: 90 for 9.0.
+    /// Returns the compute capabilities of these devices, each once: 90 for 9.0.
     pub fn capabilities(&self) -> Vec<u32> {
-        let attribute = |attribute, ordinal| {
-            let mut value = 0;
-            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
-            u32::try_from(value).ok().filter(|_| asked == SUCCESS)
-        };
         let mut found: Vec<u32> = (0..self.device_count())
             .filter_map(|ordinal| {
-                let major = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
-                let minor = attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
+                let major = devices::attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ordinal)?;
+                let minor = devices::attribute(ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, ordinal)?;
                 Some(capability(major, minor))
             })
             .collect();
@@ -254,7 +235,7 @@ impl Process {
         found
     }
 
-    /// The device of the current context.
+    /// Returns the device of the current context.
     #[inline]
     pub fn current_device(&'static self) -> Result<&'static Device, Status> {
         if self.count.load(Ordering::Relaxed) == 1 {
@@ -267,18 +248,15 @@ impl Process {
         if self.device_count() == 1 {
             return Ok(0);
         }
-        let mut ordinal = 0;
-        match cuda::cuCtxGetDevice(Out::of(&mut ordinal)) {
-            SUCCESS => Ok(ordinal),
-            failed => Err(failed),
-        }
+        answer(cuda::cuCtxGetDevice)
     }
 
-    /// The device that work in `stream` runs on; `None` for a stream that is unknown, unless there
-    /// is only one device.
+    /// Returns the device that work in `stream` runs on; `None` for an unknown stream where there
+    /// are several devices.
     #[inline(always)]
     pub fn stream_device(&'static self, stream: Stream) -> Option<Result<&'static Device, Status>> {
-        // 0, 1 and 2 are the NULL, legacy and per-thread streams of the current context.
+        // 0, 1 and 2 are the default, legacy default and per-thread default streams of the current
+        // context.
         if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
             return Some(self.current_device());
         }
@@ -291,22 +269,62 @@ impl Process {
         self.context_device(origin.context)
     }
 
-    /// The device of a context; `None` for a context that is unknown.
+    /// Returns the device of a context; `None` for an unknown context.
     pub fn context_device(&'static self, context: Context) -> Option<&'static Device> {
         let holder = self.greens.holder(context);
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
-            // The driver hands out the current context, however it was made.
-            let (mut current, mut ordinal) = (0, 0);
-            let is_current = context != 0
-                && cuda::cuCtxGetCurrent(Out::of(&mut current)) == SUCCESS
-                && current == context
-                && cuda::cuCtxGetDevice(Out::of(&mut ordinal)) == SUCCESS;
-            is_current.then(|| self.device(ordinal).ok())?
+            // The current context is one of the driver's, even where no hook has seen it being
+            // made.
+            let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
+            let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
+            self.device(ordinal).ok()
         })
     }
 
-    /// The devices on which this process has contexts.
+    /// Records what pools have given back inside a synchronise call: they shrink there when they
+    /// are above their release threshold. `all`: no work of this process is left that could let a
+    /// pool shrink later.
+    #[inline]
+    pub fn synchronized(&'static self, all: bool) {
+        if self.pools.is_touched(all) {
+            self.refresh_pools();
+            self.release_lent();
+            if self.pools.left_in_use() > 0 {
+                self.measure_left_in_use();
+            }
+        }
+    }
+
+    /// Reads how much every pool has reserved.
+    pub fn refresh_pools(&'static self) {
+        for pool in self.pools.all() {
+            if let Ok(device) = self.device(pool.device) {
+                pool.refresh(&device.book);
+            }
+        }
+    }
+
+    /// Gives back the charge of destroyed managed pools whose last allocation has been freed.
+    pub fn release_lent(&'static self) {
+        for pool in self.pools.lent.left() {
+            if let Ok(device) = self.device(pool.device) {
+                device.book.uncharge_idle(pool.close(&device.book));
+            }
+        }
+    }
+
+    #[cold]
+    fn measure_left_in_use(&'static self) {
+        for device in self.devices() {
+            let before = device.driver_part.used();
+            device.measure();
+            let gone = before.saturating_sub(device.driver_part.used());
+            self.pools.note_freed(gone);
+        }
+    }
+
+    /// Returns the devices on which this process has contexts.
     pub fn devices_in_use(&'static self) -> Vec<&'static Device> {
         self.devices()
             .filter(|device| device.contexts.count() > 0)
@@ -314,27 +332,20 @@ impl Process {
     }
 }
 
-/// Joins the group. Where the administrator's rule wants it so, a process that cannot join runs
-/// without a limit from here on.
+/// Joins the group. A process that cannot join runs without a limit from here on, where the
+/// administrator's rule says so.
 fn join() -> Result<Member, Failed> {
-    let joined = membership::join(&devices::all, &devices::capacity);
+    let capacity = |ordinal: u32| devices::capacity(ordinal.try_into().ok()?).ok();
+    let joined = membership::join(&devices::all, &capacity);
     if let Err(Failed::Open) = joined {
         limited::let_go();
     }
     joined
 }
 
-/// A compute capability as one number.
+/// Returns a compute capability as one number.
 fn capability(major: u32, minor: u32) -> u32 {
     major * 10 + minor
-}
-
-/// `bytes` rounded up to a multiple of `step` (a power of two); saturates.
-pub const fn round_up(bytes: u64, step: u64) -> u64 {
-    match bytes.checked_add(step - 1) {
-        Some(sum) => sum & !(step - 1),
-        None => !(step - 1),
-    }
 }
 
 #[cfg(test)]
@@ -342,23 +353,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_are_those_that_images_name() {
+    fn capabilities_have_the_numbers_of_images() {
         assert_eq!(
             [(8, 6), (9, 0), (12, 1)].map(|(major, minor)| capability(major, minor)),
             [86, 90, 121]
         );
-    }
-
-    #[test]
-    fn what_is_rounded_up_stays_a_multiple() {
-        for (bytes, rounded) in [
-            (0, 0),
-            (1, BLOCK),
-            (BLOCK, BLOCK),
-            (BLOCK + 1, 2 * BLOCK),
-            (u64::MAX, u64::MAX - (BLOCK - 1)),
-        ] {
-            assert_eq!(round_up(bytes, BLOCK), rounded, "{bytes}");
-        }
     }
 }

@@ -1,18 +1,18 @@
-//! No backtraces of our own. A panic of ours still says where it was and why.
+//! Keeps the code that prints backtraces out of the library. A panic of the library still tells its
+//! place and its reason.
 //!
-//! `std` prints one with a panic where `RUST_BACKTRACE` asks for it, and what it needs for that
+//! `std` prints a backtrace with a panic where `RUST_BACKTRACE` asks for it. The code for that
 //! (readers of ELF, DWARF and compressed sections, demangling) is a quarter of the library in every
-//! process, which stable Rust has no switch for. It finds frames by one call into the unwinder.
-//! Here that finds none, where the optimiser sees it, and so all of the rest is never reached and
-//! left out.
+//! process, and stable Rust has no switch to leave it out. `std` finds the frames of a backtrace by
+//! one call, `_Unwind_Backtrace`. This file defines that function as one that finds no frame; the
+//! optimiser sees that, and drops all code that would handle frames.
 //!
-//! Nobody else is to see this: the symbols are hidden, and programs and other libraries have the
-//! unwinder that they had.
+//! The symbols are hidden: the program and other libraries keep their own unwinder.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 
-/// What the unwinder tells of a frame, to those whom it asks.
+/// The unwinder's record of a frame.
 enum Context {}
 
 unsafe extern "C" {
@@ -29,32 +29,34 @@ std::arch::global_asm!(
 /// `_URC_END_OF_STACK`
 const END_OF_STACK: c_int = 5;
 
-/// The end of the stack, at once.
+/// Reports the end of the stack at once.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_int {
     END_OF_STACK
 }
 
-// LLVM's unwinder, which is in the portable builds, has what a panic needs of these in one object
-// with the above. With them here the linker takes nothing of that object.
+// LLVM's unwinder, which portable builds use, has the functions below in the same object file as
+// `_Unwind_Backtrace`. With definitions of them here the linker takes nothing from that file.
 
-/// Where a frame is in its function, by the return address.
+/// Returns the return address of a frame.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Unwind_GetIPInfo(context: *mut Context, at_instruction: *mut c_int) -> usize {
-    // SAFETY: the personality function's own variable, and the context that it was called with.
+    // SAFETY: the personality function passes its own variable and the context that it was called
+    // with.
     unsafe {
         at_instruction.write(0);
         _Unwind_GetIP(context)
     }
 }
 
-/// What tables are relative to: on our architectures they are relative to themselves.
+/// Returns the base of text-relative entries in unwind tables: 0, because on the supported
+/// architectures entries are relative to their own address.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_GetTextRelBase(_context: *mut Context) -> usize {
     0
 }
 
-/// As above.
+/// Returns the base of data-relative entries in unwind tables: 0, as above.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_GetDataRelBase(_context: *mut Context) -> usize {
     0

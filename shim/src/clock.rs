@@ -1,13 +1,13 @@
-//! Time, without a system call.
+//! Reads the time without a system call.
 #![allow(unsafe_code)]
 
-/// Milliseconds of the monotonic clock.
+/// Returns the milliseconds of the monotonic clock.
 pub fn monotonic_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: a valid timespec.
+    // SAFETY: `now` is a valid `timespec` to write to.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
     (now.tv_sec as u64).saturating_mul(1000) + (now.tv_nsec as u64) / 1_000_000
 }

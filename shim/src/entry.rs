@@ -1,5 +1,5 @@
-//! The ways by which a program gets into this library: the exports that the hook table makes, the
-//! doors that lead to them, the start, and what `gpulimit doctor` asks.
+//! The ways into this library: the exports that the hook table makes, the doors that hand them out,
+//! the start, and the questions of `gpulimit doctor`.
 
 mod door;
 mod exports;

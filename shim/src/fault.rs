@@ -1,14 +1,14 @@
-//! Faults that tests ask for: debug builds panic at the point that `GPULIMIT_FAULT` names. Other
+//! Faults that tests ask for: a debug build panics at the point that `GPULIMIT_FAULT` names. Other
 //! builds have no such points.
 
-/// Panics here, where a test wants it.
+/// Panics if `GPULIMIT_FAULT` names this point.
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
     let wanted = std::env::var_os("GPULIMIT_FAULT").is_some_and(|wanted| wanted == name);
-    assert!(!wanted, "the fault {name}, for a test");
+    assert!(!wanted, "fault {name}, requested by a test");
 }
 
-/// Does nothing.
+/// Has no effect: this build has no debug assertions.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub fn point(_: &str) {}

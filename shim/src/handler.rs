@@ -1,13 +1,15 @@
-//! What we do at each hooked function. Safe Rust: out-pointers are small values, the driver's
-//! function is a closure.
+//! The handlers: the work of gpulimit at each hooked function. They are safe Rust: the pointers
+//! that a program passes are small values (`Out`, `In`), and the driver's function is a closure.
 //!
-//! A handler gets the call, the driver's own function and the arguments. It returns what the
-//! program gets to see: the driver's status, or the driver's own out-of-memory.
+//! A handler gets the call, the driver's function and the arguments that its row of the hook table
+//! names. It returns the status that the program sees: the driver's own, or the driver's code for
+//! out of memory.
 
 pub mod array;
 pub mod aside;
 pub mod code;
 pub mod context;
+pub mod context_limits;
 pub mod graph;
 pub mod graph_node;
 pub mod graph_update;
@@ -16,7 +18,6 @@ pub mod handles;
 pub mod ipc;
 pub mod launch;
 pub mod lazy;
-pub mod limits;
 pub mod linear;
 pub mod loading;
 pub mod managed;
@@ -31,11 +32,11 @@ pub mod vmm;
 
 use crate::account::Process;
 
-/// Who called: what a handler needs besides the arguments.
+/// The context of a hooked call: everything a handler needs besides the arguments.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// This process's account.
+    /// The account of this process.
     pub process: &'static Process,
-    /// The symbol, for messages.
+    /// The name of the hooked function, for messages.
     pub symbol: &'static str,
 }

@@ -1,8 +1,9 @@
-//! What one row of the hook table turns into.
+//! The part of a hook that all functions share: the checks, the guard and the panic boundary around
+//! its handler.
 //!
-//! A hooked function does, in this order: "is there a limit at all?", re-entrancy guard, panic
-//! boundary, handler. Whenever one of the first two says so, the driver gets the call exactly as
-//! the program made it.
+//! A hooked function checks whether this process has a limit, takes the re-entrancy guard, sets up
+//! the panic boundary and calls the handler, in this order. Without a limit, or inside another hook
+//! of the same thread, the driver gets the call exactly as the program made it.
 #![allow(unsafe_code)]
 
 mod frames;
@@ -21,74 +22,79 @@ use crate::account::Process;
 use crate::account::limited::limited;
 use crate::handler::Call;
 
-/// How a function is treated. Shown by `gpulimit doctor` and the docs.
+/// The class of a hook: how it accounts for memory. `gpulimit doctor` and docs/internals/hooks.md show the
+/// class of each hook.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(
     non_camel_case_types,
     reason = "the table writes classes as plain words"
 )]
 pub enum Class {
-    /// Charge, call, correct to the real size or give back.
+    /// Charges the bytes, calls the driver, then corrects the charge to the real size or gives it
+    /// back.
     sized,
-    /// The pool's reserved bytes are the charge.
+    /// Charges the bytes that the memory pool reserves from the GPU.
     pooled,
-    /// No size exists: call, measure, charge; undo when it does not fit.
+    /// The size is unknown before the call: pays an estimate ahead, calls the driver, measures, and
+    /// undoes the call where the memory does not fit.
     measured,
-    /// Uncharge after the driver's success.
+    /// Uncharges the bytes after the driver has freed them.
     release,
-    /// Measured at the first launch of a kernel or a graph; later ones pass. Graphs with memory
-    /// nodes are paid for ahead.
+    /// Measured at the first launch of a kernel or graph; later launches go straight to the driver.
+    /// Graphs with memory nodes are charged before each launch.
     launch,
-    /// The group's answer in place of the machine's.
+    /// Answers with the group's figures instead of the GPU's.
     view,
-    /// Remember, charge nothing.
+    /// Charges nothing, but remembers what the call did.
     track,
-    /// Hands out function pointers.
+    /// Hands out pointers to functions.
     lookup,
 }
 
-/// One row of the table, as data.
+/// One row of the hook table, as data.
 #[derive(Clone, Copy)]
 pub struct Row {
     /// The exported symbol.
     pub symbol: &'static std::ffi::CStr,
-    /// How it is treated.
+    /// How the hook accounts for memory.
     pub class: Class,
-    /// What a call returns whose handler panicked: a fault of ours must not unwind into the
+    /// The status that a call returns when its handler panics: a panic must not unwind into the
     /// program.
     pub broken: Status,
-    /// Address of our function of that name.
+    /// The address of the exported function that stands in front of the driver's.
     pub hook: *const c_void,
 }
 
 impl Row {
-    /// The symbol, for messages.
+    /// Returns the symbol, for messages.
     pub fn name(&self) -> &'static str {
-        // SAFETY: the table's names are those of functions of Rust.
+        // SAFETY: the symbols are written as Rust identifiers in the table, so they are valid
+        // UTF-8.
         unsafe { std::str::from_utf8_unchecked(self.symbol.to_bytes()) }
     }
 }
 
-// SAFETY: the pointer is the address of a function, valid from any thread.
+// SAFETY: the pointer is the address of a function, which is valid in every thread.
 unsafe impl Sync for Row {}
 
-/// Runs a hook: with a [`Call`] its handler, without one the driver's function.
+/// Runs a hook. `hook` calls the handler when it is given a [`Call`], and the driver's function
+/// when it is given `None`.
 #[inline(always)]
 pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Status {
     /// # Safety
     /// `hook` points to an `F`.
     unsafe fn call<F: Fn(Option<Call>) -> Status>(hook: *const (), call: Option<Call>) -> Status {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `hook` points to an `F`.
         unsafe { (*hook.cast::<F>())(call) }
     }
     let hook = &raw const hook;
-    // SAFETY: a closure with the function for its type, and it outlives the call.
+    // SAFETY: `hook` points to an `F`, as `call::<F>` expects, and the closure outlives the call.
     unsafe { enter_by(row, hook.cast(), call::<F>) }
 }
 
-/// As [`enter`], once for all hooks: they are many, and a program calls few of them often. A
-/// pointer and a function, as a `dyn Fn` has a table of its own for each closure, of which every
-/// word is relocated in every program.
+/// Does the work of [`enter`], compiled once for all hooks: there are many, and a program calls few
+/// of them often. Takes a pointer and a function instead of a `dyn Fn`: each closure type would add
+/// a vtable, whose words the dynamic linker relocates in every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.
@@ -98,17 +104,17 @@ unsafe fn enter_by(
     hook: *const (),
     call: unsafe fn(*const (), Option<Call>) -> Status,
 ) -> Status {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
-    // Launches and calls of pools protect their slow ways by themselves: cancelled threads pass the
-    // others.
+    // The handlers of launches and pools put off cancellation by themselves, in their slow paths
+    // only. A cancelled thread may pass their fast paths.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
-/// A hook whose work comes after the driver's call, which may wait for long: the call is made
-/// outside of everything else, so that a thread that is cancelled in it ends there, as without us.
-/// Returns the `status` that the call came to.
+/// Runs a `handler` after the driver's call, which may have waited for the GPU for long. The export
+/// makes that call before this function, outside of the guard, so that a thread that is cancelled
+/// in it ends there, as it does without the library. Returns `status`, the result of the call.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -118,13 +124,15 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     run(row, true, || status, done)
 }
 
-/// As [`enter`], for the few that programs call by the million: all in one function.
+/// Runs a hook as [`enter`] does, inlined into the export: for the few functions that programs call
+/// by the million.
 ///
-/// Calls are also where other members' requests for what is held unused are answered: all but those
-/// of pools, which are to cost next to nothing, and of which the waiting ones answer by themselves.
+/// Each hooked call also answers requests of other members for memory that this process holds
+/// unused. Pool calls do not, because they must cost next to nothing; the synchronise calls among
+/// them answer in their handlers.
 ///
-/// `undisturbed`: cancellation is put off, as the driver or we may come to a call at which a
-/// cancelled thread would end.
+/// `undisturbed` puts off the cancellation of the thread, because the driver or the library may
+/// reach a call at which a cancelled thread would end.
 #[inline(always)]
 pub fn run(
     row: &'static Row,
@@ -161,11 +169,11 @@ pub fn run(
 fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     let (symbol, broken) = (row.name(), row.broken);
     crate::message::line(format_args!(
-        "internal error in {symbol}; the call fails with {broken}. Please report this"
+        "internal error in {symbol}: the call returns error {broken}. Please report this bug"
     ));
-    // What was thrown may panic in turn when it is dropped.
+    // The payload of the panic may panic in turn when it is dropped.
     std::mem::forget(panic);
-    // The driver's calls in this are no program's.
+    // The recovery calls the driver; inside the guard these calls pass the hooks by.
     let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
     if let Some(Err(panic)) = recovered {
         std::mem::forget(panic);

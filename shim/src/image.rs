@@ -1,4 +1,4 @@
-//! Code images where programs have them: at an address, or in a file.
+//! Reads the code images that programs load, from memory or from a file.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr};
@@ -18,15 +18,15 @@ use crate::abi::{FileName, Image, Opaque};
 /// The largest file that is read, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
-/// Returns what the image at this address takes, on GPUs of these compute capabilities. Memory is
-/// read where the headers of the image say that it goes on, as the driver does.
+/// Returns what the image at this address takes on GPUs of these compute capabilities. Reads as
+/// many bytes as the headers of the image say that it has, as the driver does.
 pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let image = image.address();
     if image == 0 {
         return Needs::default();
     }
-    // SAFETY: the program passes an image. Of a wrapper it passes 24 bytes, with the address of one
-    // at the eighth.
+    // SAFETY: the program passes the address of an image. A wrapper has 24 bytes and holds the
+    // address of the wrapped image at offset 8.
     let bytes = unsafe {
         let image = match begins(image, WRAPPER) {
             true => (image as *const u8)
@@ -43,49 +43,50 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     }
 }
 
-/// Whether the NUL-terminated text or binary at this address begins so; does not read beyond the
-/// end of a text.
+/// Returns whether the NUL-terminated text or the binary at this address begins with these bytes.
+/// Reads no further than the NUL of a text.
 ///
 /// # Safety
-/// A text that a NUL ends or a binary is there.
+/// `image` is the address of a NUL-terminated text or of a binary.
 unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     (0..).zip(with).all(|(offset, wanted)| {
-        // SAFETY: the caller's promise: there is a byte as long as those before it have not ended a
-        // text, and none of `with` is 0.
+        // SAFETY: the caller promises a text or a binary. This byte exists: each byte before it
+        // matched a byte of `with`, none of which is the NUL that would end a text.
         unsafe { (image as *const u8).add(offset).read() == wanted }
     })
 }
 
-/// The bytes of the image at this address, as many as its header says; `None` where there is none,
-/// or that cannot be.
+/// Returns the bytes of the image at this address, as many as its header says; `None` for address
+/// 0, for a wrapper, and for a length that is impossible.
 ///
 /// # Safety
-/// The address is 0, or that of an image which stays there for `'a`.
+/// `image` is 0, or the address of an image that stays there for `'a`.
 unsafe fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
     let start = image as *const u8;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that an image lies there.
     let begins = |with| unsafe { begins(image, with) };
     let length = match () {
         () if image == 0 || begins(WRAPPER) => return None,
-        // SAFETY: a binary has its header.
+        // SAFETY: a fat binary begins with a whole header.
         () if begins(FATBIN) => length_of_fat_binary(unsafe { &*start.cast() })?,
-        // SAFETY: as above.
+        // SAFETY: a cubin begins with a whole header.
         () if begins(ELF) => length_of_cubin(unsafe { &*start.cast() })?,
-        // SAFETY: PTX text that is handed over without a length ends with a NUL.
+        // SAFETY: PTX text, which programs pass without a length, ends with a NUL.
         () => return Some(unsafe { CStr::from_ptr(start.cast()) }.to_bytes()),
     };
     let fits = isize::try_from(length).is_ok() && image.checked_add(length).is_some();
-    // SAFETY: an image goes as far as its header says, and is not written to during the call.
+    // SAFETY: the image has as many bytes as its header says, and the program does not write to it
+    // during the call.
     fits.then(|| unsafe { std::slice::from_raw_parts(start, length) })
 }
 
-/// Returns what the file with the name at this address takes.
+/// Returns what the image in the file takes whose name is at this address.
 pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let path = path.address();
     if path == 0 {
         return Needs::default();
     }
-    // SAFETY: the program passes a NUL-terminated name, or none.
+    // SAFETY: the address is not 0, so the program passes a NUL-terminated name.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     match content(OsStr::from_bytes(path.to_bytes())) {
         Some(bytes) => needs_of_bytes(&bytes, capabilities),
@@ -93,8 +94,8 @@ pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Nee
     }
 }
 
-/// The content of a regular file. Others (a FIFO, a device) are left to the driver: what is read of
-/// them may be gone then, or have no end.
+/// Returns the content of a regular file; `None` for any other file. Reading a FIFO would take the
+/// bytes away from the driver, and a device may have no end.
 fn content(path: &OsStr) -> Option<Vec<u8>> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_in_memory_goes_as_far_as_it_says() {
+    fn an_image_in_memory_has_the_length_in_its_header() {
         for image in [
             &fixture!("managed.cubin")[..],
             fixture!("managed.ptx"),
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn wrapped() {
+    fn a_wrapper_leads_to_its_image() {
         let inner = fixture!("zstd.fatbin");
         let gpus = || vec![90];
         let mut wrapper = WRAPPER.to_vec();
@@ -148,14 +149,14 @@ mod tests {
         let found = needs(Image::at(wrapper.as_ptr() as Opaque), &gpus);
         assert_eq!(found, needs_of_bytes(inner, &gpus));
         assert_eq!(needs(Image::at(0), &Vec::new), Needs::default());
-        // One that wraps itself.
+        // A wrapper that points to itself.
         let itself = wrapper.as_ptr() as u64;
         wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
         assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new).unknown);
     }
 
     #[test]
-    fn files_that_are_none() {
+    fn files_that_are_not_regular_have_unknown_needs() {
         for path in [c"/dev/zero", c"/nowhere", c"/"] {
             let needs = needs_of_file(FileName::at(path.as_ptr() as Opaque), &Vec::new);
             assert_eq!(needs, Needs::UNKNOWN);

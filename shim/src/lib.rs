@@ -1,11 +1,11 @@
-//! `libgpulimit.so`: the preloaded library that stands in front of the CUDA driver.
+//! `libgpulimit.so`: the preloaded library that stands between a program and the CUDA driver.
 //!
-//! Read `table` (what is hooked), one `handler` (what we do there), `account` (what this process
-//! holds). ARCHITECTURE.md has the picture.
+//! Read `table` (the hooked functions), then one file of `handler` (what a hook does), then
+//! `account` (what this process holds). ARCHITECTURE.md describes how they fit together.
 #![cfg_attr(test, allow(dead_code, reason = "tests are built without the exports"))]
 
-// The rooms. Each knows those before it and none after it: abi, driver, account, handler, hook,
-// entry. `tests/tidy/rooms.rs` holds them to it.
+// The rooms, from the bottom to the top: abi, driver, account, handler, hook, entry. A room may use
+// those below it and none above it; `tests/tidy/rooms.rs` checks that.
 mod abi;
 mod account;
 mod driver;
@@ -13,7 +13,7 @@ mod entry;
 mod handler;
 mod hook;
 
-// What all of them may use, and what knows none of them.
+// Modules that every room may use, and that use no room.
 #[cfg(not(test))]
 mod backtrace;
 mod clock;

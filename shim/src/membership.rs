@@ -1,5 +1,4 @@
-//! How this process comes to its group: the administrator's rules and the environment say which,
-//! the library joins it.
+//! How this process joins its group. The administrator's rules and the environment name the group.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
@@ -13,41 +12,43 @@ use once_cell::race::OnceBox;
 use crate::message;
 
 unsafe extern "C" {
-    // Since GLIBC_2.17; not in the libc crate.
+    // In the C library since GLIBC_2.17; missing in the libc crate.
     fn secure_getenv(name: *const c_char) -> *mut c_char;
 }
 
-/// The limit cannot be applied; the reason has been said.
+/// Why this process could not join its group. The library has already reported the reason.
 pub enum Failed {
-    /// So there is no GPU memory.
+    /// The process gets no GPU memory.
     Closed,
-    /// The administrator's rule wants the program to run without it.
+    /// The administrator's rule lets the process run without a limit.
     Open,
 }
 
-/// An environment variable, read through the C library: the program may change its environment by
-/// `setenv`.
+/// Returns the value of an environment variable. Reads it through the C library, because the
+/// program may change its environment by `setenv`.
 fn variable(name: &str) -> Option<OsString> {
     let name = CString::new(name).ok()?;
-    // SAFETY: a NUL-terminated name. `secure_getenv`: in a setuid program the environment is not to
-    // be trusted. The value is copied at once; a program that changes its environment in another
-    // thread at this moment has the race it would have with any getenv.
+    // SAFETY: the name ends with a NUL, and the value is copied at once. `secure_getenv` returns
+    // null in a setuid program, whose environment must not be trusted. A program that changes its
+    // environment in another thread at this moment races with this call as it does with any
+    // `getenv`.
     let value = unsafe { secure_getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
     }
-    // SAFETY: a C string of the environment.
+    // SAFETY: `secure_getenv` returned a C string of the environment.
     let bytes = unsafe { CStr::from_ptr(value) }.to_bytes();
     Some(OsStr::from_bytes(bytes).to_os_string())
 }
 
-/// Whether one of these variables is set. Allocates nothing.
+/// Returns whether one of these variables is set. Allocates nothing.
 fn any_in_environment(names: &[&str]) -> bool {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: the C library's variable; null, or an array of C strings that a null pointer ends.
-    // Constructors run before the program's threads, so nobody changes it meanwhile.
+    // SAFETY: `environ` is the C library's variable: null, or an array of C strings that ends with
+    // a null pointer. Constructors run before the program starts threads, so the array does not
+    // change meanwhile.
     let entry = |at: usize| unsafe {
         let entries = environ;
         let entry = (!entries.is_null()).then(|| *entries.add(at))?;
@@ -60,12 +61,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The variables as they were at the start: a program that empties its environment afterwards is
-/// limited all the same.
+/// The environment variables of gpulimit as they were when the program started. A program that
+/// empties its environment later keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// The group that the rules or the environment ask for, or asked for at the start; `None` when
-/// there is no limit.
+/// Returns the group that the rules or the environment name, now or when the program started;
+/// `None` when the process has no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -78,16 +79,17 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
-/// Joins the group. A failure is said in one line and closes the GPU to this process, unless the
-/// administrator's rule wants it open: a limit that cannot be applied must not be none.
+/// Joins the group. When that fails, one line reports the reason, and this process gets no GPU
+/// memory unless the administrator's rule lets it run without a limit: a limit that cannot be
+/// applied must not be ignored.
 ///
-/// `devices` are the GPUs that this process sees, by CUDA ordinal; `capacity` the memory of one in
-/// bytes.
+/// `devices` returns the GPUs that this process sees, with their CUDA ordinals; `capacity` returns
+/// the memory of a GPU in bytes.
 pub fn join(
     devices: &dyn Fn() -> Vec<(u32, DeviceId)>,
     capacity: &dyn Fn(u32) -> Option<u64>,
 ) -> Result<Member, Failed> {
-    message::look();
+    message::check_standard_error();
     let told = |error: &dyn std::fmt::Display| {
         message::line(format_args!("no GPU memory for this program: {error}"));
         Failed::Closed
@@ -96,7 +98,8 @@ pub fn join(
         Ok(Some(assignment)) => assignment,
         Ok(None) => {
             return Err(told(
-                &"the limit was taken out of the environment after the start",
+                &"the limit was removed from the environment or the rules after the program \
+                 started: restart the program",
             ));
         }
         Err(error) => return Err(told(&error)),
@@ -110,8 +113,8 @@ pub fn join(
     })
 }
 
-/// Runs as a constructor, in every program: it creates nothing, calls no driver, opens no file, and
-/// where no limit is asked for touches no memory but the environment.
+/// Runs as a constructor in every program. It creates nothing, calls no driver and opens no file.
+/// In a program without a limit it touches no memory except the environment.
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {
@@ -122,8 +125,8 @@ pub fn at_start() {
     }
 }
 
-/// Gives a job that came with nothing but a size a group name, so that its children share its
-/// limit.
+/// Names a group in the environment of a job that came with a size only, so that the children of
+/// the process share its limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;
@@ -135,7 +138,7 @@ fn name_job() {
     let Ok(name) = CString::new(policy::own_job_group_name()) else {
         return;
     };
-    // SAFETY: constructors run before the program's threads; both strings are NUL-terminated and
-    // copied.
+    // SAFETY: constructors run before the program starts threads; both strings end with a NUL, and
+    // `setenv` copies them.
     unsafe { libc::setenv(c"GPULIMIT_GROUP".as_ptr(), name.as_ptr(), 0) };
 }

@@ -1,5 +1,5 @@
-//! The few lines that the library ever writes: to standard error, whole lines, no allocation, no
-//! lock.
+//! Writes the library's lines to standard error: a whole line per call, without allocating memory
+//! or taking a lock.
 #![allow(unsafe_code)]
 
 mod standard_error;
@@ -7,7 +7,7 @@ mod standard_error;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A line is cut at this many bytes.
+/// The longest line, bytes; longer ones are cut.
 const LINE_MAX: usize = 1024;
 
 struct Line {
@@ -17,7 +17,7 @@ struct Line {
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // One byte stays for the newline.
+        // The newline takes one byte.
         let room = LINE_MAX - 1 - self.length;
         let taken = text.len().min(room);
         if let (Some(to), Some(from)) = (
@@ -31,27 +31,27 @@ impl Write for Line {
     }
 }
 
-/// Nobody reads what we say: see [`look`].
+/// Set when this process has no standard error: see [`check_standard_error`].
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// Looks whether there is a standard error, when a process comes to its group. Of a daemon that has
-/// closed it, the next file that it opens is in its place, and is none of ours to write to: neither
-/// then nor in its children.
-pub fn look() {
+/// Checks whether standard error is open; called when the process joins its group. In a daemon that
+/// has closed standard error, the next file that it opens gets descriptor 2, and the library must
+/// never write to that file, in the daemon or in its children.
+pub fn check_standard_error() {
     if descriptor_flags() < 0 {
         MUTE.store(true, Ordering::Relaxed);
     }
 }
 
-/// Less than 0 where it is closed.
+/// Returns the flags of descriptor 2; less than 0 where it is closed.
 fn descriptor_flags() -> libc::c_int {
-    // SAFETY: asks about a descriptor, whatever it is.
+    // SAFETY: the call only asks for the flags of a descriptor, whether or not it is open.
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: …` and a newline in one call, and drops the line where that would wait. Does
-/// not write into a file that has come into the place of standard error: standard error is handed
-/// on to children, so exec does not close it.
+/// Writes `gpulimit: `, the text and a newline in one call. Drops the line where the write would
+/// wait. Also drops it where descriptor 2 closes on exec: standard error is inherited by children,
+/// so such a descriptor is another file that was opened in its place.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;
@@ -70,8 +70,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes the library's own panics say so as its other lines do: `std` would write without asking
-/// whether that waits.
+/// Makes panics of the library write their message by [`line`]: the hook of `std` would write even
+/// where that waits.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {

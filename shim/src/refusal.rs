@@ -1,4 +1,4 @@
-//! The line that tells a human why there was no memory.
+//! The line on standard error that tells a user why a request for GPU memory was refused.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,20 +11,21 @@ use gpulimit_ledger::{Category, Witness};
 
 use crate::{clock, message};
 
-/// The group has no room: the program gets its out-of-memory.
+/// The group has no room: the program gets the driver's code for out of memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refused;
 
-/// Lines in any window of this many milliseconds: at most [`LINES`].
+/// The length of the window, in milliseconds, in which at most [`LINES`] lines are written.
 const WINDOW_MS: u64 = 1000;
 const LINES: u64 = 3;
-/// Members named in a line.
+/// The most members that one line names.
 const NAMED: usize = 3;
 
-/// High 48 bits: start of the window in ms; low 16: lines in it.
+/// The current window. The high 48 bits are its start in milliseconds, the low 16 bits count its
+/// lines.
 static WINDOW: AtomicU64 = AtomicU64::new(0);
 
-/// Whether another line may be written now.
+/// Returns whether another line may be written at `now` (milliseconds), and counts it.
 fn allowed(window: &AtomicU64, now: u64) -> bool {
     let mut verdict = false;
     let _ = window.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |window| {
@@ -40,20 +41,20 @@ fn allowed(window: &AtomicU64, now: u64) -> bool {
     verdict
 }
 
-/// The GPU that has no memory.
+/// The GPU on which a request was refused.
 pub struct Gpu<'a> {
-    /// What the program calls it.
+    /// The CUDA ordinal: the number by which the program knows the GPU.
     pub ordinal: i32,
     pub id: &'a DeviceId,
-    /// Bytes that a context takes here at least, as far as it is known.
+    /// Returns the least bytes that a context takes on this GPU; 0 where that is unknown.
     pub context: &'a dyn Fn() -> u64,
 }
 
-/// One line on standard error, at most a few per second.
+/// Writes a line about a refusal to standard error, at most [`LINES`] per second.
 pub fn report(
     gpu: Gpu<'_>,
     member: &Member,
-    share: &MemberDevice,
+    member_device: &MemberDevice,
     witness: &dyn Witness,
     symbol: &str,
     bytes: u64,
@@ -69,25 +70,25 @@ pub fn report(
         .trim_end_matches("_ptsz");
     if let Some(damage) = member.damage() {
         message::line(format_args!(
-            "refused {} by {name} on GPU {} ({}): {damage}",
+            "refused {name} of {} on GPU {} ({}): {damage}",
             gib(bytes),
             gpu.ordinal,
             gpu.id.short(),
         ));
         return;
     }
-    let mut holders = member.holders(share, witness);
+    let mut holders = member.holders(member_device, witness);
     order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
     let context = (gpu.context)();
     message::line(format_args!(
-        "refused {} by {name} on GPU {} ({}): group {} uses {}{}{}",
+        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{}",
         gib(bytes),
         gpu.ordinal,
         gpu.id.short(),
         refusal.group,
         Usage {
             charged: refusal.charged,
-            reserve: member.reserve(share, refusal.group),
+            reserve: member.reserve(member_device, refusal.group),
             max: refusal.max,
         },
         Holders(&holders),
@@ -98,8 +99,9 @@ pub fn report(
     ));
 }
 
-/// What the group uses, as `gpulimit show` has it: `0.5 of 4.0 GiB`. What is charged beyond that is
-/// named where the figures differ for it: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
+/// The group's usage in the figures of `gpulimit show`: `0.5 of 4.0 GiB`. Where the charge shows as
+/// a different figure, the text names the difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in
+/// reserve`.
 struct Usage {
     charged: u64,
     reserve: u64,
@@ -122,7 +124,8 @@ impl fmt::Display for Usage {
     }
 }
 
-/// Who holds what: `; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5`.
+/// The processes that use the memory, the largest first: `; pid 4711 (python) 3.6 GiB: allocations
+/// 3.1, driver 0.5`.
 struct Holders<'a>(&'a [Holder]);
 
 impl fmt::Display for Holders<'_> {
@@ -158,12 +161,13 @@ impl fmt::Display for Holders<'_> {
         }
         match holding().count().saturating_sub(NAMED) {
             0 => Ok(()),
-            more => write!(f, "; and {more} more"),
+            1 => f.write_str("; and 1 other process"),
+            others => write!(f, "; and {others} other processes"),
         }
     }
 }
 
-/// For limits that not even a context fits into.
+/// A hint for limits that are smaller than one CUDA context.
 struct Hint {
     max: u64,
     context: u64,
@@ -187,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_is_what_show_says_and_the_reserve_is_named() {
+    fn usage_matches_show_and_names_the_reserve() {
         const MIB: u64 = 1 << 20;
         let said = |charged, reserve, max| {
             let (charged, reserve, max) = (charged * MIB, reserve * MIB, max * MIB);
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_lines_a_second() {
+    fn at_most_a_few_lines_per_second() {
         let window = AtomicU64::new(0);
         let start = 5_000_000;
         let passed = (0..100).filter(|at| allowed(&window, start + at)).count() as u64;

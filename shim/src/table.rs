@@ -1,43 +1,73 @@
-//! The hook table: every function of the driver that we stand in front of, and every one that we
-//! call.
+//! The hook table: every function of the driver that gpulimit hooks, and every other one that it
+//! calls.
 //!
-//! The only place that names CUDA and NVML symbols. It is read twice: `driver/functions.rs` makes
-//! the calls of the driver's functions of it, `entry/exports.rs` the functions of ours that stand
-//! in front of them. What its types and handlers are called is the readers' affair: this file knows
-//! none of them. To add a hook see CONTRIBUTING.md.
+//! The only place that names CUDA and NVML symbols. Two macros read it: `driver/functions.rs` makes
+//! a typed call of each driver function, `entry/exports.rs` makes the exported function that stands
+//! in front of each hooked one. This file knows neither the types nor the handlers that it names;
+//! the readers import them. CONTRIBUTING.md says how to add a hook.
+//!
+//! A `library` names its soname, `missing` (the status of a function that this driver's version
+//! lacks) and `broken` (the status of a hook whose handler panicked).
+//!
+//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`, followed by at most one of `as` and
+//! `given`, and at most one of `unless` and `known by`:
+//!
+//! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
+//! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
+//!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
+//! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments. It
+//!   may call the function more than once, and with other arguments than the program's.
+//! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
+//!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
+//!   arguments share a handler.
+//! - `as hot`: programs call the function by the million. The path to the handler is compiled into
+//!   the export, and the thread stays cancellable; the handler itself puts cancellation off in its
+//!   slow paths.
+//! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
+//!   no guard and no lock held, and `HANDLER` runs after it, with the call alone.
+//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver. It costs
+//!   that check only.
+//! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
+//!   passes in `REGISTER`. Where `a` was launched before, the export jumps to the driver's function
+//!   without a stack frame of its own (`hook/pass.rs`); on other architectures it calls that
+//!   function.
+//!
+//! The functions in `calls` are not hooked: gpulimit itself calls them.
 
-/// Hands the table to the macro of this name.
+/// Expands the macro named `$reader` with the whole table as its input.
 macro_rules! table {
     ($reader:ident) => { $reader! {
         /// libcuda.so.1
-        library cuda(CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN) {
+        library cuda(
+            CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN
+        ) {
             hooks {
-                sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1;
+                sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1, given (dptr, bytesize);
                 sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc, as hot;
-                sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1;
-                sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch;
-                sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc;
-                release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1;
+                sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1, given (dptr, pitch, width, height);
+                sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch, given (dptr, pitch, width, height);
+                sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc, given (dptr, bytesize);
+                release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1, given (dptr);
                 release  cuMemFree_v2(dptr: DevicePtr) => linear::free, as hot;
 
-                sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create;
-                release  cuMemRelease(handle: AllocationHandle) => vmm::release;
-                track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map;
-                release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap;
-                track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain;
-                track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export;
-                track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import;
+                sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create, given (handle, size, prop);
+                release  cuMemRelease(handle: AllocationHandle) => vmm::release, given (handle);
+                track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map, given (ptr, size, offset, handle);
+                release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap, given (ptr, size);
+                track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain, given (handle);
+                track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export, given (handle);
+                track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import, given (handle);
 
-                track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get;
-                track    cuIpcOpenMemHandle(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open;
-                track    cuIpcOpenMemHandle_v2(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open;
-                release  cuIpcCloseMemHandle(dptr: DevicePtr) => ipc::close;
+                track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get, given (dptr);
+                track    cuIpcOpenMemHandle(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
+                track    cuIpcOpenMemHandle_v2(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
+                release  cuIpcCloseMemHandle(dptr: DevicePtr) => ipc::close, given (dptr);
 
-                sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create;
-                sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d;
-                release  cuArrayDestroy(array: Array) => array::destroy;
-                sized    cuMipmappedArrayCreate(array: Out<Array>, descriptor: In<Array3dDescriptor>, levels: u32) => array::create_mipmapped;
-                release  cuMipmappedArrayDestroy(array: Array) => array::destroy_mipmapped;
+                sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create, given (array, descriptor);
+                sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d, given (array, descriptor);
+                release  cuArrayDestroy(array: Array) => array::destroy, given (array);
+                sized    cuMipmappedArrayCreate(array: Out<Array>, descriptor: In<Array3dDescriptor>, levels: u32) => array::create_mipmapped, given (array, descriptor, levels);
+                release  cuMipmappedArrayDestroy(array: Array) => array::destroy_mipmapped, given (array);
 
                 pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot;
                 pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot;
@@ -45,130 +75,130 @@ macro_rules! table {
                 pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
                 pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
                 pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
-                track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create;
-                release  cuMemPoolDestroy(pool: MemPool) => pool::destroy;
-                release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim;
-                track    cuMemPoolSetAttribute(pool: MemPool, attribute: i32, value: Opaque) => pool::set_attribute;
-                track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current;
-                track    cuMemGetDefaultMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find;
-                track    cuMemGetMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find;
-                track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at;
+                track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create, given (pool, props);
+                release  cuMemPoolDestroy(pool: MemPool) => pool::destroy, given (pool);
+                release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim, given ();
+                track    cuMemPoolSetAttribute(pool: MemPool, attribute: i32, value: Opaque) => pool::set_attribute, given ();
+                track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current, given (device);
+                track    cuMemGetDefaultMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find, given (pool, location, kind);
+                track    cuMemGetMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find, given (pool, location, kind);
+                track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at, given (location);
                 pooled   cuStreamSynchronize(stream: Stream) => synchronize::work, as wait;
                 pooled   cuStreamSynchronize_ptsz(stream: Stream) => synchronize::work, as wait;
                 pooled   cuEventSynchronize(event: Event) => synchronize::work, as wait;
                 pooled   cuCtxSynchronize() => synchronize::all_work, as wait;
                 pooled   cuCtxSynchronize_v2(context: Context) => synchronize::all_work, as wait;
 
-                measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary;
-                release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary;
-                release  cuDevicePrimaryCtxRelease_v2(device: Device) => context::release_primary;
-                release  cuDevicePrimaryCtxReset(device: Device) => context::release_primary;
-                release  cuDevicePrimaryCtxReset_v2(device: Device) => context::release_primary;
-                measured cuCtxCreate(context: Out<Context>, flags: u32, device: Device) => context::create;
-                measured cuCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create;
-                measured cuCtxCreate_v3(context: Out<Context>, affinity: Opaque, count: i32, flags: u32, device: Device) => context::create_v3;
-                measured cuCtxCreate_v4(context: Out<Context>, params: Opaque, flags: u32, device: Device) => context::create_v4;
-                measured cuGLCtxCreate(context: Out<Context>, flags: u32, device: Device) => context::create;
-                measured cuGLCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create;
-                measured cuVDPAUCtxCreate(context: Out<Context>, flags: u32, device: Device, vdp_device: u32, get_proc_address: Opaque) => context::create_vdpau;
-                measured cuVDPAUCtxCreate_v2(context: Out<Context>, flags: u32, device: Device, vdp_device: u32, get_proc_address: Opaque) => context::create_vdpau;
-                measured cuGreenCtxCreate(green: Out<Opaque>, description: Opaque, device: Device, flags: u32) => green::create;
-                release  cuGreenCtxDestroy(green: Opaque) => green::destroy;
-                measured cuGreenCtxStreamCreate(stream: Out<Stream>, green: Opaque, flags: u32, priority: i32) => green::stream;
-                track    cuDevicePrimaryCtxSetFlags_v2(device: Device, flags: u32) => context::set_primary_flags;
-                track    cuCtxSetFlags(flags: u32) => context::set_flags;
-                sized    cuCtxSetLimit(limit: i32, value: usize) => limits::set;
-                release  cuCtxDestroy(context: Context) => context::destroy;
-                release  cuCtxDestroy_v2(context: Context) => context::destroy;
-                release  cuCtxDetach(context: Context) => context::destroy;
+                measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary, given (context, device);
+                release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary, given (device);
+                release  cuDevicePrimaryCtxRelease_v2(device: Device) => context::release_primary, given (device);
+                release  cuDevicePrimaryCtxReset(device: Device) => context::release_primary, given (device);
+                release  cuDevicePrimaryCtxReset_v2(device: Device) => context::release_primary, given (device);
+                measured cuCtxCreate(context: Out<Context>, flags: u32, device: Device) => context::create, given (context, flags, device);
+                measured cuCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create, given (context, flags, device);
+                measured cuCtxCreate_v3(context: Out<Context>, affinity: Opaque, count: i32, flags: u32, device: Device) => context::create, given (context, flags, device);
+                measured cuCtxCreate_v4(context: Out<Context>, params: Opaque, flags: u32, device: Device) => context::create, given (context, flags, device);
+                measured cuGLCtxCreate(context: Out<Context>, flags: u32, device: Device) => context::create, given (context, flags, device);
+                measured cuGLCtxCreate_v2(context: Out<Context>, flags: u32, device: Device) => context::create, given (context, flags, device);
+                measured cuVDPAUCtxCreate(context: Out<Context>, flags: u32, device: Device, vdp_device: u32, get_proc_address: Opaque) => context::create, given (context, flags, device);
+                measured cuVDPAUCtxCreate_v2(context: Out<Context>, flags: u32, device: Device, vdp_device: u32, get_proc_address: Opaque) => context::create, given (context, flags, device);
+                measured cuGreenCtxCreate(green: Out<Opaque>, description: Opaque, device: Device, flags: u32) => green::create, given (green, device);
+                release  cuGreenCtxDestroy(green: Opaque) => green::destroy, given (green);
+                measured cuGreenCtxStreamCreate(stream: Out<Stream>, green: Opaque, flags: u32, priority: i32) => green::stream, given (stream, green);
+                track    cuDevicePrimaryCtxSetFlags_v2(device: Device, flags: u32) => context::set_flags, given (flags);
+                track    cuCtxSetFlags(flags: u32) => context::set_flags, given (flags);
+                sized    cuCtxSetLimit(limit: i32, value: usize) => context_limits::set;
+                release  cuCtxDestroy(context: Context) => context::destroy, given (context);
+                release  cuCtxDestroy_v2(context: Context) => context::destroy, given (context);
+                release  cuCtxDetach(context: Context) => context::destroy, given (context);
 
-                measured cuModuleLoad(module: Out<Opaque>, path: FileName) => code::module_file;
-                measured cuModuleLoadData(module: Out<Opaque>, image: Image) => code::module;
-                measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Image) => code::module;
-                measured cuModuleLoadDataEx(module: Out<Opaque>, image: Image, count: u32, options: Opaque, values: Opaque) => code::module_ex;
-                release  cuModuleUnload(module: Opaque) => code::unload;
-                measured cuLibraryLoadData(library: Out<Opaque>, code: Image, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library;
-                measured cuLibraryLoadFromFile(library: Out<Opaque>, path: FileName, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file;
-                release  cuLibraryUnload(library: Opaque) => code::unload_library;
-                measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module;
-                measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => code::global;
-                track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel;
-                track    cuLibraryEnumerateKernels(kernels: Out<Opaque>, count: u32, library: Opaque) => handles::kernels;
-                track    cuModuleEnumerateFunctions(functions: Out<Opaque>, count: u32, module: Opaque) => handles::functions;
-                measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function;
+                measured cuModuleLoad(module: Out<Opaque>, path: FileName) => code::module_file, given (module, path);
+                measured cuModuleLoadData(module: Out<Opaque>, image: Image) => code::module, given (module, image);
+                measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Image) => code::module, given (module, image);
+                measured cuModuleLoadDataEx(module: Out<Opaque>, image: Image, count: u32, options: Opaque, values: Opaque) => code::module, given (module, image);
+                release  cuModuleUnload(module: Opaque) => code::unload, given (module);
+                measured cuLibraryLoadData(library: Out<Opaque>, code: Image, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library, given (library, code);
+                measured cuLibraryLoadFromFile(library: Out<Opaque>, path: FileName, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file, given (library, path);
+                release  cuLibraryUnload(library: Opaque) => code::unload_library, given (library);
+                measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module, given (module, library);
+                measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => lazy::library, given (library);
+                track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel, given (kernel, library);
+                track    cuLibraryEnumerateKernels(kernels: Out<Opaque>, count: u32, library: Opaque) => handles::kernels, given (kernels, count, library);
+                track    cuModuleEnumerateFunctions(functions: Out<Opaque>, count: u32, module: Opaque) => handles::functions, given (functions, count, module);
+                measured cuKernelGetFunction(function: Out<Opaque>, kernel: Opaque) => code::kernel_function, given (function, kernel);
 
-                measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => lazy::set_attribute, unless is_loaded: kernel;
-                measured cuKernelSetCacheConfig(kernel: Opaque, config: i32, device: Device) => lazy::set_cache_config, unless is_loaded: kernel;
-                measured cuKernelGetParamInfo(kernel: Opaque, index: usize, offset: Out<usize>, size: Out<usize>) => lazy::param_info, unless is_loaded: kernel;
-                measured cuKernelGetParamCount(kernel: Opaque, count: Out<usize>) => lazy::param_count, unless is_loaded: kernel;
-                measured cuModuleGetFunction(function: Out<Opaque>, module: Opaque, name: Opaque) => code::module_function;
-                measured cuFuncLoad(function: Opaque) => lazy::function, unless is_loaded: function;
-                measured cuFuncSetAttribute(function: Opaque, attribute: i32, value: i32) => lazy::set_function_attribute, unless is_loaded: function;
-                measured cuFuncSetCacheConfig(function: Opaque, config: i32) => lazy::set_function_config, unless is_loaded: function;
-                measured cuFuncSetSharedMemConfig(function: Opaque, config: i32) => lazy::set_function_config, unless is_loaded: function;
-                measured cuOccupancyMaxActiveBlocksPerMultiprocessor(count: Out<i32>, function: Opaque, threads: i32, shared: usize) => lazy::active_blocks, unless is_loaded: function;
-                measured cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: Out<i32>, function: Opaque, threads: i32, shared: usize, flags: u32) => lazy::active_blocks_with_flags, unless is_loaded: function;
-                measured cuOccupancyMaxPotentialBlockSize(grid: Out<i32>, block: Out<i32>, function: Opaque, shared_of: Opaque, shared: usize, limit: i32) => lazy::block_size, unless is_loaded: function;
-                measured cuOccupancyMaxPotentialBlockSizeWithFlags(grid: Out<i32>, block: Out<i32>, function: Opaque, shared_of: Opaque, shared: usize, limit: i32, flags: u32) => lazy::block_size_with_flags, unless is_loaded: function;
-                measured cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, function: Opaque, blocks: i32, threads: i32) => lazy::dynamic_shared, unless is_loaded: function;
-                measured cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: Opaque, config: Opaque) => lazy::clusters, unless is_loaded: function;
-                measured cuOccupancyMaxActiveClusters(count: Out<i32>, function: Opaque, config: Opaque) => lazy::clusters, unless is_loaded: function;
+                measured cuKernelSetAttribute(attribute: i32, value: i32, kernel: Opaque, device: Device) => lazy::everywhere, given (kernel, device), unless is_loaded: kernel;
+                measured cuKernelSetCacheConfig(kernel: Opaque, config: i32, device: Device) => lazy::everywhere, given (kernel, device), unless is_loaded: kernel;
+                measured cuKernelGetParamInfo(kernel: Opaque, index: usize, offset: Out<usize>, size: Out<usize>) => lazy::function, given (kernel), unless is_loaded: kernel;
+                measured cuKernelGetParamCount(kernel: Opaque, count: Out<usize>) => lazy::function, given (kernel), unless is_loaded: kernel;
+                measured cuModuleGetFunction(function: Out<Opaque>, module: Opaque, name: Opaque) => code::module_function, given (function, module);
+                measured cuFuncLoad(function: Opaque) => lazy::function, given (function), unless is_loaded: function;
+                measured cuFuncSetAttribute(function: Opaque, attribute: i32, value: i32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuFuncSetCacheConfig(function: Opaque, config: i32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuFuncSetSharedMemConfig(function: Opaque, config: i32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyMaxActiveBlocksPerMultiprocessor(count: Out<i32>, function: Opaque, threads: i32, shared: usize) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count: Out<i32>, function: Opaque, threads: i32, shared: usize, flags: u32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyMaxPotentialBlockSize(grid: Out<i32>, block: Out<i32>, function: Opaque, shared_of: Opaque, shared: usize, limit: i32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyMaxPotentialBlockSizeWithFlags(grid: Out<i32>, block: Out<i32>, function: Opaque, shared_of: Opaque, shared: usize, limit: i32, flags: u32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyAvailableDynamicSMemPerBlock(bytes: Out<usize>, function: Opaque, blocks: i32, threads: i32) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyMaxPotentialClusterSize(size: Out<i32>, function: Opaque, config: Opaque) => lazy::function, given (function), unless is_loaded: function;
+                measured cuOccupancyMaxActiveClusters(count: Out<i32>, function: Opaque, config: Opaque) => lazy::function, given (function), unless is_loaded: function;
 
-                launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, known by rdi function;
-                launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, known by rdi function;
-                launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, known by rsi function;
-                launch   cuLaunchKernelEx_ptsz(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, known by rsi function;
-                launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, known by rdi function;
-                launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::cooperative, known by rdi function;
-                launch   cuLaunchCooperativeKernelMultiDevice(list: In<LaunchParams>, count: u32, flags: u32) => launch::multi_device;
-                launch   cuLaunch(function: Opaque) => launch::plain, known by rdi function;
-                launch   cuLaunchGrid(function: Opaque, width: i32, height: i32) => launch::grid, known by rdi function;
-                launch   cuLaunchGridAsync(function: Opaque, width: i32, height: i32, stream: Stream) => launch::grid_async, known by rdi function;
+                launch   cuLaunchKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, given (function, stream), known by rdi function;
+                launch   cuLaunchKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque, extra: Opaque) => launch::kernel, given (function, stream), known by rdi function;
+                launch   cuLaunchKernelEx(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, given (config, function), known by rsi function;
+                launch   cuLaunchKernelEx_ptsz(config: In<LaunchConfig>, function: Opaque, params: Opaque, extra: Opaque) => launch::kernel_ex, given (config, function), known by rsi function;
+                launch   cuLaunchCooperativeKernel(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::kernel, given (function, stream), known by rdi function;
+                launch   cuLaunchCooperativeKernel_ptsz(function: Opaque, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: Stream, params: Opaque) => launch::kernel, given (function, stream), known by rdi function;
+                launch   cuLaunchCooperativeKernelMultiDevice(list: In<LaunchParams>, count: u32, flags: u32) => launch::multi_device, given (list, count);
+                launch   cuLaunch(function: Opaque) => launch::plain, given (function), known by rdi function;
+                launch   cuLaunchGrid(function: Opaque, width: i32, height: i32) => launch::plain, given (function), known by rdi function;
+                launch   cuLaunchGridAsync(function: Opaque, width: i32, height: i32, stream: Stream) => launch::kernel, given (function, stream), known by rdi function;
 
-                measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream;
-                measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream_with_priority;
-                track    cuStreamDestroy(stream: Stream) => handles::destroy_stream;
-                track    cuStreamDestroy_v2(stream: Stream) => handles::destroy_stream;
-                track    cuStreamEndCapture(stream: Stream, graph: Out<Graph>) => handles::end_capture;
-                track    cuStreamEndCapture_ptsz(stream: Stream, graph: Out<Graph>) => handles::end_capture;
-                track    cuGraphCreate(graph: Out<Graph>, flags: u32) => handles::create_graph;
-                track    cuGraphClone(clone: Out<Graph>, original: Graph) => handles::clone_graph;
-                track    cuGraphDestroy(graph: Graph) => handles::destroy_graph;
-                measured cuGraphAddKernelNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParamsV1>) => graph_node::add_kernel_v1;
-                measured cuGraphAddKernelNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParams>) => graph_node::add_kernel;
-                measured cuGraphAddNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<NodeParams>) => graph_node::add;
-                measured cuGraphAddNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add_with_edges;
-                measured cuGraphAddNode_v3(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add_with_edges;
-                measured cuGraphKernelNodeSetParams(node: Node, params: In<KernelNodeParamsV1>) => graph_node::set_kernel_v1;
-                measured cuGraphKernelNodeSetParams_v2(node: Node, params: In<KernelNodeParams>) => graph_node::set_kernel;
-                measured cuGraphNodeSetParams(node: Node, params: In<NodeParams>) => graph_node::set;
-                measured cuGraphNodeSetParams_v2(node: Node, params: In<NodeParams>) => graph_node::set;
-                measured cuGraphInstantiate(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate_with_log;
-                measured cuGraphInstantiate_v2(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate_with_log;
-                measured cuGraphInstantiateWithFlags(exec: Out<GraphExec>, graph: Graph, flags: u64) => graph::instantiate_with_flags;
-                measured cuGraphInstantiateWithParams(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
-                measured cuGraphInstantiateWithParams_ptsz(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params;
+                measured cuStreamCreate(stream: Out<Stream>, flags: u32) => measured::stream, given (stream);
+                measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream, given (stream);
+                track    cuStreamDestroy(stream: Stream) => handles::destroy_stream, given (stream);
+                track    cuStreamDestroy_v2(stream: Stream) => handles::destroy_stream, given (stream);
+                track    cuStreamEndCapture(stream: Stream, graph: Out<Graph>) => handles::make_graph, given (graph);
+                track    cuStreamEndCapture_ptsz(stream: Stream, graph: Out<Graph>) => handles::make_graph, given (graph);
+                track    cuGraphCreate(graph: Out<Graph>, flags: u32) => handles::make_graph, given (graph);
+                track    cuGraphClone(clone: Out<Graph>, original: Graph) => handles::make_graph, given (clone);
+                track    cuGraphDestroy(graph: Graph) => handles::destroy_graph, given (graph);
+                measured cuGraphAddKernelNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParamsV1>) => graph_node::kernel_v1, given (params);
+                measured cuGraphAddKernelNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParams>) => graph_node::kernel, given (params);
+                measured cuGraphAddNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, params);
+                measured cuGraphAddNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, params);
+                measured cuGraphAddNode_v3(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, params);
+                measured cuGraphKernelNodeSetParams(node: Node, params: In<KernelNodeParamsV1>) => graph_node::kernel_v1, given (params);
+                measured cuGraphKernelNodeSetParams_v2(node: Node, params: In<KernelNodeParams>) => graph_node::kernel, given (params);
+                measured cuGraphNodeSetParams(node: Node, params: In<NodeParams>) => graph_node::set, given (params);
+                measured cuGraphNodeSetParams_v2(node: Node, params: In<NodeParams>) => graph_node::set, given (params);
+                measured cuGraphInstantiate(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate, given (exec, graph);
+                measured cuGraphInstantiate_v2(exec: Out<GraphExec>, graph: Graph, error_node: Opaque, log: Opaque, log_size: usize) => graph::instantiate, given (exec, graph);
+                measured cuGraphInstantiateWithFlags(exec: Out<GraphExec>, graph: Graph, flags: u64) => graph::instantiate, given (exec, graph);
+                measured cuGraphInstantiateWithParams(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params, given (exec, graph, params);
+                measured cuGraphInstantiateWithParams_ptsz(exec: Out<GraphExec>, graph: Graph, params: In<GraphInstantiateParams>) => graph::instantiate_with_params, given (exec, graph, params);
 
-                launch   cuGraphExecUpdate(exec: GraphExec, graph: Graph, error_node: Opaque, result: Opaque) => graph_update::update;
-                launch   cuGraphExecUpdate_v2(exec: GraphExec, graph: Graph, info: Opaque) => graph_update::update_v2;
-                launch   cuGraphExecKernelNodeSetParams(exec: GraphExec, node: Node, params: In<KernelNodeParamsV1>) => graph_update::set_kernel_v1;
-                launch   cuGraphExecKernelNodeSetParams_v2(exec: GraphExec, node: Node, params: In<KernelNodeParams>) => graph_update::set_kernel;
-                launch   cuGraphExecChildGraphNodeSetParams(exec: GraphExec, node: Node, child: Graph) => graph_update::set_child;
-                launch   cuGraphExecNodeSetParams(exec: GraphExec, node: Node, params: In<NodeParams>) => graph_update::set_node;
-                launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
-                launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
-                launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
-                launch   cuGraphUpload_ptsz(exec: GraphExec, stream: Stream) => graph::launch, known by rdi exec;
-                track    cuGraphExecDestroy(exec: GraphExec) => graph::destroy;
-                release  cuDeviceGraphMemTrim(device: Device) => graph::trim;
+                launch   cuGraphExecUpdate(exec: GraphExec, graph: Graph, error_node: Opaque, result: Opaque) => graph_update::update, given (exec, graph);
+                launch   cuGraphExecUpdate_v2(exec: GraphExec, graph: Graph, info: Opaque) => graph_update::update, given (exec, graph);
+                launch   cuGraphExecKernelNodeSetParams(exec: GraphExec, node: Node, params: In<KernelNodeParamsV1>) => graph_update::set_kernel_v1, given (exec, params);
+                launch   cuGraphExecKernelNodeSetParams_v2(exec: GraphExec, node: Node, params: In<KernelNodeParams>) => graph_update::set_kernel, given (exec, params);
+                launch   cuGraphExecChildGraphNodeSetParams(exec: GraphExec, node: Node, child: Graph) => graph_update::update, given (exec, child);
+                launch   cuGraphExecNodeSetParams(exec: GraphExec, node: Node, params: In<NodeParams>) => graph_update::set_node, given (exec, params);
+                launch   cuGraphLaunch(exec: GraphExec, stream: Stream) => graph::launch, given (exec, stream), known by rdi exec;
+                launch   cuGraphLaunch_ptsz(exec: GraphExec, stream: Stream) => graph::launch, given (exec, stream), known by rdi exec;
+                launch   cuGraphUpload(exec: GraphExec, stream: Stream) => graph::launch, given (exec, stream), known by rdi exec;
+                launch   cuGraphUpload_ptsz(exec: GraphExec, stream: Stream) => graph::launch, given (exec, stream), known by rdi exec;
+                track    cuGraphExecDestroy(exec: GraphExec) => graph::destroy, given (exec);
+                release  cuDeviceGraphMemTrim(device: Device) => graph::trim, given (device);
 
-                view     cuMemGetInfo(free: Out<u32>, total: Out<u32>) => view::mem_get_info_v1;
-                view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info;
-                view     cuDeviceTotalMem(bytes: Out<u32>, device: Device) => view::device_total_mem_v1;
-                view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem;
+                view     cuMemGetInfo(free: Out<u32>, total: Out<u32>) => view::mem_get_info_v1, given (free, total);
+                view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info, given (free, total);
+                view     cuDeviceTotalMem(bytes: Out<u32>, device: Device) => view::device_total_mem_v1, given (bytes, device);
+                view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem, given (bytes, device);
 
-                lookup   cuGetProcAddress(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64) => lookup::proc_address;
-                lookup   cuGetProcAddress_v2(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64, status: Opaque) => lookup::proc_address_v2;
+                lookup   cuGetProcAddress(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64) => lookup::proc_address, given (pfn);
+                lookup   cuGetProcAddress_v2(symbol: Opaque, pfn: Out<Opaque>, version: i32, flags: u64, status: Opaque) => lookup::proc_address, given (pfn);
             }
             calls {
                 cuDeviceGetCount(count: Out<i32>);
@@ -216,20 +246,23 @@ macro_rules! table {
         }
 
         /// libnvidia-ml.so.1
-        library nvml(NVML, c"libnvidia-ml.so.1", missing = NVML_ERROR_FUNCTION_NOT_FOUND, broken = NVML_ERROR_UNKNOWN) {
+        library nvml(
+            NVML, c"libnvidia-ml.so.1",
+            missing = NVML_ERROR_FUNCTION_NOT_FOUND, broken = NVML_ERROR_UNKNOWN
+        ) {
             hooks {
-                view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info;
-                view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2;
+                view nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: Out<NvmlMemory>) => view::nvml_memory_info, given (device, memory);
+                view nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: Out<NvmlMemoryV2>) => view::nvml_memory_info_v2, given (device, memory);
 
                 view nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
                 view nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
-                view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+                view nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list_v3;
                 view nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
                 view nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
-                view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+                view nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list_v3;
                 view nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV1>) => process_list::list;
                 view nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list;
-                view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::v3;
+                view nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: Out<u32>, infos: Out<NvmlProcessV2>) => process_list::list_v3;
                 view nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, list: Out<NvmlProcessDetailList>) => process_list::details;
             }
             calls {

@@ -1,16 +1,17 @@
-//! What has to be done so that a tree is what it should be.
+//! Compares the groups that exist with the groups of a policy, and lists the steps to make them
+//! equal.
 
 use crate::accounts;
 use crate::failure::Failure;
-use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Group, Members, Root, effective_user, upwards};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Selector};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// A group as it is to be.
+/// A group as the policy wants it.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub name: String,
@@ -18,32 +19,32 @@ pub struct Wanted {
     pub access: Access,
 }
 
-/// One thing to do.
+/// A step of an `apply`.
 #[derive(Debug)]
 pub enum Step {
     Create(Wanted),
     Change {
         wanted: Wanted,
         changes: Vec<Change>,
-        /// Whether the limits are among them.
+        /// True if the limits change.
         limits: bool,
-        /// Whether the owner or the members are.
+        /// True if the owner or the members change.
         access: bool,
     },
     Remove {
         name: String,
-        /// Why it could not be.
+        /// Why the group could not be removed.
         kept: Option<String>,
     },
-    /// Could not be looked at, or done.
+    /// A step that could not be planned or done.
     Failed {
         name: String,
         why: String,
     },
 }
 
-/// One key that is not what it should be; `None` where nothing is said.
-#[derive(Debug)]
+/// A difference in one key. `None` means that the key is not set.
+#[derive(Debug, Serialize)]
 pub struct Change {
     key: &'static str,
     gpu: Option<String>,
@@ -51,7 +52,15 @@ pub struct Change {
     new: Option<String>,
 }
 
-/// Everything that has to be done, those above before those below, and removals from the bottom.
+impl Change {
+    /// Makes a change that concerns the whole group, not one GPU.
+    fn new(key: &'static str, old: Option<String>, new: Option<String>) -> Self {
+        let gpu = None;
+        Self { key, gpu, old, new }
+    }
+}
+
+/// Lists all steps: groups before the groups below them, then removals, from the bottom.
 pub fn steps(
     root: &Root,
     wanted: &[Wanted],
@@ -65,7 +74,7 @@ pub fn steps(
             Ok(group) => change(root, &group, wanted),
         };
         match step {
-            Err(failure) if is_users(root, &wanted.name) => {
+            Err(failure) if user_can_block(root, &wanted.name) => {
                 let (name, why) = (wanted.name.clone(), failure.to_string());
                 steps.push(Step::Failed { name, why });
             }
@@ -84,8 +93,9 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Whether a user has a say in what is in the way of this group: it, or one above it, is not ours.
-pub fn is_users(root: &Root, name: &str) -> bool {
+/// Returns whether a user can cause a failure at this group: it, or a group above it, belongs to
+/// another user than the one who runs this command.
+pub fn user_can_block(root: &Root, name: &str) -> bool {
     let ours = |name: &str| match root.group(name) {
         Ok(group) => group
             .access()
@@ -103,34 +113,26 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // The groups below are the owner's as well; one who was killed may have got as far as the
-    // ledger only.
+    // The directory of the groups below belongs to the owner as well. An `apply` that was killed
+    // may have changed the owner of the ledger, but not yet of this directory.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());
     if old != new || below != wanted.access.owner {
-        // Before anything is changed.
+        // Check before anything is changed.
         if let Some(owner) = wanted.access.owner {
             root.check_owner(group, owner)?;
         }
-        changes.push(Change {
-            key: "owner",
-            gpu: None,
-            old: if old == new {
-                below.map(accounts::user_name)
-            } else {
-                old
-            },
-            new,
-        });
+        let old = if old == new {
+            below.map(accounts::user_name)
+        } else {
+            old
+        };
+        changes.push(Change::new("owner", old, new));
     }
     if there.members != wanted.access.members {
-        changes.push(Change {
-            key: "members",
-            gpu: None,
-            old: Some(members(there.members)),
-            new: Some(members(wanted.access.members)),
-        });
+        let [old, new] = [there.members, wanted.access.members].map(|it| Some(members(it)));
+        changes.push(Change::new("members", old, new));
     }
     let access = changes
         .iter()
@@ -143,7 +145,7 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
     }))
 }
 
-/// What is not the same in both.
+/// Lists the keys that differ.
 fn between(old: &LimitSet, new: &LimitSet) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut selectors: Vec<Selector> = Vec::new();
@@ -154,32 +156,21 @@ fn between(old: &LimitSet, new: &LimitSet) -> Vec<Change> {
     }
     for selector in selectors {
         for key in Key::ALL {
-            let (old, new) = (old.get(selector, key), new.get(selector, key));
-            if old != new {
-                let text = |size: Option<Size>| size.map(|size| size.to_string());
-                changes.push(Change {
-                    key: key.name(),
-                    gpu: match selector {
-                        Selector::All => None,
-                        Selector::Device(id) => Some(id.to_string()),
-                    },
-                    old: text(old),
-                    new: text(new),
-                });
-            }
-        }
-    }
-    for key in OptionKey::ALL {
-        let (old, new) = (old.options.get(key), new.options.get(key));
-        if old != new {
+            let [old, new] = [old, new].map(|set| set.get(selector, key).map(|it| it.to_string()));
             changes.push(Change {
-                key: key.name(),
-                gpu: None,
-                old: Some(old),
-                new: Some(new),
+                gpu: match selector {
+                    Selector::All => None,
+                    Selector::Device(id) => Some(id.to_string()),
+                },
+                ..Change::new(key.name(), old, new)
             });
         }
     }
+    for key in OptionKey::ALL {
+        let [old, new] = [old, new].map(|set| Some(set.options.get(key)));
+        changes.push(Change::new(key.name(), old, new));
+    }
+    changes.retain(|change| change.old != change.new);
     changes
 }
 
@@ -192,7 +183,7 @@ fn members(members: Members) -> String {
 }
 
 impl Step {
-    /// The group that it makes.
+    /// Returns the name of the group that this step makes.
     pub fn created(&self) -> Option<&str> {
         match self {
             Self::Create(wanted) => Some(&wanted.name),
@@ -200,7 +191,7 @@ impl Step {
         }
     }
 
-    /// The group that it is about.
+    /// Returns the name of the group that this step is about.
     pub fn name(&self) -> &str {
         match self {
             Self::Create(wanted) | Self::Change { wanted, .. } => &wanted.name,
@@ -208,7 +199,7 @@ impl Step {
         }
     }
 
-    /// Why it could not be done; `None` where it could.
+    /// Returns why the step failed; `None` if it did not.
     pub fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed { why, .. } => Some(why),
@@ -216,15 +207,10 @@ impl Step {
         }
     }
 
-    /// For people; `done`: else it would be. What failed is for standard error.
+    /// Describes the step for people: as done, or, without `done`, as something that would be done.
+    /// Failed steps have no line here: they go to standard error.
     pub fn lines(&self, done: bool) -> Vec<String> {
-        let word = |is: &str, would: &str| {
-            if done {
-                is.to_owned()
-            } else {
-                would.to_owned()
-            }
-        };
+        let word = |is, would| if done { is } else { would };
         match self {
             Self::Create(Wanted {
                 name,
@@ -239,20 +225,14 @@ impl Step {
             Self::Change {
                 wanted, changes, ..
             } => {
-                let line = |change: &Change| {
-                    let gpu = change
-                        .gpu
-                        .as_ref()
-                        .map_or(String::new(), |gpu| format!(" of {gpu}"));
-                    let text =
-                        |side: &Option<String>| side.clone().unwrap_or_else(|| "unset".into());
+                let line = |Change { key, gpu, old, new }: &Change| {
+                    let gpu = gpu.as_ref().map(|gpu| format!(" of {gpu}"));
+                    let [old, new] = [old, new].map(|side| side.as_deref().unwrap_or("unset"));
                     format!(
-                        "{}: {}{}{gpu} {} -> {}",
+                        "{}: {}{key}{} {old} -> {new}",
                         wanted.name,
                         word("", "would change "),
-                        change.key,
-                        text(&change.old),
-                        text(&change.new)
+                        gpu.unwrap_or_default()
                     )
                 };
                 changes.iter().map(line).collect()
@@ -268,7 +248,7 @@ impl Step {
         }
     }
 
-    /// For programs.
+    /// Describes the step as JSON.
     pub fn json(&self) -> Value {
         match self {
             Self::Create(Wanted {
@@ -284,21 +264,7 @@ impl Step {
             }),
             Self::Change {
                 wanted, changes, ..
-            } => {
-                let change = |change: &Change| {
-                    json!({
-                        "key": change.key,
-                        "gpu": change.gpu,
-                        "old": change.old,
-                        "new": change.new,
-                    })
-                };
-                json!({
-                    "name": wanted.name,
-                    "action": "changed",
-                    "changes": changes.iter().map(change).collect::<Vec<_>>(),
-                })
-            }
+            } => json!({ "name": wanted.name, "action": "changed", "changes": changes }),
             Self::Remove { name, kept: None } => json!({ "name": name, "action": "removed" }),
             Self::Remove {
                 name,

@@ -1,6 +1,6 @@
-//! Which groups were made by `apply`: the others are not its to remove.
+//! The record of the groups that `apply` made. `apply` removes no other groups.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use crate::replace;
 use gpulimit_base::text_file;
 use gpulimit_group::{Root, check_name};
@@ -9,26 +9,21 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// In the root; no group can have this name.
+/// The file of the record, in the root. Groups cannot have this name.
 const FILE: &str = ".managed";
 
 const HEAD: &str = "gpulimit-managed 1";
-/// Bytes; more names than that were not made by one policy.
+/// The longest record in bytes: far more than the names of one policy.
 const LONGEST: u64 = 64 << 20;
 
-/// The groups on record.
+/// Reads the names of the recorded groups.
 pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     let path = root.path().join(FILE);
     let read = text_file::read(&path, LONGEST)
         .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
     let text = match read {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(error) => {
-            return Err(Failure::new(format_args!(
-                "cannot read {}: {error}",
-                path.display()
-            )));
-        }
+        Err(error) => return Err(cannot("read", &path)(error)),
         Ok(text) => text,
     };
     let mut lines = text.lines();
@@ -38,12 +33,13 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
         return Ok(names);
     }
     Err(Failure::new(format_args!(
-        "{} is damaged, so that nobody knows which groups an earlier apply made: remove it, and such groups that are to go with `gpulimit rm`",
+        "{} is damaged and no longer says which groups an earlier apply made: remove the file, and \
+         remove groups that you no longer need with `gpulimit rm`",
         path.display()
     )))
 }
 
-/// Puts these on record in place of those that are.
+/// Replaces the record with these names.
 pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     let mut text = format!("{HEAD}\n");
     for name in names {
@@ -53,21 +49,18 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     replace(&root.path().join(FILE), &text)
 }
 
-/// Writes a file that everybody may read, as a whole or not at all. For who holds the root's lock.
+/// Replaces a file that every user may read, as a whole or not at all. The caller holds the lock of
+/// `apply`, because the draft always has the same name.
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
-    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644)
-        .map_err(|error| Failure::new(format_args!("cannot write {}: {error}", path.display())))
+    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
 }
 
-/// Removes a file that may be gone.
+/// Removes a file, which may be gone already.
 pub fn remove(path: &Path) -> Result<(), Failure> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Failure::new(format_args!(
-            "cannot remove {}: {error}",
-            path.display()
-        ))),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot("remove", path)(error)),
         _ => Ok(()),
     }
 }

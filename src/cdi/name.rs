@@ -1,9 +1,9 @@
-//! Names of devices, and what they stand for.
+//! Names of CDI devices, and the limits or groups that they stand for.
 
 use super::size;
 use crate::failure::Failure;
 
-/// A device: its name, and the option of the hook that makes it so.
+/// A device: its name, and the option that its hook passes to `gpulimit oci-hook create`.
 pub struct Device {
     name: String,
     option: &'static str,
@@ -11,7 +11,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A cap as the command line has it: `8g`, `half=50%`.
+    /// Parses a cap of the command line: `8g`, `half=50%`.
     pub fn cap(text: &str) -> Result<Self, Failure> {
         let (name, value) = match text.split_once('=') {
             Some((name, value)) => (name.to_owned(), value),
@@ -25,7 +25,8 @@ impl Device {
         })
     }
 
-    /// A group; a name of a device has no slashes.
+    /// Makes the device of a group. Names of devices cannot have slashes: `lab/alice` becomes
+    /// `lab.alice`.
     pub fn group(name: &str) -> Self {
         Self {
             name: name.replace('/', "."),
@@ -34,18 +35,18 @@ impl Device {
         }
     }
 
-    /// As containers ask for it.
+    /// Returns the name that containers use.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// As the hook is told of it.
+    /// Returns the option of `gpulimit oci-hook create` and its value.
     pub fn asked(&self) -> (&'static str, &str) {
         (self.option, &self.value)
     }
 }
 
-/// Whether every engine takes it as the name of a device.
+/// Returns whether all container engines accept the text as the name of a device.
 pub fn is_device(name: &str) -> bool {
     let ends = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let inner = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');

@@ -1,12 +1,12 @@
-//! The single checks.
+//! The checks of the machine.
 
-use super::{Finding, Level, root};
+use super::{Finding, root};
 use crate::accounts::Database;
-use crate::check::some;
 use crate::env;
 use crate::install::{self, Preload};
 use crate::library;
 use crate::nvml::Driver;
+use crate::output;
 use crate::probe::ask;
 use crate::trust::Trusted;
 use gpulimit_base::units::gib;
@@ -16,14 +16,15 @@ use gpulimit_policy::{self as policy, PolicyError};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
-/// All checks, in the order in which things depend on each other.
+/// Runs all checks, each after the checks that it depends on.
 pub(super) fn all() -> Vec<Finding> {
-    let mut findings = driver();
-    let has_driver = findings.iter().all(|finding| finding.level != Level::Error);
-    findings.extend(nvml());
-    findings.extend(library(has_driver));
+    let driver = driver();
+    let has_driver = driver.is_ok();
+    let mut findings = Vec::new();
+    for found in [driver, nvml(), library(has_driver)] {
+        findings.extend(found.unwrap_or_else(|finding| vec![finding]));
+    }
     findings.push(system_wide());
     findings.extend(root::checks());
     findings.extend(rules());
@@ -31,24 +32,23 @@ pub(super) fn all() -> Vec<Finding> {
     findings
 }
 
-fn driver() -> Vec<Finding> {
+fn driver() -> Result<Vec<Finding>, Finding> {
     const CHECK: &str = "driver";
-    let answers: BTreeMap<String, String> = match ask("driver", None) {
-        Ok(answers) => answers.into_iter().collect(),
-        Err(how) => {
-            return vec![Finding::error(
-                CHECK,
-                format!("the CUDA driver cannot be loaded: a process that did so ended with {how}"),
-                "reinstall the NVIDIA driver",
-            )];
-        }
-    };
+    let answers = ask("driver", None).map_err(|how| {
+        Finding::error(
+            CHECK,
+            format!("cannot load the CUDA driver: the process that tried ended with {how}"),
+            "reinstall the NVIDIA driver",
+        )
+    })?;
+    let answers: BTreeMap<String, String> = answers.into_iter().collect();
     if let Some(why) = answers.get("missing") {
-        return vec![Finding::error(
+        return Err(Finding::error(
             CHECK,
             format!("no CUDA driver: {why}"),
-            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus all`)",
-        )];
+            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus \
+             all`)",
+        ));
     }
     let version = answers
         .get("version")
@@ -59,58 +59,62 @@ fn driver() -> Vec<Finding> {
         None => format!("CUDA of unknown version, {file}"),
     };
     if version.is_some_and(|version| version < 11_000) {
-        return vec![Finding::error(
+        return Err(Finding::error(
             CHECK,
             format!("{text}: too old"),
             "install a driver of CUDA 11.0 or later",
-        )];
+        ));
     }
     match answers.get("init").map(String::as_str) {
-        Some("0") => [Some(Finding::fine(CHECK, text)), native(&answers)]
-            .into_iter()
-            .flatten()
-            .collect(),
-        code => vec![Finding::error(
+        Some("0") => {
+            let native = native(&answers).into_iter();
+            Ok([Finding::fine(CHECK, text)]
+                .into_iter()
+                .chain(native)
+                .collect())
+        }
+        code => Err(Finding::error(
             CHECK,
             format!(
                 "{text}: cuInit fails ({})",
                 code.unwrap_or("no such function")
             ),
-            "see what `nvidia-smi` says; 100 is no GPU, 803 a library that does not fit the kernel module, 999 mostly a missing /dev/nvidia-uvm",
-        )],
+            "run `nvidia-smi`; code 100 means no GPU, 803 a library that does not match the kernel \
+             module, 999 usually a missing /dev/nvidia-uvm",
+        )),
     }
 }
 
-/// Limits that the driver and the kernel keep by themselves, from driver 615 on: a second wall.
+/// Reports whether the driver can limit cgroups itself, as drivers from 615 on can.
 fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
     const CHECK: &str = "native";
     const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
     if answers.get("native")? != "true" {
-        let text = "this driver has no limits of its own for cgroups (those from 615 on have)";
+        let text = "this driver cannot limit cgroups itself (drivers from 615 on can)";
         return Some(Finding::fine(CHECK, text));
     }
     let controllers = fs::read_to_string(CONTROLLERS).unwrap_or_default();
     let has = |name| controllers.split_whitespace().any(|there| there == name);
     let text = if has("dmem") || has("misc") {
-        "the driver and the kernel can limit a cgroup, too: `nvidia-smi memory-limits` sets a second wall, as root"
+        "the driver can also limit a cgroup itself: root can set this second limit with \
+         `nvidia-smi memory-limits`"
     } else {
-        "the driver has limits of its own for cgroups, but this place has no controller for them: cgroup v2 with dmem (Linux 6.14) or misc (5.13)"
+        "the driver can limit cgroups itself, but the controller for that is missing here: it \
+         needs cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
     };
     Some(Finding::fine(CHECK, text))
 }
 
-fn nvml() -> Vec<Finding> {
+fn nvml() -> Result<Vec<Finding>, Finding> {
     const CHECK: &str = "nvml";
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(error) => {
-            return vec![Finding::warning(
-                CHECK,
-                format!("NVML does not answer: {error}"),
-                "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own memory is estimated",
-            )];
-        }
-    };
+    let driver = Driver::load().map_err(|error| {
+        Finding::warning(
+            CHECK,
+            format!("NVML does not answer: {error}"),
+            "install libnvidia-ml.so.1, a part of the NVIDIA driver; without it the driver's own \
+             memory is estimated",
+        )
+    })?;
     let version = driver
         .version()
         .unwrap_or_else(|| "of unknown version".into());
@@ -132,57 +136,33 @@ fn nvml() -> Vec<Finding> {
             findings.push(Finding::fine("gpu", text));
         }
     }
-    findings
+    Ok(findings)
 }
 
-fn library(has_driver: bool) -> Vec<Finding> {
+fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     const CHECK: &str = "library";
     let found = library::find().and_then(|path| Ok((library::check(&path)?, path)));
-    let (version, library) = match found {
-        Ok(found) => found,
-        Err(failure) => {
-            return vec![Finding::error(CHECK, failure.to_string(), "")];
-        }
-    };
+    let (version, library) =
+        found.map_err(|failure| Finding::error(CHECK, failure.to_string(), ""))?;
     let mut findings = vec![Finding::fine(
         CHECK,
         format!("{}, version {version}", library.display()),
     )];
-    findings.extend(starts(&library));
+    if let Err(failure) = install::with(&library) {
+        findings.push(Finding::error("preload", failure.to_string(), ""));
+    }
     match ask("preload", Some(&library)) {
         Err(how) => findings.push(Finding::error(
             "preload",
-            format!("a program under the preload ended with {how}"),
-            "use the library of the same version as this gpulimit",
+            format!("a program with the library preloaded ended with {how}"),
+            "use the libgpulimit.so of the same version as this gpulimit",
         )),
         Ok(answers) => findings.extend(preload(&library, &answers, has_driver)),
     }
-    findings
+    Ok(findings)
 }
 
-/// A program without CUDA under the preload: `true` must do and say nothing.
-fn starts(library: &Path) -> Option<Finding> {
-    let program = ["/bin/true", "/usr/bin/true"]
-        .into_iter()
-        .find(|path| Path::new(path).exists())?;
-    let mut command = Command::new(program);
-    command.env("LD_PRELOAD", library).stdin(Stdio::null());
-    let text = match command.output() {
-        Err(error) => error.to_string(),
-        Ok(output) if output.status.success() && output.stderr.is_empty() => return None,
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            format!("{} {said}", output.status)
-        }
-    };
-    Some(Finding::error(
-        "preload",
-        format!("{program} does not run under the preload: {text}"),
-        "use a library built for this system",
-    ))
-}
-
-/// How the library stands in the file of preloads.
+/// Reports whether and how /etc/ld.so.preload names the library.
 pub(super) fn system_wide() -> Finding {
     const CHECK: &str = "system-wide";
     let file = install::FILE;
@@ -190,42 +170,49 @@ pub(super) fn system_wide() -> Finding {
         Ok(preload) => preload.state(),
         Err(failure) => return Finding::warning(CHECK, failure.to_string(), ""),
     };
-    let Some(library) = state.ours.first() else {
+    let Some(library) = state.copies.first() else {
         if has_rules() {
             return Finding::warning(
                 CHECK,
                 format!(
-                    "not in {file}: the rules of the policy hold only for programs that are started with it"
+                    "the library is not in {file}: the policy's rules hold only for programs that \
+                     are started with it"
                 ),
-                "`gpulimit install` puts it into every program, so that the rules hold for all of them",
+                "run `gpulimit install` to load it into every program",
             );
         }
         return Finding::fine(
             CHECK,
-            format!("not in {file}: programs have it by `gpulimit run` or LD_PRELOAD"),
+            format!(
+                "the library is not in {file}: programs get it from `gpulimit run` or LD_PRELOAD"
+            ),
         );
     };
     let path = library.display();
     if let Err(why) = Trusted::root().check(library) {
         return Finding::error(
             CHECK,
-            format!("{file} names {path}, and {why}: all programs run what is put there"),
-            "have root own it alone: `chown root`, `chmod go-w`",
+            format!(
+                "{file} names {path}, but {why}: another user could change the code that every \
+                 program runs"
+            ),
+            "let only root change it: `chown root`, `chmod go-w`",
         );
     }
-    if state.ours.len() > 1 || !state.first {
+    if state.copies.len() > 1 || !state.first {
         return Finding::warning(
             CHECK,
             format!(
-                "{file} names {path}, but not first and once: what is before it may keep it from seeing calls"
+                "{file} does not name {path} first and only once: a library before it can hide \
+                 calls from it"
             ),
-            "`gpulimit install` puts it in order",
+            "run `gpulimit install` to correct the file",
         );
     }
     Finding::fine(CHECK, format!("{path}, by {file}"))
 }
 
-/// Whether the machine has rules, readable or not.
+/// Returns whether the machine has rules, even if they cannot be read.
 fn has_rules() -> bool {
     !matches!(Rules::load(&Source::system()), Ok(None))
 }
@@ -234,8 +221,8 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     if !answers.iter().any(|(key, _)| key == "mapped") {
         return vec![Finding::error(
             "preload",
-            format!("{} is passed over by the loader", library.display()),
-            "use a library built for this system; LD_PRELOAD does nothing in setuid programs",
+            format!("the dynamic linker did not load {}", library.display()),
+            "use a library built for this system; setuid programs ignore LD_PRELOAD",
         )];
     }
     let answer = |wanted| {
@@ -243,15 +230,12 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         found.map_or("", |(_, value)| value.as_str())
     };
     let contains = match answer("contains") {
-        "1" => "; a fault of its own would end in it",
+        "1" => "; catches its own panics",
         _ => "",
     };
     let mut findings = vec![Finding::fine(
         "preload",
-        format!(
-            "loads and is in place (glibc {}){contains}",
-            answer("glibc")
-        ),
+        format!("the library loads (glibc {}){contains}", answer("glibc")),
     )];
     let hooks: Vec<&str> = answers
         .iter()
@@ -275,14 +259,14 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     if hooks.is_empty() {
         findings.push(Finding::error(
             "hooks",
-            "the library does not say which hooks it has: it is another one, or of another version",
+            "cannot read the library's list of hooks: it is another library, or another version",
             "use the libgpulimit.so of the same version as this gpulimit",
         ));
     } else if !has_driver {
         findings.push(Finding::fine(
             "hooks",
             format!(
-                "{} in the table; without a driver none resolves",
+                "{} in the table; none can be resolved without a driver",
                 hooks.len()
             ),
         ));
@@ -290,7 +274,7 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         let older = if absent.is_empty() {
             String::new()
         } else {
-            format!(", {} that this driver does not have", absent.len())
+            format!(", {} not in this driver", absent.len())
         };
         findings.push(Finding::fine(
             "hooks",
@@ -300,7 +284,8 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
             findings.push(Finding::error(
                 "hooks",
                 format!("{} not resolved: {}", missing.len(), names(&missing)),
-                "report it with the driver's version; memory taken through them is not counted",
+                "report this with the driver's version; memory allocated through these functions \
+                 is not counted",
             ));
         }
     }
@@ -315,8 +300,8 @@ fn rules() -> Vec<Finding> {
         Ok(Some(rule)) => findings.push(Finding::fine(
             CHECK,
             format!(
-                "you are assigned to group {} by rule {} of the administrator's policy",
-                rule.group, rule.rule
+                "rule {} of the administrator's policy assigns you to group {}",
+                rule.rule, rule.group
             ),
         )),
         Err(error) => findings.push(Finding::error(CHECK, error.to_string(), "")),
@@ -327,8 +312,8 @@ fn rules() -> Vec<Finding> {
             findings.push(Finding::warning(
                 CHECK,
                 format!(
-                    "no rule holds for {}: their programs have no limit",
-                    some(&left)
+                    "no rule covers {}: their programs have no limit",
+                    output::some(&left)
                 ),
                 "add a rule with user = \"*\" at the end of the policy, and apply it",
             ));
@@ -341,18 +326,20 @@ fn environment() -> Vec<Finding> {
     const CHECK: &str = "environment";
     let mut findings = Vec::new();
     match policy::assignment(&env) {
-        // Said already.
+        // [`rules`] has reported this error.
         Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
             CHECK,
             error.to_string(),
-            "correct or unset it: programs under the preload get no GPU memory with it",
+            "correct or unset it: until then, programs with the library get no GPU memory",
         )),
-        Ok(None) => findings.push(Finding::fine(CHECK, "asks for no limit")),
+        Ok(None) => findings.push(Finding::fine(CHECK, "the environment asks for no limit")),
         Ok(Some(assignment)) => {
             let group = &assignment.group;
             findings.push(match &assignment.create {
-                _ if assignment.is_by_rule_alone() => Finding::fine(CHECK, "asks for nothing else"),
+                _ if assignment.is_by_rule_alone() => {
+                    Finding::fine(CHECK, "the environment asks for nothing else")
+                }
                 Some(request) => Finding::fine(
                     CHECK,
                     format!("{} asks for a group for this job", request.variable),

@@ -1,27 +1,28 @@
-//! Which process a container is.
+//! Finds the first process of a container.
 
 use super::Finding;
+use gpulimit_base::identity::SeenProcess;
 use gpulimit_policy::containers_of;
-use std::fs;
 use std::process::{Command, Stdio};
 
 const CHECK: &str = "container";
 
-/// As short as the engines show ids.
+/// The length of the short ids that engines show.
 const SHORTEST: usize = 12;
 
-/// The pid here of the first process of a container, given by id, the beginning of one, or a name
-/// that an engine knows.
+/// Returns the pid of a container's first process, in the caller's pid namespace. `name` is the
+/// container's id, the beginning of the id, or a name that an engine knows.
 pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let found = by_id(name).or_else(|| by_name(name));
     let Some(pid) = found else {
         return Err(Finding::error(
             CHECK,
-            format!("no process here is in a container {name}"),
-            "give its id (12 digits or more), the name of one that docker, podman or nerdctl knows, or `--pid` with a process of it",
+            format!("no process found in a container '{name}'"),
+            "give its id (at least 12 digits) or a name that docker, podman or nerdctl knows, or \
+             check one of its processes with --pid",
         ));
     };
-    let text = format!("{name}: its first process is {pid}");
+    let text = format!("the first process of {name} is {pid}");
     Ok((pid, Finding::fine(CHECK, text)))
 }
 
@@ -30,15 +31,13 @@ fn by_id(id: &str) -> Option<u32> {
         return None;
     }
     let id = id.to_ascii_lowercase();
-    let entries = fs::read_dir("/proc").ok()?;
-    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_in = |pid: &u32| {
         containers_of(*pid)
             .iter()
             .any(|found| found.starts_with(&id))
     };
-    // Pids are handed out in turn; the first process of a container is nearly always its lowest.
-    pids.filter(is_in).min()
+    // Pids usually increase, so the first process of a container nearly always has the lowest pid.
+    SeenProcess::numbers().filter(is_in).min()
 }
 
 fn by_name(name: &str) -> Option<u32> {

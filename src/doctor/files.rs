@@ -1,10 +1,9 @@
-//! The files of another process, read as that process may read them. Nothing of it is ever
-//! executed.
+//! Reads files of another process with that process's view and rights, and never executes them.
 //!
 //! A process may have made every file that it sees, and may have put links, pipes, devices or
-//! endless files in the place of what root looks for. So paths are resolved inside of the process's
-//! root directory, a file is opened only if it is a regular one, no more than a bound is read of
-//! it, and root reads with the rights of the process's user.
+//! endless files where root looks. So paths are resolved inside the process's root directory, only
+//! regular files are opened, a bounded number of bytes is read, and root reads with the rights of
+//! the process's user.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -25,7 +24,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens the root directory of a process. Fails where this process may not look into that one.
+    /// Opens the root directory of a process. Fails if the caller may not access it.
     pub(super) fn of(pid: u32) -> io::Result<Self> {
         let open = |name: &str, flags| {
             let path = format!("/proc/{pid}/{name}");
@@ -38,8 +37,8 @@ impl Files {
         })
     }
 
-    /// Takes the rights of the process's user in this thread, until the answer is dropped; `None`
-    /// where they are this process's own.
+    /// Gives this thread the rights of the process's user until the result is dropped; `None` if
+    /// the rights are the same.
     pub(super) fn lower(&self) -> io::Result<Option<Lowered>> {
         if effective_user() != 0 || self.rights.user == 0 {
             return Ok(None);
@@ -47,43 +46,43 @@ impl Files {
         Lowered::to(&self.rights).map(Some)
     }
 
-    /// A path that leads into the process's root directory. Absolute links on the way lead out of
-    /// it, to this system: only for use with lowered rights and by code that distrusts what it
-    /// finds.
+    /// Returns a path that leads into the process's root directory. Absolute links on the way lead
+    /// out of it, into this system: use the path only with lowered rights, and with code that
+    /// distrusts the files.
     pub(super) fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
-    /// Describes the file to which a path leads in the process's root directory.
+    /// Returns the metadata of a file in the process's root directory.
     pub(super) fn about(&self, path: &Path) -> io::Result<fs::Metadata> {
         let _lowered = self.lower()?;
         File::from(in_root(self.root.as_fd(), path)?).metadata()
     }
 
-    /// Reads a regular file of at most `most` bytes. Files of the kernel, which have no length, are
-    /// empty here.
+    /// Reads a regular file of at most `most` bytes. Kernel files, which report no length, read as
+    /// empty.
     pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;
         read(found.as_fd(), most)
     }
 
-    /// Opens the program that the process runs, for reading.
+    /// Opens the program that the process runs.
     pub(super) fn program(&self) -> io::Result<File> {
         let _lowered = self.lower()?;
         regular(self.program.as_fd()).map(|(file, _)| file)
     }
 }
 
-/// Reads a file that was opened as a place only.
+/// Reads a file that was opened with `O_PATH`.
 fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     let (file, size) = regular(found)?;
     if size == 0 {
         return Ok(Vec::new());
     }
     let mut bytes = Vec::new();
-    // It may grow meanwhile.
+    // The file may grow while it is read.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         let why = format!("it has more than {most} bytes");
@@ -92,8 +91,8 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a place for reading if it is a regular file, and says how long that is. Devices and pipes
-/// are not opened, as that alone can have an effect or wait.
+/// Reopens an `O_PATH` descriptor for reading if it is a regular file, and returns its length.
+/// Devices and pipes are not opened, because opening alone can have an effect or block.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
@@ -106,27 +105,27 @@ fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     Ok((file.into(), u64::try_from(about.st_size).unwrap_or(0)))
 }
 
-/// Finds a file below a root directory, as a process with that root would. Links are followed
-/// inside of the root, except those of `/proc` that lead anywhere.
+/// Opens a path inside a root directory, as a process with that root would. Links are followed
+/// inside the root, except for the magic links of `/proc`.
 fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, path, flags, Mode::empty(), how) {
-        // Before Linux 5.6, and where a container's filter does not know the call.
+        // Before Linux 5.6, or where a container's seccomp filter blocks `openat2`.
         Err(Errno::NOSYS | Errno::PERM) => step_by_step(root, path),
         found => Ok(found?),
     }
 }
 
-/// As [`in_root`] for kernels without `openat2`: a component at a time, and no link is followed at
-/// all.
+/// Like [`in_root`], for kernels without `openat2`: opens one component at a time, and follows no
+/// links.
 fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut way = vec![root.try_clone_to_owned()?];
     for component in path.components() {
         let name = match component {
             Component::Normal(name) => name,
-            // Not above the root.
+            // `..` does not lead above the root.
             Component::ParentDir => {
                 if way.len() > 1 {
                     way.pop();
@@ -141,7 +140,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
         if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Symlink {
             return Err(io::Error::new(
                 ErrorKind::Unsupported,
-                "there is a symbolic link on the way, which this kernel cannot follow safely (openat2 takes Linux 5.6)",
+                "its path has a symbolic link, which this kernel cannot follow safely (openat2 \
+                 needs Linux 5.6)",
             ));
         }
         way.push(found);
@@ -149,8 +149,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     way.pop().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-/// The rights of a process over files. Those of the real user where the program has more than its
-/// user.
+/// Returns the file access rights of a process. For setuid programs, these are the rights of the
+/// real user.
 fn rights(pid: u32) -> io::Result<Rights> {
     let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {
@@ -178,7 +178,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn both_ways_stay_inside_and_open_regular_files_only() {
+    fn both_resolvers_stay_inside_and_open_regular_files_only() {
         let scratch = Scratch::new();
         let path = &scratch.0;
         let inside = path.join("root");

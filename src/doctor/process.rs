@@ -1,11 +1,11 @@
-//! What can be seen of a running process from outside: whether it has the library, why not, and
-//! where it belongs.
+//! Checks a running process from outside: whether it has loaded the library, and if not, why; and
+//! its group.
 
 use super::Finding;
 use super::files::Files;
 use crate::elf::{self, Kind};
 use crate::look::{self, PATIENCE};
-use crate::{accounts, env as own_env, install, library};
+use crate::{accounts, env as own_env, groups, install, library};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
@@ -22,33 +22,35 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// The most bytes of an environment and of a list of mappings that are looked at.
+/// The most bytes that are read of an environment or a memory map.
 const LONGEST: u64 = 16 << 20;
-/// The most bytes of an `ld.so.preload`.
+/// The most bytes that are read of an `ld.so.preload`.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
-/// A process by its pid here.
+/// A process, as the caller sees it.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
-    /// Its files; `None` where we may not see them.
+    /// The process's files; `None` if the caller may not access them.
     files: Option<Files>,
-    /// Its environment as it started; `None` where we may not see it.
+    /// The environment with which the process started; `None` if the caller may not read it.
     environment: Option<Vec<(OsString, OsString)>>,
-    /// The files mapped into it; `None` where we may not see them.
+    /// The paths of the files that the process has mapped; `None` if the caller may not read its
+    /// memory map.
     mapped: Option<Vec<String>>,
 }
 
-/// Everything about a process, as far as it can be seen in a bounded time.
+/// Checks a process in bounded time.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
-    look_apart(pid).unwrap_or_else(|error| {
+    look_in_child(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
-                    "its memory or its files did not answer within {} seconds",
+                    "reading its memory map or its files took more than {} seconds",
                     PATIENCE.as_secs()
                 ),
-                "it may be stopped in the middle of such a look by a file system of its own; do not trust it",
+                "its user may delay such reads with a file system of their own; do not trust the \
+                 process",
             ),
             _ => (error.to_string(), ""),
         };
@@ -57,29 +59,29 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Looks at a process from a child process.
-fn look_apart(pid: u32) -> io::Result<Vec<Finding>> {
+/// Checks a process from a child process.
+fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
     let arguments = ["process".as_ref(), pid.as_ref()];
-    look::apart(&arguments, String::new(), PATIENCE, |line| {
+    look::in_child(&arguments, String::new(), PATIENCE, |line| {
         text.push_str(&line);
         true
     })?;
     let answer: Value = serde_json::from_str(&text)?;
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();
-    findings.ok_or_else(|| io::Error::other("the look ended without an answer"))
+    findings.ok_or_else(|| io::Error::other("the child process that looks ended without an answer"))
 }
 
-/// Looks at a process for as long as it takes.
+/// Checks a process for as long as it takes.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
     let process = match Process::read(pid) {
         Ok(process) => process,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let text = format!("there is no process {pid} here");
-            let remedy = "name a pid as `ps` shows it in this pid namespace";
+            let text = format!("no process {pid} in this pid namespace");
+            let remedy = "give a pid as `ps` shows it here";
             return vec![Finding::error(CHECK, text, remedy)];
         }
         Err(error) => {
@@ -121,7 +123,7 @@ impl Process {
         format!("/proc/{}/{file}", self.pid).into()
     }
 
-    /// The file of preloads that the process sees; `None` where it has none that can be read.
+    /// Returns the /etc/ld.so.preload that the process sees; `None` if it cannot be read.
     fn preloads(&self) -> Option<install::Preload> {
         let bytes = self
             .files
@@ -131,12 +133,13 @@ impl Process {
         Some(install::Preload::of(text))
     }
 
-    /// The copies of the library that the process is to have preloaded, and by what.
+    /// Returns the copies of the library that the process should have preloaded, and where each is
+    /// named.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
-        let everywhere = self.preloads().map(|preload| preload.state().ours);
+        let everywhere = self.preloads().map(|preload| preload.state().copies);
         let everywhere = everywhere.unwrap_or_default().into_iter();
         let variable = self.env("LD_PRELOAD").unwrap_or_default();
-        let by_variable = library::ours_in(&variable).into_iter();
+        let by_variable = library::copies_in(&variable).into_iter();
         everywhere
             .map(|path| (path, install::FILE))
             .chain(by_variable.map(|path| (path, "its LD_PRELOAD")))
@@ -149,7 +152,7 @@ impl Process {
         found.map(|(_, value)| value.clone())
     }
 
-    /// Whether it has a root file system of its own.
+    /// Returns whether the process has another mount namespace than the caller.
     fn is_contained(&self) -> bool {
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
         let there = of(&self.pid.to_string());
@@ -170,22 +173,23 @@ impl Process {
         )
     }
 
-    /// Whether the library is in it. `wanted`: a limit is meant for it.
+    /// Reports whether the process has loaded the library. If not, that is an error only if a limit
+    /// is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
             return Vec::new();
         };
         let deleted = |path: &str| path.strip_suffix(" (deleted)").map(str::to_owned);
-        let is_ours = |path: &&String| {
+        let is_library = |path: &&String| {
             let path = deleted(path).unwrap_or_else(|| path.to_string());
-            library::is_ours(Path::new(&path))
+            library::is_library(Path::new(&path))
         };
-        let mut ours: Vec<&String> = mapped.iter().filter(is_ours).collect();
+        let mut ours: Vec<&String> = mapped.iter().filter(is_library).collect();
         ours.dedup();
         let Some(path) = ours.first() else {
             let (why, remedy) = self.why_not();
-            let text = format!("libgpulimit.so is not in it: {why}");
+            let text = format!("the process has not loaded libgpulimit.so: {why}");
             return vec![if wanted {
                 Finding::error(CHECK, text, remedy)
             } else {
@@ -195,42 +199,55 @@ impl Process {
         if ours.len() > 1 {
             return vec![Finding::error(
                 CHECK,
-                format!("it has two copies of the library: {path}, {}", ours[1]),
-                "name one of them only, in LD_PRELOAD or in /etc/ld.so.preload: both count",
+                format!(
+                    "the process has loaded two copies of the library: {path}, {}",
+                    ours[1]
+                ),
+                "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the \
+                 same memory",
             )];
         }
         if let Some(path) = deleted(path) {
             return vec![Finding::warning(
                 CHECK,
                 format!(
-                    "{path} is in it, an older one: it was replaced or removed since the process started"
+                    "the process has loaded {path}, and the file was replaced or removed since then"
                 ),
-                "nothing, while the limit of its group is kept; it gets the new one when it starts anew",
+                "no action needed while the group's limit holds; restart the process to load the \
+                 new library",
             )];
         }
-        vec![Finding::fine(CHECK, format!("{path} is in it"))]
+        vec![Finding::fine(
+            CHECK,
+            format!("the process has loaded {path}"),
+        )]
     }
 
-    /// Why the library is not in it, and what to do.
+    /// Returns why the process has not loaded the library, and the remedy.
     fn why_not(&self) -> (String, String) {
-        let put_in = "start it by `gpulimit run`, or put the library into every program: `gpulimit install`; in a container see docs/containers.md";
+        let put_in = "start it with `gpulimit run`, or load the library into every program with \
+                      `gpulimit install`; for containers see docs/containers.md";
         let program = self.files.as_ref().and_then(|files| files.program().ok());
         match program.and_then(|file| elf::kind(&file).ok()) {
             Some(Kind::Static) => {
                 return (
-                    "its program is linked statically, and loads no library at all".into(),
-                    "link it dynamically; CUDA programs are, as they load libcuda.so.1".into(),
+                    "its program is linked statically and loads no libraries".into(),
+                    "link it dynamically; CUDA programs are dynamic, because they load \
+                     libcuda.so.1"
+                        .into(),
                 );
             }
             Some(Kind::Other(what)) => {
                 return (
-                    format!("its program is of another kind ({what}) than the library"),
-                    "limits hold for 64-bit programs of this machine's own kind".into(),
+                    format!("its program is {what} and cannot load the library"),
+                    "limits apply only to 64-bit programs for this machine's processor".into(),
                 );
             }
             Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
                 return (
-                    format!("its program is linked to musl ({linker}), the library to glibc"),
+                    format!(
+                        "its program is linked to musl ({linker}), and the library needs glibc"
+                    ),
                     "use an image with glibc; NVIDIA's driver libraries need it, too".into(),
                 );
             }
@@ -241,8 +258,11 @@ impl Process {
         let named = self.named();
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
             return (
-                format!("{by} names {}, which it does not see", path.display()),
-                "put the library there (in a container: mount it), or name where it is".into(),
+                format!(
+                    "{by} names {}, which does not exist in its file system",
+                    path.display()
+                ),
+                "put the library there (in a container, mount it), or correct the path".into(),
             );
         }
         let by_file = named.iter().find(|(_, by)| *by == install::FILE);
@@ -252,37 +272,43 @@ impl Process {
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
-                        "it has been running since before {} named {}",
+                        "it started before {} named {}",
                         install::FILE,
                         path.display()
                     ),
-                    "start it anew".into(),
+                    "restart it".into(),
                 );
             }
             return (
-                format!("{} names {}, and the loader passed it over", install::FILE, path.display()),
-                "`gpulimit doctor` says whether the library loads; in a container, whether its glibc is of 2.17 or later".into(),
+                format!(
+                    "{} names {}, but the dynamic linker did not load it",
+                    install::FILE,
+                    path.display()
+                ),
+                "run `gpulimit doctor` to see whether the library loads; in a container, check \
+                 that its glibc is 2.17 or later"
+                    .into(),
             );
         }
         if let Some((path, _)) = named.first() {
             let why = if privileged {
-                "its LD_PRELOAD is ignored, as the program has more rights than who started it"
+                "its LD_PRELOAD is ignored, because the program has more rights than the user who \
+                 started it"
             } else {
-                "its LD_PRELOAD names it, and the loader passed it over"
+                "its LD_PRELOAD names the library, but the dynamic linker did not load it"
             };
             return (
                 format!("{why} ({})", path.display()),
-                "put the library into every program: `gpulimit install`".into(),
+                "load the library into every program with `gpulimit install`".into(),
             );
         }
         (
-            "nothing asks for it, neither LD_PRELOAD in its environment nor /etc/ld.so.preload"
-                .into(),
+            "neither LD_PRELOAD in its environment nor /etc/ld.so.preload names it".into(),
             put_in.into(),
         )
     }
 
-    /// Whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
+    /// Returns whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
     fn is_privileged(&self) -> bool {
         const WORD: usize = size_of::<u64>();
         let words = fs::read(self.path("auxv")).unwrap_or_default();
@@ -299,17 +325,18 @@ impl Process {
         Some(Finding::fine(
             "driver",
             match found {
-                Some(path) => format!("it has {path}"),
+                Some(path) => format!("the process has loaded {path}"),
                 None => {
-                    "it has not loaded the CUDA driver; programs do that when they first use a GPU"
+                    "the process has not loaded the CUDA driver; programs load it when they first \
+                     use a GPU"
                         .into()
                 }
             },
         ))
     }
 
-    /// Where it is, and where it would come by the rules and its environment. Also whether any of
-    /// them means a limit for it.
+    /// Reports the process's group, and the group that the rules and its environment select. Also
+    /// returns whether any of them wants a limit.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -318,7 +345,7 @@ impl Process {
             let bytes = gib(*bytes);
             findings.push(Finding::fine(
                 CHECK,
-                format!("it is a member of {group}, and uses {bytes}"),
+                format!("the process is in group {group} and uses {bytes}"),
             ));
         }
         let rule = match self.rule() {
@@ -341,7 +368,7 @@ impl Process {
         let wanted = policy::assignment_by(rule, &|name| self.variable(name));
         let wanted = match wanted {
             Err(error) => {
-                let remedy = "correct it: with the library in it the program gets no GPU memory";
+                let remedy = "correct it: until then, the program gets no GPU memory";
                 findings.push(Finding::error(CHECK, error.to_string(), remedy));
                 return (findings, true);
             }
@@ -355,7 +382,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// A variable of its environment; where it says nothing of the root, that of its user.
+    /// Returns an environment variable of the process. Without `GPULIMIT_ROOT`, returns the default
+    /// root of the process's user.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -378,15 +406,14 @@ impl Process {
         })
     }
 
-    /// The group that has it, and the bytes that it uses there on all GPUs.
+    /// Returns the group that the process is a member of, and the bytes that it uses on all GPUs.
     fn member_of(&self) -> Option<(String, u64)> {
         let seen = SeenProcess::by_pid(self.pid);
         let roots = Root::locate_all(&own_env).unwrap_or_default();
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
             return Some(found);
         }
-        // A root that the process names is its own to make: nothing there is read with more rights
-        // than it has.
+        // The process's user may have made this root: read it with the rights of that user.
         let files = self.files.as_ref()?;
         let theirs = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
@@ -394,8 +421,8 @@ impl Process {
         member_in(&theirs, &seen)
     }
 
-    /// Whether a program that starts where this process is gets the library, as far as its files
-    /// tell: nothing is started there.
+    /// Reports whether a program that starts in the process's container loads the library. Reads
+    /// files only, and starts no program.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
@@ -410,26 +437,27 @@ impl Process {
         Some(match library_in(files, path, self.mapped.as_deref()) {
             Ok(()) => Finding::fine(
                 CHECK,
-                format!("programs that start there find {}, by {by}", path.display()),
+                format!("programs that start there load {} ({by})", path.display()),
             ),
             Err(why) => Finding::error(
                 CHECK,
                 format!(
-                    "programs that start there do not get {} ({by}): {why}",
+                    "programs that start there cannot load {} ({by}): {why}",
                     path.display()
                 ),
-                "mount the library where the file or the variable names it, and read-only; its glibc must be of 2.17 or later",
+                "mount the library read-only at that path; the container's glibc must be 2.17 or \
+                 later",
             ),
         })
     }
 }
 
-/// Whether the dynamic linker in a root directory can load the library at this path. The error says
-/// why not.
+/// Checks that the dynamic linker in a root directory can load the library at this path. The error
+/// says why not.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
-    /// Far more than the library, or a C library, has.
+    /// Far more than the size of the library, or of a C library.
     const LONGEST: u64 = 256 << 20;
-    /// Where systems have their C library, for a process of which it is not known.
+    /// The usual paths of the C library, for a process whose own one is unknown.
     const PLACES: [&str; 6] = [
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib/aarch64-linux-gnu/libc.so.6",
@@ -457,12 +485,12 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// The group in a root that has a process as a member, and the bytes that the process uses there on
-/// all GPUs.
+/// Returns the group of a root that a process is a member of, and the bytes that the process uses
+/// on all GPUs.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
-        // The ledger of a group has those of all below it.
+        // A ledger also lists the members of all groups below.
         let Ok(ledger) = group.ledger() else {
             continue;
         };
@@ -472,16 +500,13 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
         let bytes = process.devices.iter().fold(0u64, |sum, usage| {
             sum.saturating_add(usage.charged.saturating_sub(usage.idle))
         });
-        let name = match process.below.as_str() {
-            "" => group.name().to_owned(),
-            below => format!("{}/{below}", group.name()),
-        };
-        return Some((name, bytes));
+        return Some((groups::of_process(&group, &process), bytes));
     }
     None
 }
 
-/// What the rules and the environment say of a process that is a member of this group.
+/// Compares what the rules and the environment ask for with the group that the process is a member
+/// of.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     const CHECK: &str = "group";
     let Some(assignment) = wanted else {
@@ -493,30 +518,29 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
         (Some(_), Some(_)) => None,
         (Some(request), None) => Some(Finding::fine(
             CHECK,
-            format!(
-                "{} asks for a group of its own for the job",
-                request.variable
-            ),
+            format!("{} asks for a separate group for the job", request.variable),
         )),
         (None, Some(member)) if member == group => None,
         (None, Some(_)) => Some(Finding::warning(
             CHECK,
-            format!("one that starts now with its environment is to be in {group}"),
-            "the rules have changed since it started: start it anew",
+            format!("a process that starts now with its environment would be in group {group}"),
+            "the rules have changed since it started: restart it",
         )),
         (None, None) => Some(match assignment.root.group(group) {
             Ok(_) => Finding::fine(
                 CHECK,
-                format!("it is to be in {group}, from its first use of a GPU on"),
+                format!("the process will join group {group} when it first uses a GPU"),
             ),
-            Err(error) => {
-                Finding::error(CHECK, error.to_string(), "until then it gets no GPU memory")
-            }
+            Err(error) => Finding::error(
+                CHECK,
+                error.to_string(),
+                "until this is corrected, the process gets no GPU memory",
+            ),
         }),
     }
 }
 
-/// `NAME=VALUE`, each ended by a zero.
+/// Parses `NAME=VALUE` entries that each end with a zero byte.
 fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     let pair = |text: &[u8]| {
         let at = text.iter().position(|c| *c == b'=')?;
@@ -529,7 +553,7 @@ fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     bytes.split(|c| *c == 0).filter_map(pair).collect()
 }
 
-/// The paths of `/proc/PID/maps`, each once.
+/// Returns the paths in the text of `/proc/PID/maps`, without repetitions.
 fn mapped(maps: &str) -> Vec<String> {
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
@@ -537,7 +561,7 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// The beginning of a file of `/proc`, which its process can make as long as it likes.
+/// Reads the beginning of a file of `/proc`, whose length the process controls.
 fn start_of(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
@@ -546,9 +570,10 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// When a process started. The times of its files in `/proc` are those of the first look at them.
+/// Returns when a process started. The times of its files in `/proc` do not help: they are the
+/// times of the first access.
 fn started(pid: u32) -> Option<SystemTime> {
-    /// Of `/proc`, on every machine.
+    /// The clock ticks of `/proc` per second, the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
     let since_boot =
         Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
@@ -560,10 +585,10 @@ fn started(pid: u32) -> Option<SystemTime> {
     SystemTime::now().checked_sub(age)
 }
 
-/// What helps a user who may not look into a process.
+/// Returns the remedy for a user who may not read a process's memory map.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
-        0 => "run this outside of the container, or where no security module keeps root from it",
+        0 => "run this outside the container, or where no security module denies it to root",
         _ => "run this as root, or as the user of that process",
     }
 }
@@ -573,7 +598,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_environment_is_read_as_the_kernel_shows_it() {
+    fn an_environment_is_parsed() {
         let all = variables(b"A=1\0EMPTY=\0B=x=y\0broken\0");
         let expected = [("A", "1"), ("EMPTY", ""), ("B", "x=y")];
         let expected = expected.map(|(name, value)| (name.into(), value.into()));
@@ -583,7 +608,7 @@ mod tests {
     #[test]
     fn this_process_started_a_moment_ago() {
         let age = started(std::process::id()).expect("/proc").elapsed();
-        // By the clock it may be in the future, by the length of a tick.
+        // The result may lie in the future by the length of a clock tick.
         assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
         let mut child = std::process::Command::new("cat");
         let mut child = child
@@ -598,7 +623,8 @@ mod tests {
 
     #[test]
     fn mapped_files_are_listed_once() {
-        let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 /a/libgpulimit.so\n\
+        let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 \
+                    /a/libgpulimit.so\n\
                     7f3-7f4 rw-p 0 00:00 0\n7f5-7f6 r--p 0 08:01 2 /b/x y (deleted)\n";
         assert_eq!(mapped(maps), ["/a/libgpulimit.so", "/b/x y (deleted)"]);
     }

@@ -1,4 +1,4 @@
-//! The root of the groups: whether groups can be made there, and what else lies in it.
+//! Checks the root of the groups: whether groups can be made there, and what else it contains.
 
 use super::Finding;
 use crate::accounts;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 const CHECK: &str = "root";
 
-/// Looks at the root that the caller's groups are made in, and at what lies in it.
+/// Checks the root in which the caller's groups are made.
 pub(super) fn checks() -> Vec<Finding> {
     let root = match Root::locate(&env) {
         Ok(root) => root,
@@ -28,7 +28,10 @@ pub(super) fn checks() -> Vec<Finding> {
     let tried = root.try_out();
     let Ok(about) = fs::metadata(root.path()) else {
         return vec![match tried {
-            Ok(_) => Finding::fine(CHECK, format!("{path}{on}, made with the first group")),
+            Ok(_) => Finding::fine(
+                CHECK,
+                format!("{path}{on}; will be made with the first group"),
+            ),
             Err(error) => unusable(&root, &error),
         }];
     };
@@ -47,13 +50,13 @@ pub(super) fn checks() -> Vec<Finding> {
         Ok(true) => {}
         Ok(false) if groups.is_empty() => findings.push(Finding::error(
             CHECK,
-            format!("you may not make groups in {path}, and there is none that you could run in"),
+            format!("you may not make groups in {path}, and there are none to run programs in"),
             "ask its owner for a group, or name a directory of your own in GPULIMIT_ROOT",
         )),
         Ok(false) => findings.push(Finding::fine(
             CHECK,
             format!(
-                "you may not make groups in {path}: whether there is room for more cannot be told"
+                "you may not make groups in {path}, so the space for more groups was not tested"
             ),
         )),
         Err(error) => findings.push(unusable(&root, &error)),
@@ -64,8 +67,11 @@ pub(super) fn checks() -> Vec<Finding> {
     {
         findings.push(Finding::warning(
             CHECK,
-            format!("{path} is not a file system of its own: members of its groups can fill the one of /run"),
-            "mount a tmpfs there, before there are groups: docs/systemd.md has a unit for it",
+            format!(
+                "{path} is not a separate file system: members of its groups can fill the file \
+                     system of /run"
+            ),
+            "mount a tmpfs there before you make groups: docs/systemd.md has a unit for it",
         ));
     }
     let mut idle = Vec::new();
@@ -84,34 +90,40 @@ pub(super) fn checks() -> Vec<Finding> {
     if !idle.is_empty() {
         findings.push(Finding::fine(
             "stale",
-            format!("job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit run` remove those whose command has ended", idle.len(), idle.join(", ")),
+            format!(
+                "job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit \
+                     run` remove those whose command has ended",
+                idle.len(),
+                idle.join(", ")
+            ),
         ));
     }
     for left in root.leftovers().unwrap_or_default() {
         findings.push(Finding::warning(
             "stale",
-            format!("{} is no complete group", left.display()),
-            "`gpulimit gc` removes it where nobody said what its limits are; `gpulimit create` makes the group again",
+            format!("{} is not a complete group", left.display()),
+            "`gpulimit gc` removes it if it has no limits; `gpulimit create` makes the group again",
         ));
     }
     let survey = root.survey().unwrap_or_default();
     if let Some(first) = survey.foreign.first() {
         let more = match survey.foreign.len() {
             1 => String::new(),
-            2 => ", nor was 1 more entry".into(),
-            count => format!(", nor were {} more entries", count - 1),
+            2 => " and 1 more entry".into(),
+            count => format!(" and {} more entries", count - 1),
         };
         let name = first.to_string_lossy();
         findings.push(Finding::warning(
             "root",
-            format!("{} was not made by gpulimit{more}", name.escape_debug()),
-            "move it elsewhere, or correct GPULIMIT_ROOT; it is never changed or removed",
+            format!("gpulimit did not make {}{more}", name.escape_debug()),
+            "move it elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or removes it",
         ));
     }
     findings
 }
 
-/// The file system that the root lies on, or will when it is made, as a part of a sentence.
+/// Returns the name of the root's file system, as a part of a sentence. For a root that does not
+/// exist, that is the file system on which it would be made.
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());
     let Some(place) = place else {
@@ -122,10 +134,10 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
     Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
-/// A root in which no group can be made.
+/// Reports that groups cannot be made in a root.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
     let path = root.path();
-    let said = format!("no group can be made in {}: {error}", path.display());
+    let said = format!("cannot make groups in {}: {error}", path.display());
     let cause = error
         .source()
         .and_then(<dyn Error>::downcast_ref::<io::Error>);
@@ -140,7 +152,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
     )
 }
 
-/// What to do where the system did not let a group be made, beyond what the error says itself.
+/// Returns a remedy for the system's error, where the error's own text has none.
 fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);
@@ -156,13 +168,13 @@ fn remedy(root: &Path, kind: ErrorKind) -> String {
                 false => ("no space is", "size=512M"),
             };
             format!(
-                "{what} left there: remove files, or give it more (a tmpfs: \
+                "{what} left there: remove files, or enlarge the file system (a tmpfs: \
                  `mount -o remount,{option} {mounted}`)"
             )
         }
-        ErrorKind::QuotaExceeded => "your quota there is used up: remove files of yours".into(),
+        ErrorKind::QuotaExceeded => "your quota there is used up: remove some of your files".into(),
         ErrorKind::ReadOnlyFilesystem => {
-            format!("have root mount it for writing (`mount -o remount,rw {mounted}`)")
+            format!("ask root to mount it for writing (`mount -o remount,rw {mounted}`)")
         }
         _ => String::new(),
     }

@@ -1,4 +1,4 @@
-//! Which group a user's programs get, and by which rule.
+//! Reports the group that a user's programs get, and the rule that assigns it.
 
 use super::{Finding, Level};
 use crate::accounts::{self, Database};
@@ -6,14 +6,14 @@ use gpulimit_policy::Facts;
 use gpulimit_policy::compile::Accounts;
 use gpulimit_policy::rules::{Rule, Rules, Source};
 
-/// The rules, as they hold for a user.
+/// Evaluates the rules for a user.
 pub(super) fn checks(name: &str) -> Vec<Finding> {
     const CHECK: &str = "rules";
     let Some(uid) = accounts::user_id(name) else {
         return vec![Finding::error(
             CHECK,
-            format!("there is no user {name} here"),
-            "name a user as `id` knows it, or a number",
+            format!("unknown user '{name}'"),
+            "give a name that `id` knows, or a number",
         )];
     };
     let rules = match Rules::load(&Source::system()) {
@@ -21,7 +21,8 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         Ok(None) => {
             return vec![Finding::fine(
                 CHECK,
-                "this machine has no rules: limits are as the environment of a program says; `gpulimit apply` makes rules",
+                "this machine has no rules: the environment of a program sets its limit; `gpulimit \
+                 apply` makes rules",
             )];
         }
         Ok(Some(rules)) => rules,
@@ -35,10 +36,10 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    // A rule holds only for programs that have the library.
+    // Rules hold only for programs with the library, so say if programs may lack it.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // What a rule asks beside the user is not known of a user's programs in general.
+    // Conditions on other things than the user, such as the cgroup, depend on the single process.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);
@@ -52,10 +53,10 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         alone.executable.clear();
         if let Ok(Some(assigned)) = Rules(vec![alone]).assigned(&facts) {
             let text = format!(
-                "rule {}: {} in {}, if no rule before it holds",
+                "rule {}: a process {} joins {}, if no earlier rule applies",
                 rule.number,
-                assigned.group,
-                asks.join(" and ")
+                asks.join(" and "),
+                assigned.group
             );
             findings.push(Finding::fine(CHECK, text));
         }
@@ -70,24 +71,24 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         ),
         Ok(None) => Finding::fine(
             CHECK,
-            format!("no rule assigns {name}: limits are as the environment of a program says"),
+            format!("no rule assigns {name}: the environment of a program sets its limit"),
         ),
         Err(error) => Finding::error(
             CHECK,
             error.to_string(),
-            "`gpulimit apply` again, with the policy as it is to be",
+            "correct the policy and run `gpulimit apply` again",
         ),
     });
     findings
 }
 
-/// What a rule asks of a process beside whose it is.
+/// Lists the conditions of a rule other than the user.
 fn asks(rule: &Rule) -> Vec<String> {
     let mut asks = Vec::new();
     for (what, globs) in [
-        ("a cgroup", &rule.cgroup),
-        ("a container", &rule.container),
-        ("the program", &rule.executable),
+        ("in cgroup", &rule.cgroup),
+        ("in container", &rule.container),
+        ("that runs", &rule.executable),
     ] {
         if !globs.is_empty() {
             asks.push(format!("{what} {}", globs.join(" or ")));

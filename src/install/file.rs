@@ -1,108 +1,97 @@
-//! Files that every program of the machine depends on: replaced as a whole, or put back.
+//! Changes files that every program of the machine depends on: as a whole, or not at all.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use crate::replace;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
 
-/// What the system refused.
-pub fn failed(what: &str, path: &Path, error: &io::Error) -> Failure {
-    let remedy = match error.kind() {
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => ": run it as root",
-        _ => "",
-    };
-    Failure::new(format_args!(
-        "cannot {what} {}: {error}{remedy}",
-        path.display()
-    ))
+/// Like [`cannot`], with a hint to run as root if access was denied.
+pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
+    move |error| {
+        let kind = error.kind();
+        let failure = cannot(what, path)(error);
+        match kind {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                Failure::new(format_args!("{failure}: run it as root"))
+            }
+            _ => failure,
+        }
+    }
 }
 
-/// Makes the directory that a file is in, and those above it, for all to use.
-pub fn make_directories(file: &Path) -> Result<&Path, Failure> {
-    let directory = file.parent().unwrap_or(file);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory)
-        .map_err(|error| failed("create", directory, &error))?;
-    Ok(directory)
+/// Makes the directory of a file and the directories above it.
+pub fn make_directories(file: &Path) -> Result<(), Failure> {
+    file.parent().map_or(Ok(()), make_directory)
 }
 
-/// Gives the name to a new file with this content. Who has the old one open or mapped keeps it.
+/// Makes a directory and the directories above it. All users can read the new ones, whatever the
+/// umask is.
+pub fn make_directory(path: &Path) -> Result<(), Failure> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    make_directories(path)?;
+    fs::create_dir(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755)))
+        .map_err(failed("create", path))
+}
+
+/// Replaces a file. Processes that have opened or mapped the old file keep it.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    replace::replace(path, &draft, bytes, mode).map_err(|error| failed("write", path, &error))?;
-    // The name, too, is to survive a loss of power. The change is done where a file system cannot
-    // promise that.
+    replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
+    // The new name must survive a loss of power. File systems that cannot promise this have made
+    // the change anyway.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes a file that a user names. A regular file is replaced as a whole; what else has the name,
-/// as a device, a pipe or a link, is written through and stays what it is.
+/// Writes a file that a user names. A regular file is replaced as a whole; a device, a pipe or a
+/// symbolic link is kept, and the text is written to it.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // A link may lead to a regular file, or to none yet.
+            // The link may lead to a regular file, or to a file that does not exist yet.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
                 .open(path)
                 .and_then(|mut file| file.write_all(bytes))
-                .map_err(|error| failed("write", path, &error))
+                .map_err(failed("write", path))
         }
         _ => replace(path, bytes, mode),
     }
 }
 
-/// A file with a new content, and the one that it had.
-#[must_use]
-pub struct Written<'a> {
-    path: PathBuf,
-    before: Option<&'a str>,
-}
-
-impl<'a> Written<'a> {
-    /// Replaces the content; `before` is what it was, `None`: there was no file.
-    pub fn new(path: &Path, before: Option<&'a str>, text: &str) -> Result<Self, Failure> {
-        make_directories(path)?;
-        replace(path, text.as_bytes(), 0o644)?;
-        Ok(Self {
-            path: path.into(),
-            before,
-        })
-    }
-
-    /// It stays.
-    pub fn keep(self) {}
-
-    /// It stays if all is well with it; else what was before is put back.
-    pub fn keep_if(self, well: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-        let Err(failure) = well() else {
-            return Ok(());
-        };
-        let back = match self.before {
-            Some(text) => replace(&self.path, text.as_bytes(), 0o644),
-            None => {
-                fs::remove_file(&self.path).map_err(|error| failed("remove", &self.path, &error))
-            }
-        };
-        match back {
-            Ok(()) => Err(Failure::new(format_args!(
-                "{failure}: {} is as it was",
-                self.path.display()
-            ))),
-            Err(again) => Err(Failure::new(format_args!(
-                "{failure}; and it could not be put back: {again}"
-            ))),
-        }
-    }
+/// Writes `text` to a file that all users may read, and runs `check`. If the check fails, restores
+/// the content that the file had `before` (`None`: there was no file).
+pub fn change(
+    path: &Path,
+    before: Option<&str>,
+    text: &str,
+    check: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    make_directories(path)?;
+    replace(path, text.as_bytes(), 0o644)?;
+    let Err(failure) = check() else {
+        return Ok(());
+    };
+    let restored = match before {
+        Some(text) => replace(path, text.as_bytes(), 0o644),
+        None => fs::remove_file(path).map_err(failed("remove", path)),
+    };
+    Err(match restored {
+        Ok(()) => Failure::new(format_args!("{failure}: {} was restored", path.display())),
+        Err(again) => Failure::new(format_args!(
+            "{failure}; and it could not be restored: {again}"
+        )),
+    })
 }
 
 #[cfg(test)]
@@ -111,24 +100,24 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn what_was_there_is_put_back() {
+    fn a_failed_check_restores_the_file() {
         let scratch = Scratch::new();
         let path = scratch.at("ld.so.preload");
-        let refuse = || Err(Failure::new("programs do not start"));
-        let fresh = Written::new(&path, None, "new\n").expect("written");
-        assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
-        let error = fresh.keep_if(refuse).expect_err("refused").to_string();
+        let refuse = || {
+            assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
+            Err(Failure::new("programs do not start"))
+        };
+        let error = change(&path, None, "new\n", refuse);
+        let error = error.expect_err("refused").to_string();
         assert!(
-            error.contains("do not start") && error.contains("as it was"),
+            error.contains("do not start") && error.contains("was restored"),
             "{error}"
         );
         assert!(!path.exists());
         fs::write(&path, "others\n").expect("written");
-        let changed = Written::new(&path, Some("others\n"), "new\nothers\n").expect("written");
-        changed.keep_if(refuse).expect_err("refused");
+        change(&path, Some("others\n"), "new\n", refuse).expect_err("refused");
         assert_eq!(fs::read_to_string(&path).expect("there"), "others\n");
-        let changed = Written::new(&path, Some("others\n"), "new\n").expect("written");
-        changed.keep_if(|| Ok(())).expect("kept");
+        change(&path, Some("others\n"), "new\n", || Ok(())).expect("kept");
         assert_eq!(fs::read_to_string(&path).expect("there"), "new\n");
         assert_eq!(fs::read_dir(&scratch.0).expect("listed").count(), 1);
     }

@@ -1,5 +1,5 @@
-//! The file of preloads, as the dynamic linker reads it: paths between spaces, colons and line
-//! ends, and comments.
+//! The file /etc/ld.so.preload: paths between spaces, colons and line breaks, and comments, as the
+//! dynamic linker reads them.
 
 use super::super::failure::Failure;
 use super::super::library;
@@ -8,48 +8,49 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Where it is.
+/// The path of the file.
 pub const FILE: &str = "/etc/ld.so.preload";
 
-/// What is in it.
+/// The content of the file.
 pub struct Preload {
-    /// `None`: there is no file.
+    /// `None` if the file does not exist.
     text: Option<String>,
 }
 
-/// How our library stands in it.
+/// Where the file names copies of the library.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct State {
-    /// Where the library is said to be, each time that it is named.
-    pub ours: Vec<PathBuf>,
-    /// Whether it is before all others.
+    /// The paths of all copies of the library, in their order.
+    pub copies: Vec<PathBuf>,
+    /// True if a copy of the library comes before all other libraries.
     pub first: bool,
 }
 
 impl Preload {
-    /// Reads the file, which need not be there.
+    /// Reads the file, which need not exist.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
-            Err(error) => return Err(failed("open", path, &error)),
+            Err(error) => return Err(failed("open", path)(error)),
             Ok(about) if !about.is_file() => {
                 return Err(Failure::new(format_args!(
-                    "{} is no regular file: put one in its place, or remove it",
+                    "{} is not a regular file: replace it by one, or remove it",
                     path.display()
                 )));
             }
             Ok(_) => {}
         }
-        let text = fs::read_to_string(path).map_err(|error| failed("read", path, &error))?;
+        let text = fs::read_to_string(path).map_err(failed("read", path))?;
         Ok(Self { text: Some(text) })
     }
 
-    /// The content of such a file elsewhere, as of another process's root directory.
+    /// Makes the content of such a file from text, for instance of another process's root
+    /// directory.
     pub fn of(text: String) -> Self {
         Self { text: Some(text) }
     }
 
-    /// As it is; `None` where there is no file.
+    /// Returns the text; `None` if the file does not exist.
     pub fn text(&self) -> Option<&str> {
         self.text.as_deref()
     }
@@ -68,36 +69,36 @@ impl Preload {
             })
     }
 
-    /// How our library stands in it.
+    /// Finds the copies of the library.
     pub fn state(&self) -> State {
         let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
-        let ours = |path: &&&str| library::is_ours(Path::new(path));
+        let ours = |path: &&&str| library::is_library(Path::new(path));
         State {
-            ours: all.iter().filter(ours).map(PathBuf::from).collect(),
+            copies: all.iter().filter(ours).map(PathBuf::from).collect(),
             first: all
                 .first()
-                .is_some_and(|first| library::is_ours(Path::new(first))),
+                .is_some_and(|first| library::is_library(Path::new(first))),
         }
     }
 
-    /// The text with this library, first and once.
+    /// Returns the text with this library as the first entry and without its other copies.
     pub fn with(&self, library: &Path) -> Result<String, Failure> {
         let path = library.to_str().filter(|path| {
             !path.contains(|c: char| c.is_whitespace() || matches!(c, ':' | '#' | '$'))
         });
         let Some(path) = path else {
             return Err(Failure::new(format_args!(
-                "'{}' has a character in it that {FILE} cannot hold: name another place in --prefix",
+                "the path '{}' has a character that {FILE} cannot contain: choose another --prefix",
                 library.display()
             )));
         };
-        let rest = self.without(&library::is_ours);
+        let rest = self.without(&library::is_library);
         let rest = rest.as_deref().or(self.text()).unwrap_or_default();
         Ok(format!("{path}\n{rest}"))
     }
 
-    /// The text without these paths; `None` when none of them is in there. All else stays as it is,
-    /// line by line.
+    /// Returns the text without the matching paths; `None` if none matches. Everything else is
+    /// kept, line by line.
     pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
         let is_one = |path: &&str| is_one(Path::new(path));
         if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_first_and_once_and_others_stay() {
+    fn the_library_is_entered_first_and_once() {
         let ours = Path::new("/usr/local/lib/gpulimit/libgpulimit.so");
         let head = "/usr/local/lib/gpulimit/libgpulimit.so\n";
         let cases = [
@@ -158,11 +159,11 @@ mod tests {
         }
         let none = Preload { text: None };
         assert_eq!(none.with(ours).expect("entered"), head);
-        assert_eq!(none.without(&library::is_ours), None);
+        assert_eq!(none.without(&library::is_library), None);
     }
 
     #[test]
-    fn one_copy_goes_and_others_stay() {
+    fn one_copy_is_removed_and_others_stay() {
         let text =
             "/usr/lib/gpulimit/libgpulimit.so /a.so\n/usr/local/lib/gpulimit/libgpulimit.so\n";
         let one = |path: &str| preload(text).without(&|there| there == Path::new(path));
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_the_linker_would_cut_is_refused() {
+    fn a_path_with_separators_is_refused() {
         for wrong in [
             "/a b/libgpulimit.so",
             "/a:b/libgpulimit.so",
@@ -189,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn how_it_stands() {
+    fn copies_of_the_library_are_found() {
         let state = |text: &str| preload(text).state();
         assert_eq!(state("# /x/libgpulimit.so\n/a.so"), State::default());
         let first = state("/x/libgpulimit.so\n/a.so");
-        assert!(first.first && first.ours == [Path::new("/x/libgpulimit.so")]);
+        assert!(first.first && first.copies == [Path::new("/x/libgpulimit.so")]);
         let twice = state("/a.so:/x/libgpulimit.so\t/y/libgpulimit.so");
-        assert!(!twice.first && twice.ours.len() == 2);
+        assert!(!twice.first && twice.copies.len() == 2);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether programs start with the library, and which have it.
+//! Tests whether programs start with the library, and finds the processes that have it.
 
 use super::super::failure::Failure;
 use super::super::look::{self, PATIENCE, Question};
@@ -9,35 +9,35 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Starts a program that has nothing to do with GPUs, with the library and with all its symbols
-/// bound at once.
+/// Runs a program without CUDA with the library preloaded and all its symbols bound at the start.
 pub fn with(library: &Path) -> Result<(), Failure> {
-    let mut command = harmless()?;
+    let mut command = true_command()?;
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
-    quiet(command).map_err(|how| {
+    run_silently(command).map_err(|how| {
         Failure::new(format_args!(
-            "{} cannot be used here: with it, {how}: build or install it for this machine",
+            "{} cannot be used here: with it, {how}; build or install it for this machine",
             library.display()
         ))
     })
 }
 
-/// Starts a program as everybody does.
+/// Runs a program without CUDA as any other user would.
 pub fn plain() -> Result<(), Failure> {
-    quiet(harmless()?).map_err(|how| Failure::new(format_args!("with the library in place, {how}")))
+    run_silently(true_command()?)
+        .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
-fn harmless() -> Result<Command, Failure> {
+fn true_command() -> Result<Command, Failure> {
     let program = ["/bin/true", "/usr/bin/true"]
         .into_iter()
         .find(|path| Path::new(path).exists())
-        .ok_or_else(|| Failure::new("there is no /bin/true to try the library with"))?;
+        .ok_or_else(|| Failure::new("cannot test the library: there is no /bin/true"))?;
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::null());
     Ok(command)
 }
 
-fn quiet(mut command: Command) -> Result<(), String> {
+fn run_silently(mut command: Command) -> Result<(), String> {
     let program = command.get_program().display().to_string();
     let output = command
         .output()
@@ -50,8 +50,8 @@ fn quiet(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// The processes that have this file mapped, as far as we may look; and those that keep others from
-/// looking.
+/// Returns the processes that have this file mapped, as far as the caller may see them, and the
+/// processes whose memory map could not be read in time.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
@@ -74,8 +74,8 @@ pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     Ok((users, pids.into_iter().filter(is_silent).collect()))
 }
 
-/// Whether a process has this file mapped. Waits for the lock of the process's memory, which its
-/// user can have held for ever.
+/// Returns whether a process has this file mapped. May wait forever: reading the map takes the lock
+/// of the process's memory, which the process's user can block.
 pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(about) = fs::metadata(library) else {
         return false;
@@ -85,12 +85,12 @@ pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
         return false;
     };
-    // A line at a time: its user decides how many there are.
+    // Line by line: the process's user decides how many lines there are.
     let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
     lines.into_iter().any(|line| {
         let line = String::from_utf8_lossy(&line);
         let mut fields = line.split_ascii_whitespace().skip(4);
-        // One that was replaced has another inode, and a name that says so.
+        // A replaced file has another inode, and its name ends with "(deleted)".
         fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
     })
 }

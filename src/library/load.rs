@@ -1,16 +1,19 @@
-//! Whether the dynamic linker takes the library.
+//! Loads the library, to see whether the dynamic linker accepts it.
 #![allow(unsafe_code)]
 
 use libloading::os::unix::Library;
 use std::path::Path;
 
-/// Loads the library here, as the linker will do in the command; the error says why it does not.
+/// Loads the library into this process, as the dynamic linker will do in the command. The error
+/// says why that fails.
 ///
-/// It stays loaded: it has no effect in a program that does not find its symbols first.
+/// The library stays loaded. It has no effect here, because the linker finds other definitions of
+/// its symbols first.
 pub(super) fn load(path: &Path) -> Result<(), String> {
-    // SAFETY: our library's constructors touch at most GPULIMIT_GROUP in the environment of this
-    // process, which has one thread. Another library is the user's own choice, and would be loaded
-    // by the command as well; root gets here only with one that nobody else can change.
+    // SAFETY: the constructors of libgpulimit.so change at most GPULIMIT_GROUP in the environment
+    // of this process, which has one thread. Any other library is the user's own choice, and the
+    // command would load it as well; root gets here only with a library that no other user can
+    // change.
     let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
     std::mem::forget(library);
     Ok(())

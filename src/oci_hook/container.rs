@@ -1,12 +1,13 @@
-//! A container's group, from before its first program to after its last.
+//! Makes and removes the group of a container.
 
 use super::mount::mount_view;
 use super::process::Process;
 use super::record::{Place, Record, name_of};
 use super::state::State;
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use crate::nvml::Driver;
 use crate::output;
+use crate::trust::is_in_user_namespace;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Access, Group, GroupError, Hold, Members, Root, effective_user};
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 pub enum Wanted {
     /// A group of its own, with this limit.
     Cap(Extent),
-    /// This group.
+    /// This existing group.
     Group(String),
 }
 
@@ -36,43 +37,37 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// Held by whoever changes what is on record.
+/// The file that is locked while records are changed.
 const LOCK: &str = ".containers.lock";
-/// How long others may hold that.
-const TURN: Duration = Duration::from_secs(60);
-/// How long processes that were killed may take to be gone.
-const END: Duration = Duration::from_secs(30);
-/// How long the first of them may: runtimes wait for it, so that one that lives is another
-/// container's.
-const FIRST_END: Duration = Duration::from_secs(1);
+/// The longest time to wait for the lock.
+const LOCK_WAIT: Duration = Duration::from_secs(60);
+/// The time that killed processes of a container may take to end.
+const END_WAIT: Duration = Duration::from_secs(30);
+/// The time that the container's first process may take to end. Runtimes wait for its end before
+/// they call the hook, so a process that lives longer belongs to another container.
+const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
-fn turn(root: &Root) -> Result<Hold, Failure> {
+fn lock_records(root: &Root) -> Result<Hold, Failure> {
     let start = Instant::now();
     loop {
         match root.hold_alone(LOCK) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < TURN => {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < LOCK_WAIT => {
                 thread::sleep(Duration::from_millis(5));
             }
-            held => {
-                return held.map_err(|error| {
-                    Failure::new(format_args!(
-                        "cannot lock {}: {error}",
-                        root.path().join(LOCK).display()
-                    ))
-                });
-            }
+            held => return held.map_err(cannot("lock", &root.path().join(LOCK))),
         }
     }
 }
 
-/// Makes the container's group and what it will see of it. Called again, by a runtime that does
-/// everything twice, it does nothing.
+/// Makes the container's group and view. A runtime may call this twice; the second call does
+/// nothing.
 pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure> {
     only_for_root(root)?;
     let bundle = state.bundle()?;
     let init = Process::living(state.pid).ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no process {}: this is for createRuntime, in the runtime's own namespaces",
+            "container {} has no process {}: call this at createRuntime, in the runtime's \
+             namespaces",
             state.id, state.pid
         ))
     })?;
@@ -89,22 +84,24 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         },
         own,
     };
-    let _turn = turn(root)?;
-    // Of containers whose runtime was killed as well. What cannot be removed is in nobody's way but
-    // its namesake's.
+    let _lock = lock_records(root)?;
+    // Remove what ended containers left, because their runtime may have been killed. A failure only
+    // matters to a container with the same name, which the checks below report.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
         Some(there) if there == record => return Ok(()),
         Some(there) if there.id == record.id && there.init == record.init => {
             return Err(Failure::new(format_args!(
-                "the container has {} already, so that it cannot have {wanted}: give it one device of gpulimit",
+                "the container already has {} and cannot also have {wanted}: give it only one \
+                 gpulimit device",
                 there.wanted
             )));
         }
         Some(there) => {
             return Err(Failure::new(format_args!(
-                "there is another container {}, with programs in group {}: end them, or give this one another name",
+                "another container {} has programs in group {}: end them, or give this container \
+                 another name",
                 there.id, there.group
             )));
         }
@@ -121,46 +118,46 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         let file = place.view().join(rules::FILE);
         fs::write(&file, rules.to_string())
             .and_then(|()| fs::set_permissions(&file, Permissions::from_mode(0o644)))
-            .map_err(|error| {
-                Failure::new(format_args!("cannot write {}: {error}", file.display()))
-            })?;
+            .map_err(cannot("write", &file))?;
         bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
-        // Nothing half-made stays; what does is swept away when the container has ended.
+        // Remove what was made. What cannot be removed, a sweep removes after the container has
+        // ended.
         let _ = take_away(root, &place, &record);
     }
     made
 }
 
-/// Not root of a user namespace.
+/// Returns whether the caller is the host's root, not root of a user namespace.
 fn is_hosts_root() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-    effective_user() == 0 && whole
+    effective_user() == 0 && !is_in_user_namespace()
 }
 
-/// Programs believe rules of root's only, and only root can mount what they cannot change.
+/// Fails unless the host's root calls and the root directory belongs to root: programs trust only
+/// rules of root, and only root can mount files that a container cannot change.
 fn only_for_root(root: &Root) -> Result<(), Failure> {
     if !is_hosts_root() {
         return Err(Failure::new(
-            "only the host's root can tie containers to groups: a rootless container gets its group by mounts and variables, as docs/containers.md says",
+            "only the host's root can put containers into groups: for a rootless container, use \
+             mounts and variables as docs/containers.md describes",
         ));
     }
     root.make()?;
     match fs::metadata(root.path()).map(|about| about.uid()) {
         Ok(0) => Ok(()),
         _ => Err(Failure::new(format_args!(
-            "{} does not belong to root, so that nothing in it ties a container: name another root",
+            "{} does not belong to root, so containers do not trust it: name another directory \
+             with --root",
             root.path().display()
         ))),
     }
 }
 
-/// A group that goes with the container, for all users in it, whoever they are, and for nobody on
-/// the host.
+/// Makes a group that is removed with the container. All users in the container may use it; on the
+/// host, only root may.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
-    // One without a record was made by hand, or its maker was killed.
+    // A group without a record was made by hand, or the process that made it was killed.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}
@@ -181,12 +178,8 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
         .map_err(Failure::new)?;
     let created = root.create(name, &limits)?;
     let group = created.group;
-    fs::set_permissions(group.path(), Permissions::from_mode(0o700)).map_err(|error| {
-        Failure::new(format_args!(
-            "cannot close {}: {error}",
-            group.path().display()
-        ))
-    })?;
+    fs::set_permissions(group.path(), Permissions::from_mode(0o700))
+        .map_err(cannot("close", group.path()))?;
     group.give_access(Access {
         owner: None,
         members: Members::All,
@@ -194,14 +187,14 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     Ok(group)
 }
 
-/// Puts what it may see into the container. In the container's mount namespace, before it becomes
-/// the root.
+/// Mounts the container's view. Runs in the container's mount namespace, before the container's
+/// file system becomes its root.
 pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let place = Place::of(root, &name_of(&state.id));
     let record = place.read_inside()?.filter(|record| record.id == state.id);
     let record = record.ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no group: `gpulimit oci-hook create` is to be called before, at createRuntime",
+            "container {} has no group: call `gpulimit oci-hook create` first, at createRuntime",
             state.id
         ))
     })?;
@@ -211,8 +204,9 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     mount_view(&view, &ledgers, &record.rootfs)
 }
 
-/// Removes the group of a container that has ended, or what a container that was never begun left.
-/// One that runs keeps it: another of the same id was given up.
+/// Removes the group of an ended container, or what was made for a container that never started. A
+/// container that still runs keeps its group: the runtime has given up another container with the
+/// same id.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
@@ -221,21 +215,22 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     let start = Instant::now();
     let mut before = None;
     loop {
-        // For each attempt anew. Who has been in the container can keep its group in use for as
-        // long as they like, and others must not wait for that to make or remove theirs.
-        let turn = turn(root)?;
+        // The lock is taken anew for each attempt. Processes of the container can keep the group in
+        // use for any time, and other containers must not wait for that.
+        let lock = lock_records(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
             _ => return Ok(()),
         };
         if before.is_some_and(|before| before != record) {
-            // Somebody else has removed it, and it is another container's of this id.
+            // Another process has removed the container's record, and this record belongs to a new
+            // container with the same id.
             return Ok(());
         }
         let Err(stays) = take_away(root, &place, &record) else {
             return Ok(());
         };
-        drop(turn);
+        drop(lock);
         if start.elapsed() >= stays.patience() {
             return Err(stays.into());
         }
@@ -244,10 +239,11 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     }
 }
 
-/// Removes what containers have left whose end nobody told us; says the names of their groups.
+/// Removes what ended containers left if their runtime did not call the hook. Returns the names of
+/// their groups.
 ///
-/// Only root has containers on record. A record that others than root could have written is not
-/// followed, and named on standard error.
+/// Only root's containers have records. A record that other users could have written is ignored and
+/// named on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
     if !is_hosts_root() {
         return Ok(Vec::new());
@@ -260,7 +256,7 @@ pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
             return Ok(Vec::new());
         }
     }
-    let _turn = turn(root)?;
+    let _lock = lock_records(root)?;
     sweep_held(root)
 }
 
@@ -270,7 +266,8 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
         let done = match place.read() {
             Ok(Some(record)) if record.init.lives() => continue,
             Ok(Some(record)) => take_away(root, &place, &record).map_err(Failure::from),
-            // Its maker was killed before he wrote it: there is no group yet.
+            // The process that made the directory was killed before it wrote the record, so there
+            // is no group.
             Ok(None) => place.remove_unrecorded(),
             Err(failure) => Err(failure),
         };
@@ -282,22 +279,22 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// Why a container's group stays.
+/// Why a container's group cannot be removed.
 enum Stays {
-    /// Its first process lives.
+    /// The container's first process still runs.
     Runs(Failure),
     /// A process uses the group.
     Used(Failure),
-    /// It cannot be removed.
+    /// Removing failed for another reason.
     Fails(Failure),
 }
 
 impl Stays {
-    /// How long to try again.
+    /// Returns how long to try again.
     fn patience(&self) -> Duration {
         match self {
-            Self::Runs(_) => FIRST_END,
-            Self::Used(_) => END,
+            Self::Runs(_) => FIRST_END_WAIT,
+            Self::Used(_) => END_WAIT,
             Self::Fails(_) => Duration::ZERO,
         }
     }
@@ -311,11 +308,11 @@ impl From<Stays> for Failure {
     }
 }
 
-/// Removes the group, where it is the container's own, and then the record.
+/// Removes the group, if it is the container's own, and then the record.
 fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
     if record.init.lives() {
         return Err(Stays::Runs(Failure::new(format_args!(
-            "container {} runs, and keeps group {}",
+            "container {} still runs and uses group {}",
             record.id, record.group
         ))));
     }

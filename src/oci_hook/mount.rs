@@ -1,4 +1,4 @@
-//! A root of groups in a container, at the place where programs look for it.
+//! Mounts a container's view where programs look for groups.
 #![allow(unsafe_code)]
 
 use crate::failure::Failure;
@@ -11,11 +11,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Nothing in it is to be executed.
+/// The files of a view are not for execution.
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
-/// Mounts `view` at [`SYSTEM`] in the file system at `rootfs`, read-only but for the files
-/// `writable`, which are below it.
+/// Mounts `view` at [`SYSTEM`] in the file system at `rootfs`. It is read-only, except for the
+/// files `writable` in it.
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
@@ -27,7 +27,7 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     let place = || open_in(rootfs, Path::new(SYSTEM));
     let bound = place().and_then(|place| bind(view, &place));
     bound.map_err(|error| failed(view, &error))?;
-    // The place again: it is now what was mounted on it.
+    // Open the path again: it now leads to what was mounted there.
     let closed = place().and_then(|place| remount(&place, QUIET | libc::MS_RDONLY));
     closed.map_err(|error| failed(view, &error))?;
     for file in writable {
@@ -43,8 +43,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     Ok(())
 }
 
-/// A file or directory of the container, without being led out of it: an image may have a link of
-/// its own on the way.
+/// Opens a path in the container's file system. Refuses symbolic links, which an image may contain
+/// to lead out of it.
 fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     let open = |path: &Path, flags| {
         let mut options = OpenOptions::new();
@@ -69,7 +69,7 @@ fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// A path that is exactly the open file.
+/// Returns a path that leads to exactly this open file.
 fn through(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -78,7 +78,7 @@ fn bind(source: &Path, target: &File) -> io::Result<()> {
     mount(source, target, libc::MS_BIND)
 }
 
-/// Adds flags to what is mounted there.
+/// Adds flags to a mount.
 fn remount(target: &File, flags: libc::c_ulong) -> io::Result<()> {
     mount(
         Path::new("none"),
@@ -91,7 +91,7 @@ fn mount(source: &Path, target: &File, flags: libc::c_ulong) -> io::Result<()> {
     let source = CString::new(source.as_os_str().as_bytes())?;
     let target = CString::new(through(target).into_os_string().as_bytes())?;
     let none = std::ptr::null();
-    // SAFETY: NUL-terminated paths; neither type nor data are looked at for a bind mount.
+    // SAFETY: both paths are C strings; the kernel ignores type and data for a bind mount.
     match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), none, flags, none.cast()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

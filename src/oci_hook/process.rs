@@ -1,4 +1,5 @@
-//! The first process of a container: pids are used again, a pid and a start are not.
+//! Identifies the first process of a container. A pid can be reused; a pid together with a start
+//! time is unique.
 
 use gpulimit_base::proc;
 use std::fmt;
@@ -8,27 +9,28 @@ use std::str::FromStr;
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Process {
     pid: u32,
-    /// In clock ticks since boot.
+    /// The start time in clock ticks since boot.
     start: u64,
 }
 
 impl Process {
-    /// The one of this pid that lives; one that only waits to be reaped does not.
+    /// Returns the live process with this pid; `None` for a zombie.
     pub fn living(pid: u32) -> Option<Self> {
         let stat = proc::read(format!("/proc/{pid}/stat")).ok()?;
         let start = start(&stat)?;
         Some(Self { pid, start })
     }
 
-    /// Whether it still does.
+    /// Returns whether the process still runs.
     pub fn lives(self) -> bool {
         Self::living(self.pid) == Some(self)
     }
 }
 
-/// Field 22 of `/proc/PID/stat`, unless field 3 says that it is dead.
+/// Parses field 22, the start time, of `/proc/PID/stat`; `None` if field 3 says that the process is
+/// dead.
 fn start(stat: &str) -> Option<u64> {
-    // The name, in parentheses, may have anything in it.
+    // The name in parentheses may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;
@@ -61,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dead_and_their_namesakes_do_not_live() {
+    fn dead_processes_and_reused_pids_are_not_alive() {
         let own = Process::living(std::process::id()).expect("alive");
         assert!(own.lives());
         assert_eq!(own.to_string().parse(), Ok(own));

@@ -1,12 +1,12 @@
-//! What is known of a container that has a group: a directory in the root for each.
+//! The record of a container that has a group, in a directory of the root for each container.
 //!
 //! ```text
-//! .containers/container-4f2a0c6d8e1b/record   this
+//! .containers/container-4f2a0c6d8e1b/record   this record
 //! .containers/container-4f2a0c6d8e1b/view     the root that the container sees
 //! ```
 
 use super::process::Process;
-use crate::failure::Failure;
+use crate::failure::{Failure, cannot};
 use gpulimit_base::text_file;
 use gpulimit_group::{Directory, EntryKind, MAX_DEPTH, Root};
 use gpulimit_policy::rules;
@@ -14,40 +14,40 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// In a root; no group can have this name.
+/// The directory of the containers, in a root. Groups cannot have this name.
 const FOLDER: &str = ".containers";
 const RECORD: &str = "record";
 const DRAFT: &str = "record.new";
 const HEAD: &str = "gpulimit-container 1";
-/// Bytes; a longer record is damaged.
+/// The longest record in bytes; a longer one is damaged.
 const LONGEST: u64 = 1 << 16;
 
-/// A container on record.
+/// The record of a container.
 #[derive(Debug, Eq, PartialEq)]
 pub struct Record {
-    /// As its runtime calls it.
+    /// The runtime's id of the container.
     pub id: String,
-    /// Its first process.
+    /// The container's first process.
     pub init: Process,
-    /// The root of its file system, as the host calls it.
+    /// The root of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
-    /// What was asked for.
+    /// What the container asked for, as text.
     pub wanted: String,
-    /// Its group.
+    /// The container's group.
     pub group: String,
-    /// Whether the group is the container's own, and goes with it.
+    /// True if the group was made for the container and is removed with it.
     pub own: bool,
 }
 
-/// The name of a container's directory and of its own group, in the short form of the id that
-/// people see.
+/// Returns the name of a container's directory and of its own group. It has the short form of the
+/// id, which people see.
 pub fn name_of(id: &str) -> String {
     let digest = id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit());
     let name = format!("container-{}", if digest { &id[..12] } else { id });
     if gpulimit_group::check_name(&name).is_ok() && !name.contains('/') {
         return name;
     }
-    // FNV-1a. Who gets the name of another is refused by its record.
+    // FNV-1a. If two ids have the same hash, the record of the first makes the second fail.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, step);
     format!("container-{hash:016x}")
@@ -55,23 +55,23 @@ pub fn name_of(id: &str) -> String {
 
 /// The directory of a container.
 ///
-/// It belongs to root and only root can write it, as does everything above it: what a record says
-/// is what root removes. A container's own root, where that is another user of the host, may go
-/// through it to the view and read the record.
+/// It belongs to root, and only root can write to it and to everything above it, because root
+/// removes what a record says. If the container's root is another user of the host, that user can
+/// pass through the directory to the view, and can read the record.
 #[derive(Debug)]
 pub struct Place {
     root: PathBuf,
     name: String,
 }
 
-/// The files of a view, beside those whose names begin with [`VIEW_PREFIX`].
+/// The names of files in a view, besides those that begin with [`VIEW_PREFIX`].
 const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
 const VIEW_PREFIX: &str = ".context-";
-/// Directories in each other: a group and its `sub` at each level, and the view itself.
+/// The depth of directories in a view: a group and its `sub` at each level, and the view itself.
 const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
-    /// Of this name.
+    /// Names a container's directory, which need not exist.
     pub fn of(root: &Root, name: &str) -> Self {
         Self {
             root: root.path().into(),
@@ -79,41 +79,44 @@ impl Place {
         }
     }
 
-    /// All that there are, with their names. Fails where others than root can write them.
+    /// Lists all containers with their names. Fails if users other than root can write to the list.
     pub fn all(root: &Root) -> Result<Vec<(String, Self)>, Failure> {
         let path = root.path().join(FOLDER);
         let Some(folder) = open_folder(root.path())? else {
             return Ok(Vec::new());
         };
-        let failed = |error| cannot("list", &path, &error);
+        let failed = cannot("list", &path);
         let mut all = Vec::new();
-        for name in folder.names().map_err(failed)? {
-            let name = name.map_err(failed)?.to_string_lossy().into_owned();
+        for name in folder.names().map_err(&failed)? {
+            let name = name.map_err(&failed)?.to_string_lossy().into_owned();
             let place = Self::of(root, &name);
             all.push((name, place));
         }
         Ok(all)
     }
 
-    /// Makes it, for nobody but root to come in.
+    /// Makes the directory, for root alone.
     pub fn make(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("create", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("create", &path);
         let folder = match open_folder(&self.root)? {
             Some(folder) => folder,
             None => {
-                let root = Directory::open(&self.root).map_err(failed)?;
-                // To go through, not to look.
-                root.create_directory(FOLDER, 0o711).map_err(failed)?
+                let root = Directory::open(&self.root).map_err(&failed)?;
+                // Users may pass through the directory, but not list it.
+                root.create_directory(FOLDER, 0o711).map_err(&failed)?
             }
         };
         let made = folder.create_directory(&self.name, 0o700);
         made.map(drop).map_err(failed)
     }
 
-    /// Lets a container's root in a user namespace of its own go through, as a member of this unix
-    /// group. It can change nothing.
+    /// Opens the directory to the container's root, which is a member of this unix group, if the
+    /// container has its own user namespace. The container can read the record and mount the view,
+    /// but change nothing.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
-        let failed = |error| cannot("open to the container", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("open to the container", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -127,26 +130,17 @@ impl Place {
         self.root.join(FOLDER).join(&self.name)
     }
 
-    /// The root that the container sees.
+    /// Returns the path of the root of groups that the container sees.
     pub fn view(&self) -> PathBuf {
         self.path().join("view")
     }
 
-    /// What is known; `None` where nothing is. Fails where others than root could have written it.
+    /// Reads the record; `None` if there is none. Fails if users other than root could have written
+    /// it.
     pub fn read(&self) -> Result<Option<Record>, Failure> {
-        match self.open()? {
-            Some((_, place)) => self.read_in(&place),
-            None => Ok(None),
-        }
-    }
-
-    /// As [`Place::read`], in the container's own namespaces: there root's directories do not look
-    /// like root's, and may be gone through but not opened.
-    pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
-        self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
-    }
-
-    fn read_in(&self, place: &Directory) -> Result<Option<Record>, Failure> {
+        let Some((_, place)) = self.open()? else {
+            return Ok(None);
+        };
         let mut text = Vec::new();
         let read = place
             .open_file(RECORD, false)
@@ -154,14 +148,20 @@ impl Place {
         self.parse(read.map(|_| text))
     }
 
+    /// Like [`Place::read`], inside the container's namespaces, where root's directories seem to
+    /// belong to another user, and can be passed through but not opened.
+    pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
+        self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
+    }
+
     fn parse(&self, read: io::Result<Vec<u8>>) -> Result<Option<Record>, Failure> {
         let path = self.path().join(RECORD);
         let bytes = match read {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(|error| cannot("read", &path, &error))?,
+            read => read.map_err(cannot("read", &path))?,
         };
         match std::str::from_utf8(&bytes).ok().and_then(parse) {
-            // A group that goes with the container has its name.
+            // A container's own group has the name of the container's directory.
             Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
             _ => Err(Failure::new(format_args!(
                 "{} is damaged: remove {} when the container has ended",
@@ -171,7 +171,7 @@ impl Place {
         }
     }
 
-    /// Puts it on record.
+    /// Writes the record.
     pub fn write(&self, record: &Record) -> Result<(), Failure> {
         let text = format!(
             "{HEAD}\n{}\n{}\n{}\n{}\n{}\n{}\n",
@@ -184,11 +184,13 @@ impl Place {
         );
         if parse(&text).as_ref() != Some(record) {
             return Err(Failure::new(format_args!(
-                "the path of the container's file system, '{}', is no text of one line: move it",
+                "the path of the container's file system, '{}', is not UTF-8 or has a line break: \
+                 move it",
                 record.rootfs.display()
             )));
         }
-        let failed = |error| cannot("write", &self.path().join(RECORD), &error);
+        let path = self.path().join(RECORD);
+        let failed = cannot("write", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -199,35 +201,39 @@ impl Place {
             .map_err(failed)
     }
 
-    /// Removes what has no record: its maker was killed before that, so that nothing but a draft
-    /// can be in it.
+    /// Removes a directory without a record. The process that made it was killed early, so it
+    /// contains at most a draft.
     pub fn remove_unrecorded(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("remove", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("remove", &path);
         let Some((folder, place)) = self.open()? else {
             return Ok(());
         };
-        gone(place.remove_file(DRAFT)).map_err(failed)?;
+        gone(place.remove_file(DRAFT)).map_err(&failed)?;
         gone(folder.remove_directory(&self.name)).map_err(failed)
     }
 
-    /// Removes it with its view. Files that are not ours stay, and so does the record then.
+    /// Removes the directory and the view in it. If the view contains foreign files, they stay, and
+    /// so does the record.
     pub fn remove(&self) -> Result<(), Failure> {
-        let failed = |error| cannot("remove", &self.path(), &error);
+        let path = self.path();
+        let failed = cannot("remove", &path);
         let Some((_, place)) = self.open()? else {
             return Ok(());
         };
         match place.open_directory("view") {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             view => {
-                empty_view(&view.map_err(failed)?, VIEW_DEPTH).map_err(failed)?;
-                gone(place.remove_directory("view")).map_err(failed)?;
+                empty_view(&view.map_err(&failed)?, VIEW_DEPTH).map_err(&failed)?;
+                gone(place.remove_directory("view")).map_err(&failed)?;
             }
         }
-        gone(place.remove_file(RECORD)).map_err(failed)?;
+        gone(place.remove_file(RECORD)).map_err(&failed)?;
         self.remove_unrecorded()
     }
 
-    /// The folder and the directory in it; `None` where one of them is missing.
+    /// Opens the list of containers, and this container's directory in it; `None` if one of them is
+    /// missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, Failure> {
         let Some(folder) = open_folder(&self.root)? else {
             return Ok(None);
@@ -237,7 +243,7 @@ impl Place {
     }
 }
 
-/// The folder of all containers in this root; `None` where there is none.
+/// Opens the list of all containers in this root; `None` if there is none.
 fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     let directory = Directory::open(root);
     if let Ok(directory) = &directory
@@ -251,27 +257,29 @@ fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     open_roots_own(directory.open_directory(FOLDER), &root.join(FOLDER))
 }
 
-/// A directory that belongs to root and that only root can write; `None` where there is none.
+/// Accepts a directory only if it belongs to root and only root can write to it; `None` if it is
+/// missing.
 fn open_roots_own(
     opened: io::Result<Directory>,
     path: &Path,
 ) -> Result<Option<Directory>, Failure> {
-    let failed = |error| cannot("open", path, &error);
+    let failed = cannot("open", path);
     let directory = match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(failed)?,
+        opened => opened.map_err(&failed)?,
     };
-    let about = directory.about().map_err(failed)?;
+    let about = directory.about().map_err(&failed)?;
     if about.uid() == 0 && about.mode() & 0o022 == 0 {
         return Ok(Some(directory));
     }
     Err(Failure::new(format_args!(
-        "{} may be written by others than root, so that the containers on record there are not believed: remove it if no container needs it",
+        "users other than root can write to {}, so its records of containers are ignored: remove \
+         it if no container needs it",
         path.display()
     )))
 }
 
-/// Removes what we have put into a view, and nothing else.
+/// Removes the files that gpulimit puts into a view. Fails at any other file.
 fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
     for name in directory.names()? {
         let name = name?;
@@ -325,10 +333,6 @@ fn parse(text: &str) -> Option<Record> {
     next().is_none().then_some(record)
 }
 
-fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -346,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_short_it_is_none() {
+    fn a_truncated_record_is_rejected() {
         let record = Record {
             id: "a".into(),
             init: "7 8".parse().expect("a process"),

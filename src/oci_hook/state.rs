@@ -1,4 +1,4 @@
-//! What a runtime tells its hooks, and what the container's bundle says.
+//! The state that a runtime passes to its hooks, and the configuration in the container's bundle.
 
 use crate::failure::Failure;
 use serde::Deserialize;
@@ -6,22 +6,22 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// More is no state.
+/// The longest state in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// A container, as the runtime has it.
+/// The runtime's state of a container.
 #[derive(Deserialize)]
 pub struct State {
-    /// Unique among the containers of a runtime.
+    /// The id, unique among the containers of a runtime.
     pub id: String,
-    /// Its first process; 0 or none where there is none any more.
+    /// The pid of the container's first process; 0 or missing if it has ended.
     #[serde(default)]
     pub pid: u32,
-    /// The directory of its configuration.
+    /// The directory of the container's configuration.
     pub bundle: PathBuf,
 }
 
-/// As far as we look at it.
+/// The parts of the configuration that gpulimit needs.
 #[derive(Deserialize)]
 struct Config {
     root: Rootfs,
@@ -50,20 +50,22 @@ struct Mapping {
     host_id: u32,
 }
 
-/// What the container is made of.
+/// What the bundle says about the container.
 pub struct Bundle {
-    /// The root of its file system, as the host calls it.
+    /// The root of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
-    /// Its root's unix group, as the host numbers it; `None` where its root is the host's.
+    /// The host's number of the container's root group; `None` if the container's root is the
+    /// host's root.
     pub root_group: Option<u32>,
 }
 
 impl State {
-    /// From standard input.
+    /// Reads the state from standard input.
     pub fn read() -> Result<Self, Failure> {
         let wrong = |why: &dyn std::fmt::Display| {
             Failure::new(format_args!(
-                "standard input is no state of a container: {why}: an OCI runtime is to call this, with the state"
+                "standard input is not the state of a container: {why}; an OCI runtime calls this \
+                 and passes the state"
             ))
         };
         let mut text = String::new();
@@ -72,14 +74,14 @@ impl State {
         let state: Self = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
         if state.id.is_empty() || state.id.contains('\n') {
             return Err(wrong(&format_args!(
-                "the id is '{}'",
+                "invalid id '{}'",
                 state.id.escape_debug()
             )));
         }
         Ok(state)
     }
 
-    /// What its configuration says.
+    /// Reads the configuration in the bundle.
     pub fn bundle(&self) -> Result<Bundle, Failure> {
         let path = self.bundle.join("config.json");
         let failed = |why: &dyn std::fmt::Display| {

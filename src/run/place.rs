@@ -1,8 +1,8 @@
-//! The group that the command of `run` runs in.
+//! Finds or makes the group in which `run` runs the command.
 
 use super::Args;
 use crate::changes::{self, Changes};
-use crate::create::no_job;
+use crate::create::refuse_job_name;
 use crate::failure::Failure;
 use crate::groups::{self, Purpose};
 use crate::nvml::Driver;
@@ -12,32 +12,32 @@ use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH,
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
-use std::io::{self, ErrorKind, IsTerminal};
+use std::io::{self, IsTerminal};
 
-/// The group, made where it has to be.
+/// The group of the command.
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// Set for a group of the command's own, which goes away with it.
+    /// Holds a group that was made for this command only; `None` for other groups.
     own: Option<Hold>,
 }
 
 impl Place {
-    /// As the options and the environment say.
+    /// Finds or makes the group that the options and the environment ask for.
     pub fn of(args: &Args) -> Result<Self, Failure> {
         let limits = limits(args)?;
         let place = match &args.name {
             Some(name) => Self::named(args, name, limits),
             None => Self::own(args, limits),
         }?;
-        // What cannot be collected is in nobody's way.
+        // A failure to clean up is no reason not to run the command.
         let _ = place.root.collect_garbage(Garbage::Everywhere);
         Ok(place)
     }
 
-    /// A group that stays.
+    /// Joins or makes the group of `--name`, which stays.
     fn named(args: &Args, name: &str, limits: Option<LimitSet>) -> Result<Self, Failure> {
-        no_job(name)?;
+        refuse_job_name(name)?;
         let name = match &args.group {
             Some(parent) => format!("{parent}/{name}"),
             None => name.to_owned(),
@@ -61,7 +61,7 @@ impl Place {
         })
     }
 
-    /// A group of the command's own.
+    /// Makes a group for this command only.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -70,7 +70,8 @@ impl Place {
         let (root, above) = match (&parent, &limits) {
             (None, None) => {
                 return Err(Failure::usage(
-                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or --name or --group with the name of a group that exists",
+                    "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or name an existing \
+                     group with --name or --group",
                 ));
             }
             (None, Some(_)) => (Root::locate(&env)?, String::new()),
@@ -78,7 +79,8 @@ impl Place {
                 may_join(parent)?;
                 if parent.upwards().count() == MAX_DEPTH {
                     return Err(Failure::new(format_args!(
-                        "group '{0}' is {MAX_DEPTH} deep, no group can be below it: use `gpulimit run --name {0}` without limits to run in it",
+                        "group '{0}' is already {MAX_DEPTH} levels deep, the most that is \
+                         possible: use `gpulimit run --name {0}` without limits to run in it",
                         parent.name()
                     )));
                 }
@@ -96,15 +98,17 @@ impl Place {
                 root,
                 own: Some(created.hold),
             }),
-            (Err(error), Some(parent)) if is_denied(&error) => match limits {
-                // It would have no limit of its own.
+            (Err(error), Some(parent)) if groups::is_denied(&error) => match limits {
+                // The new group would have no limit of its own, so run in the parent.
                 None => Ok(Self {
                     group: parent,
                     root,
                     own: None,
                 }),
                 Some(_) => Err(Failure::new(format_args!(
-                    "you may not make a group below '{0}', which a limit of the command's own needs: ask who administers {0}, or use `gpulimit run --name {0}` without limits to run in it",
+                    "you may not make a group below '{0}', which a limit for this command needs: \
+                     ask the administrator of {0}, or use `gpulimit run --name {0}` without limits \
+                     to run in it",
                     parent.name()
                 ))),
             },
@@ -112,8 +116,8 @@ impl Place {
         }
     }
 
-    /// Removes a group of the command's own that this process does not become, or has seen end. One
-    /// in which children of the command go on stays until they are gone.
+    /// Removes the group of this command, if the command has ended or did not start. If child
+    /// processes of the command still run, the group stays until they end.
     pub fn leave(self) {
         if self.own.is_some() {
             let _ = self.group.forget_job();
@@ -123,10 +127,10 @@ impl Place {
     }
 }
 
-/// Makes a group for this process and what it becomes.
+/// Makes a group for this process, which becomes the command.
 ///
-/// A process that runs one `gpulimit run` by another has made one before, and one of another pid
-/// namespace may have its numbers.
+/// The name may be taken: if one `gpulimit run` runs another, both have the same pid and start
+/// time; and so may a process in another pid namespace.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -143,8 +147,8 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// The group that the caller is in, as the rules and the environment say. That of a job that has
-/// not begun, as `GPULIMIT_MAX` asks for, is none: what `run` is asked for takes its place.
+/// Returns the group that the rules and the environment put the caller into. `GPULIMIT_MAX` alone
+/// asks for a group for a job that has not begun; the group of `run` replaces that one.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
@@ -167,15 +171,15 @@ fn callers() -> Result<Option<Group>, Failure> {
     }
 }
 
-/// What the options ask for; `None` where they ask for nothing.
+/// Returns the limits that the options ask for; `None` if they ask for none.
 fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
     let settings = sizes::together(&args.sizes, &args.settings)?;
     if settings.is_empty() && !args.devices.is_empty() {
         return Err(Failure::usage(
-            "--device says which GPU a limit is for, and there is none: add --max SIZE",
+            "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
         ));
     }
-    // NVML is asked where the answer depends on it, and for a warning that somebody reads.
+    // Load NVML only if the limits depend on it, or if a person would see its warnings.
     let driver = (io::stderr().is_terminal() && !settings.is_empty())
         || !args.devices.is_empty()
         || settings.iter().any(changes::depends_on_gpus);
@@ -194,28 +198,25 @@ fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
     Ok((limits != LimitSet::default()).then_some(limits))
 }
 
-/// Finds out before the command starts what it would only tell when it uses a GPU.
+/// Checks that the caller may join the group, before the command starts.
 fn may_join(group: &Group) -> Result<(), Failure> {
     for above in group.upwards() {
-        match Ledger::open(&above.ledger_path()) {
+        match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
             Err(error) if groups::is_denied(&error) => {
                 return Err(Failure::new(format_args!(
-                    "you may not run in group '{}': {} is not yours to write; ask who administers the group, or use one of your own",
+                    "you may not run in group '{}': you cannot write {}; ask the administrator of \
+                     the group, or use your own group",
                     group.name(),
                     above.ledger_path().display()
                 )));
             }
-            opened => opened.map(drop).map_err(GroupError::from)?,
+            opened => drop(opened?),
         }
     }
     Ok(())
 }
 
-fn is_denied(error: &GroupError) -> bool {
-    matches!(error, GroupError::Io { error, .. } if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem))
-}
-
-/// A group that exists is joined only under the limits that it has.
+/// Fails if an existing group has other limits than those asked for.
 fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> {
     if asked.same_as(there) {
         return Ok(());
@@ -225,6 +226,7 @@ fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> 
         None => format!("gpulimit set {name} --max SIZE --device GPU"),
     };
     Err(Failure::new(format_args!(
-        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change it with `{set}`"
+        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change \
+         it with `{set}`"
     )))
 }

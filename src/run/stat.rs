@@ -1,4 +1,4 @@
-//! What a command took: the summary of `run --stat`.
+//! The summary of `run --stat`.
 
 use crate::clock::span;
 use crate::figures::Gpu;
@@ -11,7 +11,7 @@ use gpulimit_group::Group;
 use gpulimit_ledger::{DeviceIndex, Ledger, Usage};
 use std::time::{Duration, Instant};
 
-/// The group as it was when the command began.
+/// The state of the group when the command began.
 pub struct Stat {
     group: Group,
     start: Instant,
@@ -19,7 +19,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Looks at the group before the command begins.
+    /// Records the state of the group before the command begins.
     pub fn begin(group: &Group) -> Self {
         let ledger = group.ledger().ok();
         let usage = |ledger: &Ledger| {
@@ -35,7 +35,7 @@ impl Stat {
         }
     }
 
-    /// Says on stderr what became of the command and what it took.
+    /// Prints on standard error how the command ended and what it used.
     pub fn report(&self, end: End, driver: Option<&Driver>) {
         let how = match end {
             End::Exit(status) => format!("exit status {status}"),
@@ -78,7 +78,7 @@ impl Stat {
         }
     }
 }
-/// How often requests have waited and for how long; empty where none has.
+/// Says how often requests waited, and for how long; empty if none did.
 fn waited(count: u64, time: Duration) -> String {
     let time = span(time);
     match count {

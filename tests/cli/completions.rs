@@ -10,7 +10,7 @@ const VERBS: [&str; 13] = [
     "doctor",
 ];
 
-/// What bash offers for a command line.
+/// Returns what bash offers for a command line.
 fn offered(place: &Place, words: &[&str]) -> String {
     let script = place.said(&["completions", "bash"]);
     let line = words.join(" ");
@@ -52,7 +52,7 @@ fn offered(place: &Place, words: &[&str]) -> String {
 }
 
 #[test]
-fn bash_offers_each_word_where_it_belongs() {
+fn bash_offers_only_words_that_fit() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let all = |words: &[&str]| {
@@ -71,7 +71,7 @@ fn bash_offers_each_word_where_it_belongs() {
         ["on_limit=", "oom="]
     );
     assert_eq!(all(&["gpulimit", "get", "lab", "o"]), ["on_limit", "oom"]);
-    // bash takes KEY=VALUE for three words.
+    // bash splits KEY=VALUE into three words.
     let values = ["none", "kill-largest", "kill-group"];
     assert_eq!(all(&["gpulimit", "set", "lab", "oom", "="]), values);
     assert_eq!(all(&["gpulimit", "set", "lab", "oom", "=", "n"]), ["none"]);
@@ -85,7 +85,7 @@ fn bash_offers_each_word_where_it_belongs() {
 }
 
 #[test]
-fn bash_leaves_the_command_of_run_to_itself() {
+fn bash_offers_files_for_the_command_of_run() {
     let place = Place::new();
     let all = |words: &[&str]| {
         offered(&place, words)
@@ -99,7 +99,7 @@ fn bash_leaves_the_command_of_run_to_itself() {
     assert!(command(&[
         "gpulimit", "run", "--stat", "--max", "=", "4G", "unsh"
     ]));
-    // Nothing of gpulimit's own: bash then offers files.
+    // The completion offers no words of its own, so bash offers files.
     for words in [
         &["gpulimit", "run", "--max", "4G", "--", "python", ""][..],
         &["gpulimit", "run", "--", "python", "--"],
@@ -139,7 +139,7 @@ fn bash_offers_verbs_options_and_groups() {
 }
 
 #[test]
-fn scripts_of_all_shells_have_the_verbs_and_ask_for_groups() {
+fn scripts_of_all_shells_offer_commands_and_groups() {
     let place = Place::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = place.said(&["completions", shell]);
@@ -147,7 +147,7 @@ fn scripts_of_all_shells_have_the_verbs_and_ask_for_groups() {
             assert!(script.contains(verb), "{shell} {verb}");
         }
         assert!(script.contains("gpulimit ls"), "{shell}");
-        // Where the shell is there, it has to understand its script.
+        // A shell that is installed must accept its script.
         let path = place.0.join(shell);
         std::fs::write(&path, &script).expect("written");
         if let Ok(output) = Command::new(shell).arg("-n").arg(&path).output() {

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
-fn a_group_is_made_with_its_limits() {
+fn create_makes_a_group_with_its_limits() {
     let place = Place::new();
     assert_eq!(
         place.said(&["create", "lab", "max=8G", "on_limit=wait"]),
@@ -41,7 +41,7 @@ fn a_group_is_made_with_its_limits() {
 }
 
 #[test]
-fn a_group_that_exists_stays_as_it_is() {
+fn create_does_not_change_an_existing_group() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
     let error = place.refused(1, &["create", "lab", "max=8G"]);
@@ -50,7 +50,7 @@ fn a_group_that_exists_stays_as_it_is() {
 }
 
 #[test]
-fn the_groups_above_must_be_there_or_asked_for() {
+fn create_makes_parent_groups_only_on_request() {
     let place = Place::new();
     let error = place.refused(1, &["create", "a/b/c", "max=8G"]);
     assert!(error.contains("no group 'a/b'"), "{error}");
@@ -61,7 +61,7 @@ fn the_groups_above_must_be_there_or_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused_before_anything_is() {
+fn invalid_groups_are_refused_before_any_change() {
     let place = Place::new();
     for (arguments, expected) in [
         (&["create", "a b"][..], "no name of a group"),
@@ -70,18 +70,18 @@ fn what_cannot_be_made_is_refused_before_anything_is() {
         (&["create", "run-1-2"], "single jobs"),
         (&["create", "lab/job-1-2"], "single jobs"),
         (&["create", "lab", "max"], "KEY=VALUE"),
-        (&["create", "lab", "max=lots"], "'lots' is no size"),
+        (&["create", "lab", "max=lots"], "invalid size 'lots'"),
         (
             &["create", "lab", "--owner", "nobody of this name"],
-            "no user",
+            "unknown user",
         ),
         (
             &["create", "lab", "--members", "@no such group"],
-            "no unix group",
+            "unknown unix group",
         ),
         (
             &["create", "lab", "--members", "some"],
-            "'some' is no kind of members",
+            "invalid --members 'some'",
         ),
         (&["create", "lab", "max=1G", "--device", "7"], "doctor"),
     ] {
@@ -92,7 +92,7 @@ fn what_cannot_be_made_is_refused_before_anything_is() {
 }
 
 #[test]
-fn members_say_who_may_write_the_ledger() {
+fn members_decides_who_may_write_the_ledger() {
     let place = Place::new();
     for (name, members, mode) in [("one", "owner", 0o600), ("all", "all", 0o666)] {
         place.said(&["create", name, "--members", members]);

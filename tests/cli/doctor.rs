@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 fn doctor_works_without_a_driver() {
     let place = Place::new();
     place.group("lab", Size::Max);
-    // Nothing of a driver that this machine may have.
+    // The empty library hides a driver that this machine may have.
     let empty = place.0.join("libcuda.so.1");
     fs::write(&empty, "").expect("written");
     let output = place
@@ -44,13 +44,16 @@ fn doctor_works_without_a_driver() {
     assert_eq!(find("library")[0]["level"], "ok");
     assert_eq!(find("preload")[0]["level"], "ok");
     assert_eq!(find("root")[0]["level"], "ok");
-    assert_eq!(find("environment")[0]["text"], "asks for no limit");
+    assert_eq!(
+        find("environment")[0]["text"],
+        "the environment asks for no limit"
+    );
     let out = text(&place.output(&["doctor"]).stdout);
     assert!(out.contains("Limits can"), "{out}");
 }
 
 #[test]
-fn doctor_names_what_is_wrong() {
+fn doctor_names_problems_in_the_root() {
     let place = Place::new();
     fs::create_dir(place.root_path()).expect("created");
     fs::create_dir(place.root_path().join("half")).expect("created");
@@ -69,12 +72,18 @@ fn doctor_names_what_is_wrong() {
         out.contains("cannot find libgpulimit.so (tried /nowhere.so)"),
         "{out}"
     );
-    assert!(out.contains("half is no complete group"), "{out}");
-    assert!(out.contains("README was not made by gpulimit"), "{out}");
+    assert!(out.contains("half is not a complete group"), "{out}");
+    assert!(
+        out.contains(&format!(
+            "gpulimit did not make {}/README",
+            place.root_path().display()
+        )),
+        "{out}"
+    );
 }
 
 #[test]
-fn doctor_says_so_where_too_few_files_can_be_opened() {
+fn doctor_reports_a_shortage_of_descriptors() {
     let place = Place::new();
     let with = |limit: u32, about: &str| {
         let script = format!("ulimit -n {limit}; exec \"$0\" doctor --json {about}");
@@ -95,7 +104,7 @@ fn doctor_says_so_where_too_few_files_can_be_opened() {
             assert_eq!(findings[0]["check"], "descriptors", "{said}");
         }
     }
-    // Enough for everything that it does.
+    // 40 descriptors suffice for everything that `doctor` does.
     let said = with(40, "");
     assert!(said.contains("\"root\""), "{said}");
     assert!(
@@ -104,11 +113,11 @@ fn doctor_says_so_where_too_few_files_can_be_opened() {
     );
 }
 
-/// A process that is looked at, and ended with the test.
+/// A process that `doctor` inspects; it ends with the test.
 struct Looked(Child);
 
 impl Looked {
-    /// One that sleeps, once it is the program that it is to be.
+    /// Starts a command and waits until it has become its program and printed a line.
     fn start(command: &mut Command) -> Looked {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.expect("started");
@@ -119,7 +128,7 @@ impl Looked {
         Looked(child)
     }
 
-    /// A shell in this environment, which waits to be let go.
+    /// Starts a shell in this environment, which waits for a line.
     fn shell(environment: &[(&str, &str)]) -> Looked {
         let mut command = Command::new("sh");
         command.args(["-c", "echo here; read line"]);
@@ -138,7 +147,7 @@ impl Drop for Looked {
     }
 }
 
-/// Exit status and output of `doctor` about this process.
+/// Returns the exit status and the output of `doctor` about this process.
 fn about(place: &Place, pid: &str) -> (i32, String) {
     let output = place.output(&["doctor", "--pid", pid]);
     (output.status.code().expect("ended"), text(&output.stdout))
@@ -154,7 +163,7 @@ fn says(place: &Place, looked: &Looked, status: i32, expected: &[&str]) {
 }
 
 #[test]
-fn of_a_process_whether_the_library_is_in_it() {
+fn doctor_reports_whether_a_process_has_the_library() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let root = place.root_path().display().to_string();
@@ -170,7 +179,7 @@ fn of_a_process_whether_the_library_is_in_it() {
         0,
         &[
             "warning  library",
-            "nothing asks for it",
+            "neither LD_PRELOAD in its environment nor",
             "asks for a limit",
         ],
     );
@@ -181,7 +190,7 @@ fn of_a_process_whether_the_library_is_in_it() {
         1,
         &[
             "error    library",
-            "it is to be in lab",
+            "the process will join group lab",
             "limit cannot be applied",
         ],
     );
@@ -191,23 +200,18 @@ fn of_a_process_whether_the_library_is_in_it() {
         &whole,
         0,
         &[
-            &format!("ok       library      {library} is in it"),
-            "it is to be in lab",
+            &format!("ok       library      the process has loaded {library}"),
+            "the process will join group lab",
         ],
     );
     let job = with(&[("GPULIMIT_MAX", "4G"), ("LD_PRELOAD", &library)]);
-    says(
-        &place,
-        &job,
-        0,
-        &["GPULIMIT_MAX asks for a group of its own"],
-    );
+    says(&place, &job, 0, &["GPULIMIT_MAX asks for a separate group"]);
     let nowhere = with(&[("GPULIMIT_GROUP", "none"), ("LD_PRELOAD", &library)]);
     says(
         &place,
         &nowhere,
         1,
-        &["error    group", "none", "it gets no GPU memory"],
+        &["error    group", "none", "the process gets no GPU memory"],
     );
     let wrong = with(&[("GPULIMIT_MAX", "4Q"), ("LD_PRELOAD", &library)]);
     says(&place, &wrong, 1, &["GPULIMIT_MAX='4Q'"]);
@@ -219,12 +223,12 @@ fn of_a_process_whether_the_library_is_in_it() {
         &place,
         &unseen,
         1,
-        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which it does not see"],
+        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which does not exist in its file system"],
     );
 }
 
 #[test]
-fn of_a_process_that_its_library_was_replaced() {
+fn doctor_reports_a_replaced_library() {
     let place = Place::new();
     let copy = place.0.join("libgpulimit.so");
     fs::copy(library(), &copy).expect("copied");
@@ -237,7 +241,7 @@ fn of_a_process_that_its_library_was_replaced() {
         0,
         &[
             "warning  library",
-            &format!("{path} is in it, an older one"),
+            &format!("the process has loaded {path}, and the file was replaced or removed"),
         ],
     );
     let second = place.0.join("second");
@@ -251,10 +255,11 @@ fn of_a_process_that_its_library_was_replaced() {
 }
 
 #[test]
-fn of_a_process_whose_program_takes_no_library() {
+fn doctor_reports_programs_that_load_no_preload() {
     let place = Place::new();
     let source = place.0.join("waits.c");
-    let code = "#include <unistd.h>\nint main(void) { char c; write(1, \"here\\n\", 5); return (int)read(0, &c, 1); }\n";
+    let code = "#include <unistd.h>\nint main(void) { char c; write(1, \"here\\n\", 5); return \
+        (int)read(0, &c, 1); }\n";
     fs::write(&source, code).expect("written");
     let program = place.0.join("waits");
     let compile = |options: &[&str]| {
@@ -279,8 +284,8 @@ fn of_a_process_whose_program_takes_no_library() {
         &["error    library", "linked statically"],
     );
     compile(&[]);
-    says(&place, &start(), 0, &["is in it"]);
-    // One that runs with another user's rights.
+    says(&place, &start(), 0, &["the process has loaded"]);
+    // This program runs with another user's rights.
     if fs::metadata(&place.0).expect("there").uid() == 0 {
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
         std::os::unix::fs::chown(&program, Some(65533), None).expect("given away");
@@ -290,7 +295,7 @@ fn of_a_process_whose_program_takes_no_library() {
 }
 
 #[test]
-fn of_a_process_that_is_a_member() {
+fn doctor_names_the_group_of_a_member() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.group("lab/alice", Size::Max);
@@ -300,23 +305,19 @@ fn of_a_process_that_is_a_member() {
     let (code, out) = about(&place, &member.id().to_string());
     assert_eq!(code, 0, "{out}");
     assert!(
-        out.contains("it is a member of lab/alice, and uses 1.0 GiB"),
+        out.contains("the process is in group lab/alice and uses 1.0 GiB"),
         "{out}"
     );
     member.kill().expect("ended");
     member.wait().expect("ended");
     let (code, out) = about(&place, &member.id().to_string());
-    assert_eq!(
-        (code, out.contains("there is no process")),
-        (1, true),
-        "{out}"
-    );
+    assert_eq!((code, out.contains("no process ")), (1, true), "{out}");
 }
 
 #[test]
-fn of_a_container_whether_programs_start_in_it() {
+fn doctor_reports_whether_programs_start_in_a_container() {
     let place = Place::new();
-    // What an engine would say of it.
+    // The script answers as a container engine would.
     let engine = place.0.join("docker");
     executable::script(
         &engine,
@@ -332,7 +333,7 @@ fn of_a_container_whether_programs_start_in_it() {
     assert_eq!(
         (
             code,
-            out.contains("no process here is in a container other")
+            out.contains("no process found in a container 'other'")
         ),
         (1, true),
         "{out}"
@@ -361,11 +362,11 @@ fn of_a_container_whether_programs_start_in_it() {
     let (code, out) = about("web");
     assert_eq!(code, 0, "{out}");
     assert!(
-        out.contains("its first process is ") && out.contains("a container)"),
+        out.contains("the first process of ") && out.contains("a container)"),
         "{out}"
     );
     assert!(
-        out.contains("ok       preload      programs that start there find"),
+        out.contains("ok       preload      programs that start there load"),
         "{out}"
     );
     drop(whole);
@@ -373,14 +374,14 @@ fn of_a_container_whether_programs_start_in_it() {
     let (code, out) = about("web");
     assert_eq!(code, 1, "{out}");
     assert!(
-        out.contains("programs that start there do not get /nowhere/libgpulimit.so"),
+        out.contains("programs that start there cannot load /nowhere/libgpulimit.so"),
         "{out}"
     );
     drop(broken);
 }
 
 #[test]
-fn of_a_process_that_is_older_than_the_file_of_preloads() {
+fn doctor_reports_a_process_older_than_the_preload_file() {
     let may = Command::new("unshare").args(["-m", "true"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
         eprintln!("SKIPPED: mount namespaces take root");
@@ -409,21 +410,26 @@ fn of_a_process_that_is_older_than_the_file_of_preloads() {
         file.set_modified(time).expect("changed");
     };
     let hour = Duration::from_secs(3600);
-    // Longer than a tick of the clock that processes are started by.
+    // The pause is longer than a tick of the clock that measures the start of processes.
     std::thread::sleep(Duration::from_millis(200));
     at(SystemTime::now());
     says(
         &place,
         &looked,
         1,
-        &["it has been running since before /etc/ld.so.preload named"],
+        &["it started before /etc/ld.so.preload named"],
     );
     at(SystemTime::now() - hour);
-    says(&place, &looked, 1, &["and the loader passed it over"]);
+    says(
+        &place,
+        &looked,
+        1,
+        &["but the dynamic linker did not load it"],
+    );
 }
 
 #[test]
-fn limits_of_the_driver_itself_are_said() {
+fn doctor_reports_memory_limits_of_the_driver() {
     let place = Place::new();
     let compile = |name: &str, source: &str| {
         let file = place.0.join("stub.c");
@@ -437,10 +443,11 @@ fn limits_of_the_driver_itself_are_said() {
     };
     compile(
         "libcuda.so.1",
-        "int cuInit(unsigned flags) { return 0; }\nint cuDriverGetVersion(int *v) { *v = 13040; return 0; }\n",
+        "int cuInit(unsigned flags) { return 0; }\n\
+            int cuDriverGetVersion(int *v) { *v = 13040; return 0; }\n",
     );
     for (source, expected) in [
-        ("int nothing;\n", "this driver has no limits of its own"),
+        ("int nothing;\n", "this driver cannot limit cgroups itself"),
         (
             "int nvmlDeviceSetMemoryLimits_v1(void) { return 0; }\n",
             "limit",
@@ -461,7 +468,7 @@ fn limits_of_the_driver_itself_are_said() {
             .to_owned();
         assert!(said.contains(expected), "{said}");
         assert_eq!(
-            said.contains("no limits of its own"),
+            said.contains("cannot limit cgroups itself"),
             source.contains("nothing"),
             "{said}"
         );

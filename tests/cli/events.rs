@@ -13,7 +13,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn events_of_all_groups_by_time() {
+fn events_are_listed_for_all_groups_by_time() {
     let place = Place::new();
     place.group("a", Size::Bytes(2 * GIB));
     place.group("a/b", Size::Max);
@@ -34,7 +34,7 @@ fn events_of_all_groups_by_time() {
         .collect();
     assert_eq!(kinds, ["limits", "refusal", "limits"]);
     let refused = &all[1];
-    // In the group that refused, not in that of the process.
+    // The event belongs to the group that refused, not to the group of the process.
     assert_eq!(refused["group"], "a");
     for (key, expected) in [
         ("number", 0),
@@ -56,8 +56,8 @@ fn events_of_all_groups_by_time() {
     assert_eq!((of("a"), of("a/b"), of("c")), (1, 0, 2));
     let out = place.said(&["events", "a"]);
     assert!(
-        out.contains("refusal  a  GPU GPU-1a2b…: 3.0 GiB refused to pid")
-            && out.contains("0.0 of 2.0 GiB charged"),
+        out.contains("refusal  a  GPU GPU-1a2b…: pid")
+            && out.contains(" was refused 3.0 GiB, 0.0 of 2.0 GiB charged"),
         "{out}"
     );
     let error = place.refused(1, &["events", "x"]);
@@ -65,7 +65,7 @@ fn events_of_all_groups_by_time() {
 }
 
 #[test]
-fn followed_until_the_group_is_gone() {
+fn follow_ends_when_the_group_is_removed() {
     let place = Place::new();
     place.group("a", Size::Max);
     place.said(&["set", "a", "max=1G"]);
@@ -84,7 +84,7 @@ fn followed_until_the_group_is_gone() {
     assert_eq!(next()["max"], GIB);
     place.said(&["set", "a", "max=2G"]);
     assert_eq!(next()["max"], 2 * GIB);
-    // A group that comes later.
+    // A group made later is followed, too.
     place.said(&["create", "a/new"]);
     place.said(&["set", "a/new", "max=3G"]);
     let event = next();
@@ -92,7 +92,7 @@ fn followed_until_the_group_is_gone() {
         (&event["group"], &event["max"]),
         (&"a/new".into(), &(3 * GIB).into())
     );
-    // One that is made anew begins anew.
+    // A group made again starts with new events.
     place.said(&["rm", "a/new"]);
     place.said(&["create", "a/new"]);
     place.said(&["set", "a/new", "max=4G"]);
@@ -106,7 +106,7 @@ fn followed_until_the_group_is_gone() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_following_with_the_next_event() {
+fn follow_ends_when_its_reader_is_gone() {
     let place = Place::new();
     place.group("a", Size::Max);
     let mut child = place

@@ -1,4 +1,4 @@
-//! Files of other people in a root: they stay, whatever verb is called.
+//! Files in a root that gpulimit did not make: they stay, whatever command is called.
 
 use crate::place::{Place, text};
 use gpulimit_base::units::Size;
@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// A user who is nobody here.
+/// An unprivileged user without groups of their own.
 const ALICE: u32 = 40_001;
 
 fn is_root() -> bool {
@@ -22,7 +22,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// The paths that were planted, with their content; of a link, where it leads.
+/// The paths of planted files with their content, and of planted links with their targets.
 #[derive(Default)]
 struct Planted(BTreeMap<PathBuf, Vec<u8>>);
 
@@ -54,7 +54,7 @@ impl Planted {
     }
 }
 
-/// Numbers that only look random (xorshift).
+/// Pseudo-random numbers (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -70,8 +70,8 @@ impl Random {
     }
 }
 
-/// Where somebody may leave a file: in the root, in groups, in directories that look like groups,
-/// in our own places.
+/// Places where a user may leave a file: the root, groups, directories that look like groups, and
+/// gpulimit's own directories.
 const PLACES: [&str; 16] = [
     "",
     "lab",
@@ -108,7 +108,7 @@ const NAMES: [&str; 13] = [
 ];
 
 #[test]
-fn foreign_files_stay_whatever_verb_is_called() {
+fn foreign_files_survive_every_command() {
     for seed in 1..=6 {
         let place = Place::new();
         let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
@@ -179,7 +179,7 @@ fn foreign_files_stay_whatever_verb_is_called() {
         for text in policies {
             fs::write(&policy, text).expect("written");
             for verb in verbs {
-                // Most of these fail, and say why.
+                // Most of these commands fail with a message.
                 let mut child = place
                     .gpulimit(verb)
                     .stdin(Stdio::piped())
@@ -197,7 +197,7 @@ fn foreign_files_stay_whatever_verb_is_called() {
 }
 
 #[test]
-fn a_directory_that_was_named_by_mistake_is_reported_and_not_cleaned() {
+fn a_foreign_directory_as_root_is_reported_and_left_alone() {
     let place = Place::new();
     let root = place.root_path();
     fs::create_dir_all(root.join("proj/src")).expect("made");
@@ -220,7 +220,7 @@ fn a_directory_that_was_named_by_mistake_is_reported_and_not_cleaned() {
 }
 
 #[test]
-fn a_group_with_a_foreign_file_in_it_stays_whole() {
+fn a_group_with_a_foreign_file_is_not_removed() {
     let place = Place::new();
     place.group("lab", Size::Percent(5_000));
     let notes = place.root_path().join("lab/sub/notes");
@@ -239,7 +239,8 @@ fn a_group_with_a_foreign_file_in_it_stays_whole() {
     assert_eq!(place.said(&["ls"]), "");
 }
 
-/// The tree that a link leads to, with a record as ours are: `delme/container-web/record`.
+/// Makes the tree to which a link leads, with a record like gpulimit's own:
+/// `delme/container-web/record`.
 fn victim(place: &Place, group: &str) -> PathBuf {
     let tree = place.0.join("delme");
     let container = tree.join("container-web");
@@ -257,7 +258,7 @@ fn is_whole(tree: &Path) -> bool {
 }
 
 #[test]
-fn root_follows_no_link_to_containers() {
+fn root_follows_no_link_to_records_of_containers() {
     if !is_root() {
         return;
     }
@@ -274,7 +275,7 @@ fn root_follows_no_link_to_containers() {
         let why = if owner == 0 {
             ".containers"
         } else {
-            "others than root"
+            "users other than root"
         };
         assert!(said.contains(why), "{said}");
         assert!(is_whole(&tree), "{owner}");
@@ -282,7 +283,7 @@ fn root_follows_no_link_to_containers() {
 }
 
 #[test]
-fn root_believes_no_record_that_others_could_write() {
+fn root_ignores_records_that_others_could_write() {
     if !is_root() {
         return;
     }
@@ -308,12 +309,13 @@ fn root_believes_no_record_that_others_could_write() {
         let output = place.output(&["gc"]);
         assert!(output.status.success(), "{output:?}");
         let said = text(&output.stderr);
-        assert!(said.contains("written by others than root"), "{said}");
+        assert!(said.contains("users other than root can write"), "{said}");
         assert!(is_whole(&tree), "{path:?} {owner} {mode:o}");
         assert!(root.join("container-web/limits").exists());
         own(path, 0, 0o700);
     }
-    // One of root's own goes, but for what we have not made.
+    // With a record of root's own, the group is removed, except for files that gpulimit has not
+    // made.
     let output = place.output(&["gc"]);
     assert!(is_whole(&tree) && !root.join("container-web").exists());
     assert!(text(&output.stderr).contains("precious"), "{output:?}");
@@ -324,7 +326,7 @@ fn root_believes_no_record_that_others_could_write() {
 }
 
 #[test]
-fn a_record_names_no_group_but_the_containers_own() {
+fn a_record_is_used_only_for_its_own_container() {
     if !is_root() {
         return;
     }
@@ -338,7 +340,7 @@ fn a_record_names_no_group_but_the_containers_own() {
 }
 
 #[test]
-fn a_full_directory_of_a_user_costs_others_little() {
+fn a_full_directory_of_a_user_slows_others_little() {
     if !is_root() {
         return;
     }
@@ -351,14 +353,14 @@ fn a_full_directory_of_a_user_costs_others_little() {
         fs::create_dir(below.join(format!("run-{number}-9"))).expect("made");
     }
     chown(&below, Some(ALICE), None).expect("given");
-    chown(place.root_path(), Some(0), None).expect("ours");
+    chown(place.root_path(), Some(0), None).expect("given");
     let inode = fs::metadata(&below).expect("there").ino();
     let root = Root::at(place.root_path()).expect("a root");
     let survey = root.survey().expect("looked");
     assert_eq!(survey.cut_short, std::slice::from_ref(&below));
     let seen = survey.groups.len() + survey.unfinished.len();
     assert!(seen <= MOST_OF_A_USER + 3, "{seen}");
-    // Another user, whose `run` cleans up as well.
+    // Another user's `run` cleans up as well.
     let lab = root.path().join("lab");
     let (limits, root) = (lab.join("limits"), root.path().into());
     for path in [&place.0, &root, &lab, &limits, &below] {
@@ -371,7 +373,7 @@ fn a_full_directory_of_a_user_costs_others_little() {
     let output = place.output(&["gc"]);
     let said = text(&output.stderr);
     assert!(said.contains("more than 4096 entries"), "{said}");
-    // What is not that user's is cleaned all the same.
+    // Groups outside that user's directory are cleaned up all the same.
     assert!(text(&output.stdout).contains("run-3-4: removed"));
     assert_eq!(fs::metadata(&below).expect("there").ino(), inode);
 }

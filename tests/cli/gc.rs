@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 #[test]
-fn what_nobody_needs_goes_and_is_said() {
+fn gc_removes_and_reports_stale_groups() {
     let place = Place::new();
     assert_eq!(place.said(&["gc"]), "");
     for name in [
@@ -29,8 +29,8 @@ fn what_nobody_needs_goes_and_is_said() {
         "job-5-6: removed, its job has ended",
         "lab/run-1-2: removed, its job has ended",
         "lab/run-1-2/run-3-4: removed, its job has ended",
-        "half: removed, was no group",
-        "half/sub/never: removed, was no group",
+        "half: removed, it was not a complete group",
+        "half/sub/never: removed, it was not a complete group",
     ] {
         assert!(out.contains(line), "{line}: {out}");
     }
@@ -40,7 +40,7 @@ fn what_nobody_needs_goes_and_is_said() {
 }
 
 #[test]
-fn drafts_of_killed_processes_go() {
+fn gc_removes_drafts_of_killed_processes() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.group("used", Size::Max);
@@ -60,7 +60,7 @@ fn drafts_of_killed_processes_go() {
         fs::write(at(name), "").expect("written");
     }
     fs::write(at(&others[1]), "notes of a user").expect("written");
-    // A group that somebody is making, or in which somebody is, is left alone.
+    // A group that is being made, or that has a member, is left alone.
     let lock = fs::File::open(at("used/lock")).expect("there");
     lock.lock_shared().expect("locked");
     let out = place.said(&["gc"]);
@@ -78,7 +78,7 @@ fn drafts_of_killed_processes_go() {
 }
 
 #[test]
-fn limits_without_a_ledger_are_somebodys_word_and_stay() {
+fn gc_keeps_limits_without_a_ledger() {
     let place = Place::new();
     place.group("lab", Size::Percent(5000));
     fs::remove_file(place.root_path().join("lab/ledger")).expect("removed");
@@ -87,14 +87,14 @@ fn limits_without_a_ledger_are_somebodys_word_and_stay() {
 }
 
 #[test]
-fn memory_of_the_dead_is_given_back() {
+fn gc_uncharges_memory_of_dead_processes() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let mut member = place.start_member("lab", None);
     member.kill().expect("killed");
     member.wait().expect("ended");
     let mut out = String::new();
-    // Without a driver to ask, the dead count for a while.
+    // Without a driver to ask, dead processes count for a while.
     while !out.contains("given back") {
         out = place.said(&["gc"]);
         assert!(out.contains("lab: memory of dead processes"), "{out}");

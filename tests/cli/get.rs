@@ -4,13 +4,14 @@ use crate::place::{CAPACITY, GIB, GPU, Place};
 use gpulimit_base::units::Size;
 
 #[test]
-fn what_is_said_can_be_said_again() {
+fn output_of_get_is_accepted_by_set() {
     let place = Place::new();
     let uuid = GPU.to_string();
     place.said(&["create", "lab", "max=8G", "oom=kill-largest"]);
     place.said(&["set", "lab", "max=4G", "--device", &uuid]);
     let expected = format!(
-        "max=8GiB\nmax=4GiB --device {uuid}\nhigh=max\nlow=0\nmin=0\non_limit=fail\nwait_timeout=10m\noom=kill-largest\ncount_context=yes\n"
+        "max=8GiB\nmax=4GiB --device {uuid}\nhigh=max\nlow=0\nmin=0\non_limit=fail\n\
+            wait_timeout=10m\noom=kill-largest\ncount_context=yes\n"
     );
     assert_eq!(place.said(&["get", "lab"]), expected);
     place.said(&["create", "copy"]);
@@ -22,7 +23,7 @@ fn what_is_said_can_be_said_again() {
 }
 
 #[test]
-fn one_value_a_line() {
+fn get_prints_one_value_per_line() {
     let place = Place::new();
     let uuid = GPU.to_string();
     place.said(&["create", "lab", "max=8G"]);
@@ -42,14 +43,14 @@ fn one_value_a_line() {
 }
 
 #[test]
-fn what_holds_is_the_smallest_on_the_way_up() {
+fn the_effective_limit_is_the_smallest_on_the_path() {
     let place = Place::new();
     let uuid = GPU.to_string();
     place.said(&["create", "lab", "max=10%"]);
     place.said(&["create", "lab/alice", "max=40G", "high=5G"]);
     let asked = ["get", "lab/alice", "max", "--effective", "--device", &uuid];
     let error = place.refused(1, &asked);
-    assert!(error.contains("not known here"), "{error}");
+    assert!(error.contains("unknown here"), "{error}");
     let error = place.refused(1, &asked[..4]);
     assert!(error.contains("--device"), "{error}");
     let _member = place.member("lab/alice");

@@ -1,4 +1,4 @@
-//! Help and mistakes.
+//! Help, and messages about wrong arguments.
 
 use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
@@ -70,7 +70,7 @@ fn help_fits_a_terminal_of_80_columns() {
 }
 
 #[test]
-fn mistakes_are_said_in_words() {
+fn mistakes_are_explained() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.group("lab/alice", Size::Max);
@@ -84,13 +84,13 @@ fn mistakes_are_said_in_words() {
         (
             2,
             &["run", "max=4G", "--stat", "true"],
-            "option --stat stands after max=4G",
+            "option --stat comes after max=4G",
             "cannot run",
         ),
         (
             2,
             &["kill", "lab", "abc"],
-            "expected the number of a process",
+            "expected a pid",
             "invalid digit",
         ),
         (1, &["rm", "nolab"], "no group 'nolab'", "gpulimit create"),
@@ -121,7 +121,7 @@ fn mistakes_are_said_in_words() {
             "applied",
         ),
     ] {
-        // The GPU has its full name, as no driver tells which is the first.
+        // The GPU is given by its full UUID, since no driver reports which GPU is the first.
         let arguments: Vec<&str> = arguments
             .iter()
             .map(|word| match *word {
@@ -137,7 +137,7 @@ fn mistakes_are_said_in_words() {
 }
 
 #[test]
-fn a_change_that_cannot_be_said_is_made_all_the_same() {
+fn a_change_is_made_even_if_it_cannot_be_printed() {
     let place = Place::new();
     place.group("lab", Size::Max);
     for arguments in [
@@ -159,11 +159,11 @@ fn a_change_that_cannot_be_said_is_made_all_the_same() {
 }
 
 #[test]
-fn a_verb_of_another_program_is_that_program() {
+fn an_external_command_is_executed() {
     let place = Place::new();
     let folder = place.0.join("bin");
     fs::create_dir_all(&folder).expect("made");
-    // A copy, as the plugin may be beside the controller that cargo has built.
+    // The controller is copied, since cargo may have built the plugin beside the original.
     let gpulimit = folder.join("gpulimit");
     executable::copy(Path::new(env!("CARGO_BIN_EXE_gpulimit")), &gpulimit);
     let run = |path: &str| {
@@ -175,7 +175,7 @@ fn a_verb_of_another_program_is_that_program() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        error.contains("there is no gpulimit-k8s-device-plugin"),
+        error.contains("cannot find gpulimit-k8s-device-plugin"),
         "{error}"
     );
     let plugin = folder.join("gpulimit-k8s-device-plugin");
@@ -186,11 +186,11 @@ fn a_verb_of_another_program_is_that_program() {
 }
 
 #[test]
-fn mistakes_end_with_2() {
+fn mistakes_exit_with_status_2() {
     let place = Place::new();
     for (arguments, expected) in [
         (&["fly"][..], "fly"),
-        (&["run", "--max", "4Q", "--", "true"], "'4Q' is no size"),
+        (&["run", "--max", "4Q", "--", "true"], "invalid size '4Q'"),
         (&["run", "--max", "", "--", "true"], "empty size"),
         (&["run", "--max", "4G"], "COMMAND"),
         (&["run", "--", "true"], "no limit given"),
@@ -213,7 +213,7 @@ fn mistakes_end_with_2() {
         (&["show", "a b"], "no name of a group"),
         (&["set", "x", "size=4G"], "unknown key 'size'"),
         (&["set", "x", "mac=4G"], "did you mean max?"),
-        (&["set", "x", "max=lots"], "'lots' is no size"),
+        (&["set", "x", "max=lots"], "invalid size 'lots'"),
     ] {
         let error = place.refused(2, arguments);
         assert!(error.contains(expected), "{arguments:?}: {error}");
@@ -233,7 +233,7 @@ fn an_unknown_group_is_named_with_those_that_exist() {
     ] {
         let error = place.refused(status, arguments);
         assert!(error.starts_with("gpulimit: no group 'lob'"), "{error}");
-        // Only who would change it or run in it is told how to make it.
+        // Only commands that would change or use the group explain how to make it.
         let advised = matches!(arguments[0], "set" | "run");
         assert!(error.contains("did you mean lab? (known: lab)"), "{error}");
         assert_eq!(error.contains("gpulimit create lob"), advised, "{error}");

@@ -1,4 +1,4 @@
-//! `run` becomes the command, and the command's group stays as long as the command lives.
+//! `run` becomes the command, whose group stays as long as the command lives.
 
 use crate::place::{Place, text};
 use std::fs::{self, File};
@@ -8,11 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step here takes on a busy machine.
 const HANG: Duration = Duration::from_secs(120);
 
 #[track_caller]
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < HANG, "{what}");
@@ -20,14 +20,14 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// A command under `run` with these options, and its first line.
+/// Starts a script under `run` with these options, and returns its first line.
 fn start(place: &Place, options: &[&str], script: &str) -> (Child, String) {
     let arguments = [&["run"], options, &["--", "sh", "-c", script]].concat();
-    begin(place.gpulimit(&arguments))
+    start_command(place.gpulimit(&arguments))
 }
 
-/// A command that waits for a line, and its first line.
-fn begin(mut command: Command) -> (Child, String) {
+/// Starts a command that waits for a line, and returns its first line.
+fn start_command(mut command: Command) -> (Child, String) {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -50,10 +50,10 @@ fn run_becomes_the_command() {
     let place = Place::new();
     let (mut child, line) = start(&place, &["--max", "4G"], "echo $$; read line");
     assert_eq!(line, child.id().to_string(), "the same process");
-    assert_eq!(children(child.id()), "", "and no second one");
+    assert_eq!(children(child.id()), "", "it has no child");
     drop(child.stdin.take());
     assert_eq!(child.wait().expect("ended").code(), Some(1));
-    // Also in a group that stays.
+    // The same holds in a group that stays.
     let (mut child, line) = start(
         &place,
         &["--name", "lab", "--max", "4G"],
@@ -65,11 +65,12 @@ fn run_becomes_the_command() {
 }
 
 #[test]
-fn a_group_waits_for_a_command_that_uses_cuda_late() {
+fn a_group_stays_for_a_command_that_uses_cuda_late() {
     let place = Place::new();
     let own = std::env::current_exe().expect("known");
     let script = format!(
-        "echo $GPULIMIT_GROUP; read go; GPULIMIT_TEST_MEMBER=$GPULIMIT_GROUP exec {} --exact place::member_of --ignored < /dev/null > /dev/null",
+        "echo $GPULIMIT_GROUP; read go; GPULIMIT_TEST_MEMBER=$GPULIMIT_GROUP exec {} \
+            --exact place::member_process --ignored < /dev/null > /dev/null",
         own.display()
     );
     for parent in [&["--max", "4G"][..], &["--max", "4G", "--stat"]] {
@@ -83,20 +84,23 @@ fn a_group_waits_for_a_command_that_uses_cuda_late() {
         assert!(error.contains("programs run in group"), "{error}");
         let mut input = child.stdin.take().expect("piped");
         input.write_all(b"go\n").expect("written");
-        assert!(child.wait().expect("ended").success(), "its group was gone");
+        assert!(
+            child.wait().expect("ended").success(),
+            "the command failed: its group is gone"
+        );
     }
 }
 
 #[test]
-fn ended_jobs_are_not_shown_and_go_with_the_next_clean_up() {
+fn ended_jobs_are_hidden_until_the_next_cleanup() {
     let place = Place::new();
     place.said(&["create", "lab", "max=8G"]);
     place.said(&["run", "--group", "lab", "--max", "4G", "--", "true"]);
     let jobs = place.root().groups().expect("listed").len() - 1;
-    assert_eq!(jobs, 1, "nobody has removed it yet");
+    assert_eq!(jobs, 1, "no command has removed it yet");
     assert_eq!(place.said(&["ls"]), "lab\n");
     assert_eq!(place.said(&["ls", "lab"]), "");
-    // Nor taken for what somebody may have meant.
+    // Suggestions for a misspelt group leave out ended jobs.
     let error = place.refused(1, &["show", "lob"]);
     assert!(error.contains("(known: lab)"), "{error}");
     for verb in ["show", "tree"] {
@@ -118,7 +122,7 @@ fn a_command_that_cannot_be_executed_leaves_no_group() {
 }
 
 #[test]
-fn a_run_that_becomes_another_run_has_a_group_for_each() {
+fn nested_runs_have_a_group_each() {
     let place = Place::new();
     place.said(&["create", "lab", "max=8G"]);
     let own = env!("CARGO_BIN_EXE_gpulimit");
@@ -130,9 +134,11 @@ fn a_run_that_becomes_another_run_has_a_group_for_each() {
     assert!(out.contains("max=2GiB"), "{out}");
 }
 
-/// Signals and descriptors as `cat` and `ls` find them that the script starts, bare or under `run`.
+/// Returns the signals and descriptors that `cat` and `ls` see when the script starts them, bare or
+/// under `run`.
 fn surroundings(place: &Place, before: &str, options: Option<&[&str]>) -> String {
-    let look = "grep -E '^(SigBlk|SigIgn|SigCgt)' /proc/self/status; for i in 0 1 2 3 4 5 6; do test -e /proc/self/fd/$i && echo $i; done; true";
+    let look = "grep -E '^(SigBlk|SigIgn|SigCgt)' /proc/self/status; for i in 0 1 2 3 4 5 6; do \
+        test -e /proc/self/fd/$i && echo $i; done; true";
     let run: Vec<String> = match options {
         None => Vec::new(),
         Some(options) => {
@@ -163,7 +169,7 @@ fn surroundings(place: &Place, before: &str, options: Option<&[&str]>) -> String
 }
 
 #[test]
-fn the_command_finds_signals_and_descriptors_as_they_were() {
+fn run_leaves_signals_and_descriptors_unchanged() {
     let place = Place::new();
     for before in [
         "true",
@@ -186,7 +192,7 @@ fn with_stat_the_command_dies_with_its_parent() {
     let place = Place::new();
     let (mut child, line) = start(&place, &["--max", "4G", "--stat"], "echo $$; read line");
     let command = Path::new("/proc").join(&line);
-    assert_ne!(line, child.id().to_string(), "a parent stays");
+    assert_ne!(line, child.id().to_string(), "gpulimit stays as the parent");
     assert_eq!(children(child.id()).trim(), line);
     let input = child.stdin.take();
     child.kill().expect("killed");
@@ -195,11 +201,11 @@ fn with_stat_the_command_dies_with_its_parent() {
         let stat = fs::read_to_string(command.join("stat")).unwrap_or_default();
         stat.is_empty() || stat.contains(") Z ")
     };
-    eventually("it goes on", is_over);
+    wait_until("it goes on", is_over);
     drop(input);
 }
 
-/// A verb in namespaces of its own, which `unshare` makes by these options.
+/// Returns a command in namespaces of its own, which `unshare` makes by these options.
 fn in_namespaces(place: &Place, options: &[&str], arguments: &[&str]) -> Command {
     let verb = place.gpulimit(arguments);
     let mut command = Command::new("unshare");
@@ -217,7 +223,7 @@ fn in_namespaces(place: &Place, options: &[&str], arguments: &[&str]) -> Command
     command
 }
 
-/// Whether there can be such namespaces here; said where not.
+/// Returns whether such namespaces can be made here; prints a message if not.
 fn may_unshare(options: &[&str]) -> bool {
     let tried = Command::new("unshare")
         .args(options)
@@ -231,12 +237,12 @@ fn may_unshare(options: &[&str]) -> bool {
 }
 
 #[test]
-fn a_group_lives_as_long_as_its_process_whatever_clock_and_numbers_it_has() {
+fn a_group_lives_as_long_as_its_process_in_any_namespace() {
     const SAME: &[&str] = &[];
     const CLOCK: &[&str] = &["--time", "--boottime", "864000"];
     const NUMBERS: &[&str] = &["--pid", "--mount-proc"];
-    // In its own namespace each of these jobs is process 1. Ended ones are told only where all
-    // processes are seen.
+    // In its own namespace each of these jobs is process 1. Only a caller that sees all processes
+    // can tell which of them have ended.
     let sees_all =
         fs::read_link("/proc/self/ns/pid").expect("told") == Path::new("pid:[4026531836]");
     for (job, looker, is_told) in [
@@ -260,10 +266,10 @@ fn a_group_lives_as_long_as_its_process_whatever_clock_and_numbers_it_has() {
         let script = "echo $GPULIMIT_GROUP; read line";
         let run = ["run", "--max", "4G", "--", "sh", "-c", script];
         let [(mut ends, ended), (mut lives, living)] =
-            [0; 2].map(|_| begin(in_namespaces(&place, job, &run)));
+            [0; 2].map(|_| start_command(in_namespaces(&place, job, &run)));
         assert_eq!(gc(), "", "{job:?} {looker:?}: both live");
-        // The kernel gives the number of a namespace that is gone to the next one, and gc's own may
-        // get that of the job: it knows then that the job has ended.
+        // The kernel reuses the number of a namespace that is gone, and gc's own namespace may get
+        // the job's number: gc would then know that the job has ended.
         let _kept = File::open(format!("/proc/{}/ns/pid_for_children", ends.id()));
         drop(ends.stdin.take());
         ends.wait().expect("ended");

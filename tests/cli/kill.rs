@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 #[test]
-fn all_processes_of_a_group_and_below_get_the_signal() {
+fn kill_signals_every_process_of_a_group_and_below() {
     let place = Place::new();
     for name in ["a", "a/b", "c"] {
         place.group(name, Size::Max);
@@ -33,7 +33,7 @@ fn all_processes_of_a_group_and_below_get_the_signal() {
     let error = place.refused(1, &["kill", "c", "1"]);
     assert!(error.contains("no process 1 in group 'c'"), "{error}");
     let error = place.refused(2, &["kill", "--signal", "LOUD", "c"]);
-    assert!(error.contains("no signal of this name"), "{error}");
+    assert!(error.contains("unknown signal"), "{error}");
     let pid = other.id().to_string();
     place.said(&["kill", "-s", "SIGKILL", "c", &pid]);
     assert_eq!(other.wait().expect("ended").signal(), Some(9));
@@ -63,7 +63,12 @@ impl Forger {
             .spawn()
             .expect("started");
         let mut child = Command::new(std::env::current_exe().expect("known"))
-            .args(["--exact", "kill::forge", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "kill::forger_process",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(VICTIM, victim.id().to_string())
             .env("GPULIMIT_ROOT", place.root_path())
             .stdin(Stdio::piped())
@@ -92,10 +97,10 @@ impl Drop for Forger {
     }
 }
 
-/// What [`Forger::start`] starts; not a test.
+/// The member started by [`Forger::start`].
 #[test]
 #[ignore = "a part of other tests"]
-fn forge() {
+fn forger_process() {
     let victim = std::env::var(VICTIM).expect("a number");
     let root = Root::at(std::env::var("GPULIMIT_ROOT").expect("a root")).expect("a root");
     let path = root.group("a").expect("there").ledger_path();
@@ -119,7 +124,7 @@ fn forge() {
 }
 
 #[test]
-fn a_forged_slot_aims_no_signal() {
+fn a_forged_slot_directs_no_signal_at_its_victim() {
     let place = Place::new();
     place.group("a", Size::Max);
     let mut forger = Forger::start(&place);
@@ -129,17 +134,17 @@ fn a_forged_slot_aims_no_signal() {
         error.contains(&format!("cannot signal {victim} (")),
         "{error}"
     );
-    assert!(error.contains("no process of that number"), "{error}");
+    assert!(error.contains("no process with this pid"), "{error}");
     assert!(forger.is_running());
-    // Whoever holds the slot is found by what it has mapped.
+    // The process that holds the slot is found by the files that it has mapped.
     let out = place.said(&["kill", "-s", "KILL", "a"]);
-    let line = format!("SIGKILL sent to {} (named by no slot)", forger.child.id());
+    let line = format!("SIGKILL sent to {} (in no slot)", forger.child.id());
     assert!(out.contains(&line) && !out.contains(&victim), "{out}");
     assert_eq!(forger.child.wait().expect("ended").signal(), Some(9));
 }
 
 #[test]
-fn removal_by_force_ends_who_holds_a_forged_slot() {
+fn rm_force_ends_the_holder_of_a_forged_slot() {
     let place = Place::new();
     place.group("a", Size::Max);
     let mut forger = Forger::start(&place);
@@ -148,7 +153,7 @@ fn removal_by_force_ends_who_holds_a_forged_slot() {
 }
 
 #[test]
-fn a_forged_slot_aims_no_kill_at_the_limit() {
+fn kill_largest_ignores_forged_slots() {
     let place = Place::new();
     place.group("a", Size::Bytes(5 * GIB));
     place.said(&["set", "a", "oom=kill-largest"]);
@@ -156,11 +161,14 @@ fn a_forged_slot_aims_no_kill_at_the_limit() {
     let (member, device) = place.member("a");
     let charged = member.charge(&device, 2 * GIB, &Nothing, Insistence::Full);
     assert!(charged.is_err());
-    assert!(forger.is_running(), "nobody is killed for a slot that lies");
+    assert!(
+        forger.is_running(),
+        "the process that a forged slot names is killed"
+    );
 }
 
 #[test]
-fn a_member_with_another_clock_gets_the_signal() {
+fn kill_reaches_a_member_with_another_clock() {
     let tried = Command::new("unshare")
         .args(["--time", "--boottime", "864000", "--fork", "true"])
         .output();
@@ -178,7 +186,7 @@ fn a_member_with_another_clock_gets_the_signal() {
     let mut member = start();
     let out = place.said(&["kill", "-s", "KILL", "a"]);
     assert!(out.contains("a: SIGKILL sent to "), "{out}");
-    assert!(!out.contains("named by no slot"), "{out}");
+    assert!(!out.contains("in no slot"), "{out}");
     assert!(!member.wait().expect("ended").success());
     place.said(&["set", "a", "oom=kill-largest"]);
     let mut member = start();

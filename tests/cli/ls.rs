@@ -5,14 +5,14 @@ use gpulimit_base::units::Size;
 use serde_json::json;
 
 #[test]
-fn names_one_a_line() {
+fn ls_prints_one_name_per_line() {
     let place = Place::new();
     assert_eq!(place.said(&["ls"]), "");
     for name in ["lab", "lab/bob", "lab/alice", "lab/alice/run-1-2", "lab.2"] {
         place.group(name, Size::Max);
     }
     let job = place.root().group("lab/alice/run-1-2").expect("there");
-    job.record_job().expect("ours");
+    job.record_job().expect("recorded");
     assert_eq!(
         place.said(&["ls"]),
         "lab\nlab/alice\nlab/alice/run-1-2\nlab/bob\nlab.2\n"

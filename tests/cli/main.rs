@@ -1,4 +1,4 @@
-//! The controller's verbs, exit statuses, errors and signals. No GPU and no driver.
+//! The controller's commands, exit statuses, errors and signals, without a GPU or a driver.
 //!
 //! The test process itself is the member whose figures are shown.
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 #[test]
-fn a_page_for_each_verb() {
+fn every_command_has_a_page() {
     let place = Place::new();
     let folder = place.0.join("man/man1");
     place.said(&["man", &folder.display().to_string()]);
@@ -30,7 +30,7 @@ fn a_page_for_each_verb() {
             "{verb}: {first}"
         );
         let page = fs::read_to_string(folder.join(format!("gpulimit-{verb}.1"))).expect("a page");
-        // clap writes OPTIONS where there are some, and all have --help.
+        // clap writes OPTIONS for commands that have options, and every command has --help.
         for head in [
             "NAME",
             "SYNOPSIS",

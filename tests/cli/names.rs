@@ -1,9 +1,9 @@
-//! Names of groups where a rule holds: one meaning in every verb.
+//! Names of groups for a user under a rule: every command gives a name the same meaning.
 
 use crate::roots::on_empty_machine;
 use crate::user::Machine;
 
-/// Makes the group `lab/65533` and assigns the user of that number to it, who is `alice`.
+/// Makes the group `lab/65533` and assigns to it the user of that number, `alice`.
 const ASSIGNED: &str = r#"
 mkdir -m 755 /run/gpulimit
 cat > /run/p.toml <<'END'
@@ -19,7 +19,7 @@ inside() { GPULIMIT_GROUP=$1 alice run sh -c 'echo ${GPULIMIT_GROUP%-*-*}'; }
 "#;
 
 #[test]
-fn names_under_a_rule_mean_the_same_in_every_verb() {
+fn names_under_a_rule_mean_the_same_in_every_command() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -64,7 +64,7 @@ said admin get night max
     expect("alice set night", &[set]);
     expect("alice get night", &["\n2GiB\n"]);
     expect("alice show night", &["lab/65533/night"]);
-    // Groups elsewhere can be looked at.
+    // The user can look at groups elsewhere.
     expect("alice get lab/65532", &["\nmax\n"]);
     expect("alice run --name evening", &["\nlab/65533/evening\n"]);
     let late = "\nlab/65533/night/late\n";
@@ -79,7 +79,7 @@ said admin get night max
     expect("inside dawn", &[dawn]);
     expect("alice rm evening", &[]);
     expect("alice ls night", &["\nlab/65533/night/late\n"]);
-    // Root administers the machine.
+    // Root administers the machine, and names groups in full.
     expect("admin create night", &["\nnight: created, max 5GiB"]);
     expect("admin get night", &["\n5GiB\n"]);
 }

@@ -1,4 +1,4 @@
-//! A root of groups for a test, and the controller in it.
+//! A root of groups for a test, and the controller that uses it.
 
 #[path = "../groups/executable.rs"]
 pub mod executable;
@@ -27,7 +27,7 @@ pub const CAPACITY: u64 = 80 << 30;
 pub const GIB: u64 = 1 << 30;
 
 impl Place {
-    /// The controller, in this root and with nothing else in the environment that matters to it.
+    /// Returns the controller with this root, without other variables that it would read.
     pub fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
         for (name, _) in std::env::vars_os() {
@@ -47,7 +47,7 @@ impl Place {
         self.gpulimit(arguments).output().expect("started")
     }
 
-    /// Standard output of a call that ends with status 0.
+    /// Returns the standard output of a command that must succeed.
     pub fn said(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
         assert!(output.status.success(), "{arguments:?}: {output:?}");
@@ -58,7 +58,7 @@ impl Place {
         serde_json::from_str(&self.said(arguments)).expect("JSON")
     }
 
-    /// The error of a call that ends with this status.
+    /// Returns the error of a command that must end with this status.
     pub fn refused(&self, status: i32, arguments: &[&str]) -> String {
         let output = self.output(arguments);
         assert_eq!(
@@ -84,8 +84,8 @@ impl Place {
 }
 
 impl Place {
-    /// Another process that is a member of the group, until it is killed; started by way of a
-    /// command.
+    /// Starts another process that is a member of the group until it is killed; the command `by`,
+    /// if any, starts it.
     pub fn start_member(&self, group: &str, by: Option<Command>) -> Child {
         let own = std::env::current_exe().expect("known");
         let mut command = match by {
@@ -96,7 +96,12 @@ impl Place {
             None => Command::new(own),
         };
         let mut child = command
-            .args(["--exact", "place::member_of", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "place::member_process",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(MEMBER, group)
             .env("GPULIMIT_ROOT", self.root_path())
             .stdin(Stdio::piped())
@@ -114,10 +119,10 @@ impl Place {
 
 const MEMBER: &str = "GPULIMIT_TEST_MEMBER";
 
-/// What [`Place::start_member`] starts; not a test.
+/// The member started by [`Place::start_member`].
 #[test]
 #[ignore = "a part of other tests"]
-fn member_of() {
+fn member_process() {
     let group = std::env::var(MEMBER).expect("a group");
     let root = Root::at(std::env::var("GPULIMIT_ROOT").expect("a root")).expect("a root");
     let member = Member::join(&root, &group).expect("joined");
@@ -126,11 +131,11 @@ fn member_of() {
         .charge(&device, GIB, &Nothing, Insistence::Full)
         .expect("fits");
     println!("joined");
-    // Until who started it closes this, or ends.
+    // The member waits until its starter closes the pipe, or ends.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// A library that does nothing but look like ours.
+/// Returns a library that only looks like gpulimit's.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -144,7 +149,8 @@ pub fn library() -> &'static Path {
             .spawn()
             .expect("a C compiler");
         let source = format!(
-            "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\nconst char gpulimit_version_text[] = \"{}\";\n",
+            "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\n\
+                 const char gpulimit_version_text[] = \"{}\";\n",
             gpulimit_base::version::text()
         );
         let input = compiler.stdin.take();

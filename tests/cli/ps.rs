@@ -20,7 +20,7 @@ fn a_member_without_memory_is_listed() {
 }
 
 #[test]
-fn a_process_is_shown_once_with_the_group_that_it_is_in() {
+fn ps_shows_a_process_once_with_its_own_group() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.group("lab/alice", Size::Max);
@@ -52,12 +52,12 @@ fn a_process_is_shown_once_with_the_group_that_it_is_in() {
 }
 
 #[test]
-fn processes_are_listed_by_group_and_pid() {
+fn ps_sorts_processes_by_group_and_pid() {
     let place = Place::new();
     for name in ["lab", "lab/a", "lab/b"] {
         place.group(name, Size::Max);
     }
-    // The first one takes the lowest slot of the ledger of `lab`.
+    // The first process takes the lowest slot of the ledger of `lab`.
     let _first = Member::join(&place.root(), "lab/b").expect("joined");
     let _second = Member::join(&place.root(), "lab/a").expect("joined");
     let json = place.json(&["ps", "--json"]);
@@ -66,8 +66,8 @@ fn processes_are_listed_by_group_and_pid() {
     assert_eq!(names, ["lab/a", "lab/b"], "{json}");
 }
 
-/// An owner can make directories that look like unfinished groups. A look at all groups waits once
-/// and not for each of them, and names only the first ones.
+/// The owner of a group can make directories that look like unfinished groups. A listing of all
+/// groups waits once, not for each of them, and names only the first ones.
 #[test]
 fn many_unfinished_groups_cost_one_wait_and_a_few_lines() {
     let place = Place::new();
@@ -88,7 +88,7 @@ fn many_unfinished_groups_cost_one_wait_and_a_few_lines() {
 }
 
 #[test]
-fn a_process_in_a_container_has_its_number_here() {
+fn ps_shows_the_callers_pid_of_a_process_in_a_container() {
     let tried = Command::new("unshare")
         .args(["--pid", "--fork", "true"])
         .status();
@@ -138,7 +138,7 @@ fn the_table_fits_a_terminal_of_80_columns() {
     for line in seen.lines() {
         assert!(line.trim_end().chars().count() <= 80, "{seen}");
     }
-    // A header and one line for the process: nothing is broken.
+    // The table has a header and one line for the process, without a line break.
     assert_eq!(
         seen.lines().filter(|line| line.contains("GiB")).count(),
         1,

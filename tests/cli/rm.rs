@@ -4,7 +4,7 @@ use crate::place::Place;
 use gpulimit_base::units::Size;
 
 #[test]
-fn groups_go_where_nothing_is_in_them() {
+fn rm_removes_empty_groups() {
     let place = Place::new();
     for name in ["a", "a/b", "a/b/c", "d", "e"] {
         place.group(name, Size::Max);
@@ -22,7 +22,7 @@ fn groups_go_where_nothing_is_in_them() {
 }
 
 #[test]
-fn groups_of_ended_jobs_go_with_the_group_above_them() {
+fn rm_removes_groups_of_ended_jobs_with_their_parent() {
     let place = Place::new();
     place.group("lab", Size::Max);
     for arguments in [&["rm", "lab"][..], &["rm", "--force", "lab"]] {
@@ -37,7 +37,7 @@ fn groups_of_ended_jobs_go_with_the_group_above_them() {
 }
 
 #[test]
-fn a_group_in_use_stays_with_all_below_it() {
+fn rm_refuses_a_group_with_running_programs() {
     let place = Place::new();
     for name in ["a", "a/b", "a/c"] {
         place.group(name, Size::Max);
@@ -54,7 +54,7 @@ fn a_group_in_use_stays_with_all_below_it() {
 }
 
 #[test]
-fn force_kills_what_runs_in_it() {
+fn rm_force_kills_the_programs_of_the_group() {
     let place = Place::new();
     for name in ["a", "a/b", "other"] {
         place.group(name, Size::Max);
@@ -65,7 +65,7 @@ fn force_kills_what_runs_in_it() {
     assert!(error.contains("rm --recursive a"), "{error}");
     assert!(
         inside.try_wait().expect("asked").is_none(),
-        "killed for nothing"
+        "the program ended although nothing was removed"
     );
     place.said(&["rm", "--force", "--recursive", "a"]);
     assert_eq!(
@@ -79,7 +79,7 @@ fn force_kills_what_runs_in_it() {
 }
 
 #[test]
-fn a_group_that_another_program_removes_is_not_said_to_be_in_use() {
+fn rm_reports_a_group_locked_by_another_program() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let lock = place
@@ -107,7 +107,7 @@ fn a_group_that_another_program_removes_is_not_said_to_be_in_use() {
     drop(other.stdin.take());
     assert!(other.wait().is_ok());
     place.said(&["rm", "lab"]);
-    // Gone, which was asked for.
+    // The group is already removed, as requested.
     let error = place.refused(1, &["rm", "lab"]);
     assert!(error.contains("no group 'lab'"), "{error}");
 }

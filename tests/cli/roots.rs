@@ -1,10 +1,10 @@
-//! The system's root and a user's own, side by side.
+//! The system's root and a user's own root, side by side.
 
 use crate::place::text;
 use crate::user::Machine;
 use std::process::Command;
 
-/// Runs a script on a machine whose `/run` and `/dev/shm` are empty; `alice` in it is the
+/// Runs a script on a machine whose `/run` and `/dev/shm` are empty; `alice` in the script runs the
 /// controller as another user.
 pub fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, String)> {
     let tried = Command::new("unshare").args(["--mount", "true"]).status();
@@ -44,7 +44,7 @@ fn a_group_is_given_only_to_users_who_can_find_it() {
         admin ls
         mkdir -m 700 /run/closed
         GPULIMIT_ROOT=/run/closed admin create lab --owner 65533 2>&1 && exit 9
-        # Nothing is given away here.
+        # A group of root itself is not given to another user.
         admin create mine --owner 0
         admin rm lab mine
         install -d -m 0755 /run/gpulimit
@@ -55,9 +55,9 @@ fn a_group_is_given_only_to_users_who_can_find_it() {
         return;
     };
     let lines: Vec<&str> = out.lines().collect();
-    let remedy = |root: &str| format!("run `install -d -m 0755 {root}` first");
+    let remedy = |root: &str| format!("first run `install -d -m 0755 {root}`");
     assert!(
-        lines[1].contains("'lab/alice' would be in /run/gpulimit")
+        lines[1].contains("could not find group 'lab/alice' in /run/gpulimit")
             && lines[1].contains(&remedy("/run/gpulimit")),
         "{out}"
     );
@@ -67,11 +67,12 @@ fn a_group_is_given_only_to_users_who_can_find_it() {
 }
 
 #[test]
-fn root_takes_no_default_root_that_somebody_else_has_made() {
+fn root_uses_no_default_root_made_by_another_user() {
     let Some(machine) = Machine::new() else {
         return;
     };
-    // A user takes the names before those whose they are, with limits of the user's own.
+    // A user takes the default names of other users' roots first, and sets limits of their own
+    // there.
     let script = "
         taken() { setpriv --reuid 65532 --regid 65532 --clear-groups sh -c \"$1\"; }
         taken 'mkdir -m 755 /dev/shm/gpulimit-0 /dev/shm/gpulimit-65533'
@@ -82,9 +83,10 @@ fn root_takes_no_default_root_that_somebody_else_has_made() {
         stat -c '%a %u' /run/gpulimit
         alice ls lab
         alice run --max 4G -- echo without a limit 2>&1 || echo status $?
-        # Also where /run cannot be written, and where the name is said.
+        # The same if /run cannot be written, and if the root is named.
         mount -o remount,ro /run
-        GPULIMIT_ROOT=/dev/shm/gpulimit-0 admin run --name lab -- echo without a limit 2>&1 || echo status $?
+        GPULIMIT_ROOT=/dev/shm/gpulimit-0 \\
+            admin run --name lab -- echo without a limit 2>&1 || echo status $?
         umount /run; mount -t tmpfs -o ro tmpfs /run
         admin run --max 4G -- echo without a limit 2>&1 || echo status $?
         rm -r /dev/shm/gpulimit-0
@@ -109,7 +111,7 @@ fn root_takes_no_default_root_that_somebody_else_has_made() {
 }
 
 #[test]
-fn both_are_listed_and_the_system_is_first() {
+fn both_roots_are_listed_with_the_systems_first() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -149,7 +151,7 @@ fn both_are_listed_and_the_system_is_first() {
 }
 
 #[test]
-fn without_an_administrators_root_there_is_one() {
+fn without_a_system_root_only_the_users_is_listed() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -166,7 +168,7 @@ fn without_an_administrators_root_there_is_one() {
 }
 
 #[test]
-fn a_root_in_which_nothing_can_be_made_is_refused_at_once() {
+fn an_unwritable_root_is_refused_at_once() {
     let place = crate::place::Place::new();
     for root in ["/proc", "/proc/self", "/sys"] {
         for arguments in [
@@ -175,7 +177,7 @@ fn a_root_in_which_nothing_can_be_made_is_refused_at_once() {
             &["create", "lab", "max=1G"],
         ] {
             let verb = place.gpulimit(arguments);
-            // Without the bound it goes on for ever, so the patience is generous.
+            // The patience is generous, since without a bound the command would go on for ever.
             let mut command = Command::new("timeout");
             command.args(["-k", "5", "120"]).arg(verb.get_program());
             for (name, value) in verb.get_envs() {

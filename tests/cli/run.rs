@@ -31,9 +31,9 @@ fn run_sets_the_environment_of_the_command() {
 }
 
 #[test]
-fn the_controller_does_not_look_through_its_own_library() {
+fn the_controller_runs_without_the_preloaded_library() {
     let place = Place::new();
-    // The figures of a group come from members, and `show` in a group is none.
+    // Members report the figures of a group, and `show` run inside the group is not a member.
     let script = format!("{} doctor; true", env!("CARGO_BIN_EXE_gpulimit"));
     let out = place.said(&["run", "--max", "4G", "--", "sh", "-c", &script]);
     assert!(out.contains("asks for the group run-"), "{out}");
@@ -47,7 +47,7 @@ fn the_controller_does_not_look_through_its_own_library() {
 }
 
 #[test]
-fn run_passes_the_status_on() {
+fn run_returns_the_commands_status() {
     let place = Place::new();
     let run = |command: &[&str]| {
         let arguments = [&["run", "--max", "4G", "--"], command].concat();
@@ -64,7 +64,7 @@ fn run_passes_the_status_on() {
 }
 
 #[test]
-fn run_leaves_input_and_output_alone() {
+fn run_leaves_input_and_output_unchanged() {
     let place = Place::new();
     let mut child = place
         .gpulimit(&["run", "--max", "4G", "--", "cat"])
@@ -87,7 +87,7 @@ fn run_leaves_input_and_output_alone() {
 }
 
 #[test]
-fn a_group_of_ones_own_is_there_while_the_command_runs_and_gone_after() {
+fn a_jobs_group_exists_only_while_its_command_runs() {
     let place = Place::new();
     let show = format!("{} show --json", env!("CARGO_BIN_EXE_gpulimit"));
     let during = place.json(&["run", "--max", "4G", "--", "sh", "-c", &show]);
@@ -136,9 +136,9 @@ fn a_named_group_stays_and_keeps_its_limit() {
 }
 
 #[test]
-fn a_group_whose_command_was_killed_is_collected_by_the_next() {
+fn the_next_run_removes_the_group_of_a_killed_command() {
     let place = Place::new();
-    // Ends when its starter has.
+    // The command ends when its starter has ended.
     let script = "echo ready; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done";
     let mut child = shell(&place, &[], script);
     let group = place.root().groups().expect("listed").remove(0);
@@ -171,7 +171,7 @@ fn a_full_uuid_needs_no_driver() {
 }
 
 #[test]
-fn a_library_that_would_not_be_loaded_is_refused() {
+fn a_library_that_cannot_be_preloaded_is_refused() {
     let place = Place::new();
     let spaced = place.0.join("a b.so");
     fs::copy(library(), &spaced).expect("copied");
@@ -179,7 +179,7 @@ fn a_library_that_would_not_be_loaded_is_refused() {
     for (path, expected) in [
         (spaced.as_path(), "space or a colon"),
         (&missing, "cannot find"),
-        (Path::new("/etc/passwd"), "invalid ELF header"),
+        (Path::new("/etc/passwd"), "not an ELF file"),
     ] {
         let mut command = place.gpulimit(&["run", "--max", "4G", "--", "true"]);
         let output = command
@@ -192,7 +192,7 @@ fn a_library_that_would_not_be_loaded_is_refused() {
 }
 
 #[test]
-fn a_ledger_that_cannot_be_joined_is_told_before_the_command_starts() {
+fn an_unusable_ledger_is_reported_before_the_command_starts() {
     let place = Place::new();
     place.group("lab", Size::Max);
     fs::write(place.root_path().join("lab/ledger"), "something else").expect("written");
@@ -200,18 +200,19 @@ fn a_ledger_that_cannot_be_joined_is_told_before_the_command_starts() {
     assert!(error.contains("lab/ledger"), "{error}");
 }
 
-/// A command that runs as a member of the group that `run` gives it, for a moment.
+/// Returns a command that becomes a member of the group that `run` gives it, for a moment.
 fn member() -> Vec<String> {
     let own = std::env::current_exe().expect("known");
     let script = format!(
-        "GPULIMIT_TEST_MEMBER=$GPULIMIT_GROUP {} --exact place::member_of --ignored </dev/null >/dev/null",
+        "GPULIMIT_TEST_MEMBER=$GPULIMIT_GROUP {} --exact place::member_process \
+            --ignored </dev/null >/dev/null",
         own.display()
     );
     ["sh", "-c", &script].map(String::from).into()
 }
 
 #[test]
-fn a_job_is_below_the_group_that_is_named_or_that_the_caller_is_in() {
+fn a_jobs_group_is_below_the_named_or_the_callers_group() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
     place.group("lab/alice", Size::Max);
@@ -246,7 +247,7 @@ fn a_job_is_below_the_group_that_is_named_or_that_the_caller_is_in() {
         )
     };
     assert!(inherited("lab").1.starts_with("lab/run-"));
-    // That of a job by GPULIMIT_MAX that has not used a GPU yet.
+    // This is the group of a job with GPULIMIT_MAX that has not used a GPU yet.
     assert!(inherited("job-1-2").1.starts_with("run-"));
     let (status, _, error) = inherited("lob");
     assert_eq!(status, Some(125));
@@ -266,7 +267,7 @@ fn a_job_is_below_the_group_that_is_named_or_that_the_caller_is_in() {
 }
 
 #[test]
-fn options_work_together() {
+fn options_of_run_can_be_combined() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let uuid = GPU.to_string();
@@ -294,12 +295,12 @@ fn options_work_together() {
 }
 
 #[test]
-fn a_group_as_deep_as_can_be_has_no_job_below() {
+fn a_group_of_the_deepest_level_has_no_jobs_below() {
     let place = Place::new();
     let deep = ["d"; 8].join("/");
     place.said(&["create", &deep, "--parents"]);
     let error = place.refused(125, &["run", "--group", &deep, "--max", "1G", "--", "true"]);
-    assert!(error.contains("is 8 deep"), "{error}");
+    assert!(error.contains("is already 8 levels deep"), "{error}");
     let out = place.said(&[
         "run",
         "--name",
@@ -313,7 +314,7 @@ fn a_group_as_deep_as_can_be_has_no_job_below() {
 }
 
 #[test]
-fn a_summary_at_the_end() {
+fn stat_prints_a_summary_at_the_end() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
     let mut arguments = vec!["run", "--stat", "--group", "lab", "--max", "50%", "--"];
@@ -334,7 +335,7 @@ fn a_summary_at_the_end() {
         lines[1].ends_with(": GPU GPU-1a2b…: max 8.0 GiB (of lab), peak 1.0 GiB, refused 0"),
         "{said}"
     );
-    // The status stays the command's.
+    // The exit status is still the command's.
     let output = place.output(&[
         "run",
         "--stat",
@@ -351,7 +352,7 @@ fn a_summary_at_the_end() {
         said.contains("ended by SIGKILL") && said.contains("no GPU was used"),
         "{said}"
     );
-    // What others did in the group before is theirs.
+    // The summary leaves out what other processes did in the group before.
     let error = place.output(&["run", "--stat", "--name", "lab", "--", "false"]);
     assert_eq!(error.status.code(), Some(1));
     assert!(

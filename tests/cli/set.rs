@@ -6,7 +6,7 @@ use gpulimit_group::Insistence;
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
 
 #[test]
-fn set_holds_for_members_at_once() {
+fn set_takes_effect_for_members_at_once() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
     let (member, device) = place.member("lab");
@@ -45,7 +45,7 @@ fn set_holds_for_members_at_once() {
 }
 
 #[test]
-fn several_keys_are_one_change() {
+fn several_keys_are_set_together_or_not_at_all() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
     assert_eq!(
@@ -60,7 +60,7 @@ fn several_keys_are_one_change() {
         limits.expect("read").rules().expect("rules")
     };
     assert_eq!(rules(), expected);
-    // One that is wrong, and none is made.
+    // If one of the values is wrong, none is set.
     place.refused(2, &["set", "lab", "max=1G", "oom=nobody"]);
     place.refused(2, &["set", "lab", "max=1G", "max=2G"]);
     place.refused(2, &["set", "lab", "max=1G", "--device", "0"]);
@@ -68,21 +68,23 @@ fn several_keys_are_one_change() {
 }
 
 #[test]
-fn a_smaller_limit_above_is_named() {
+fn set_names_a_smaller_limit_of_a_parent() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
     place.group("lab/alice", Size::Bytes(3 * GIB));
     place.group("lab/alice/job", Size::Max);
     let out = place.said(&["set", "lab/alice/job", "max=8G"]);
     assert!(
-        out.contains("lab/alice/job: max=8GiB is above max=3GiB of group lab/alice, which holds"),
+        out.contains(
+            "lab/alice/job: max=8GiB is above max=3GiB of group lab/alice: the lower limit applies"
+        ),
         "{out}"
     );
     let out = place.said(&["set", "lab/alice/job", "max=max"]);
     assert!(out.contains("max=max is above max=3GiB"), "{out}");
     let out = place.said(&["set", "lab/alice/job", "max=2G"]);
     assert!(!out.contains("above"), "{out}");
-    // Parts of a GPU can be compared when it is known.
+    // A percentage can be compared once a GPU of the group is known.
     let out = place.said(&["set", "lab/alice/job", "max=50%"]);
     assert!(!out.contains("above"), "{out}");
     let _member = place.member("lab/alice/job");
@@ -97,7 +99,7 @@ fn a_smaller_limit_above_is_named() {
 }
 
 #[test]
-fn a_change_is_an_event() {
+fn set_records_an_event() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.said(&["set", "lab", "max=4G"]);

@@ -10,7 +10,7 @@ use std::fs;
 use std::process::Stdio;
 
 #[test]
-fn no_groups_are_said_and_not_an_error() {
+fn an_empty_root_is_reported_without_an_error() {
     let place = Place::new();
     for verb in ["show", "ps"] {
         let output = place.output(&[verb]);
@@ -31,17 +31,17 @@ fn no_groups_are_said_and_not_an_error() {
         place.json(&["ps", "--json"])["processes"],
         serde_json::json!([])
     );
-    assert!(!place.root_path().exists(), "looking made something");
+    assert!(!place.root_path().exists(), "show created the root");
 }
 
 #[test]
-fn unknown_is_a_dash_and_null() {
+fn show_prints_unknown_figures_as_dash_or_null() {
     let place = Place::new();
     place.group("lab", Size::Percent(5000));
     let out = place.said(&["show"]);
     let row = out.lines().nth(1).expect("a row");
     assert_eq!(words(row), ["lab", "all", "50%", "-", "-", "-", "-", "0"]);
-    // A limit in percent of a GPU that nobody has seen.
+    // The limit is a percentage of a GPU whose size is unknown.
     let group = place.root().group("lab").expect("there");
     group
         .write_limits(|set| set.set(Selector::Device(GPU), Key::Max, Size::Percent(1000)))
@@ -56,7 +56,7 @@ fn unknown_is_a_dash_and_null() {
 }
 
 #[test]
-fn figures_of_a_member() {
+fn show_prints_the_figures_of_a_member() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
     let (member, device) = place.member("lab");
@@ -118,7 +118,7 @@ fn figures_of_a_member() {
 }
 
 #[test]
-fn a_group_of_another_version_is_said_and_the_others_are_shown() {
+fn show_reports_a_group_of_another_version() {
     let place = Place::new();
     place.group("new", Size::Max);
     place.group("old", Size::Max);
@@ -139,7 +139,7 @@ fn a_group_of_another_version_is_said_and_the_others_are_shown() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_pipe_is_not_a_failure() {
     let place = Place::new();
     place.group("lab", Size::Max);
     place.said(&["set", "lab", "max=4G"]);
@@ -168,7 +168,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
-fn the_smallest_limit_on_the_way_up_is_shown_with_its_group() {
+fn show_names_the_group_of_the_smallest_limit() {
     let place = Place::new();
     place.group("lab", Size::Bytes(4 * GIB));
     place.group("lab/alice", Size::Bytes(8 * GIB));
@@ -180,7 +180,7 @@ fn the_smallest_limit_on_the_way_up_is_shown_with_its_group() {
         "on_limit=wait",
         "wait_timeout=5s",
     ]);
-    // Of no GPU yet.
+    // The group has used no GPU yet.
     let out = place.said(&["show", "lab/alice"]);
     assert!(
         out.contains("EFFECTIVE") && out.contains("4.0 GiB (lab)"),
@@ -232,7 +232,7 @@ fn the_smallest_limit_on_the_way_up_is_shown_with_its_group() {
 }
 
 #[test]
-fn groups_that_go_while_they_are_listed_are_no_error() {
+fn groups_removed_during_a_listing_are_no_error() {
     let place = Place::new();
     place.group("stays", Size::Max);
     let root = place.root();
@@ -240,7 +240,8 @@ fn groups_that_go_while_they_are_listed_are_no_error() {
         let churn = scope.spawn(|| {
             for _ in 0..300 {
                 drop(root.create("goes", &Default::default()).expect("created"));
-                // A program that is being started holds for a moment what this one holds.
+                // A program that another test starts holds a copy of this process's descriptors for
+                // a moment.
                 while !root.remove("goes").is_err_and(|error| error.is_missing()) {}
             }
         });
@@ -255,9 +256,10 @@ fn groups_that_go_while_they_are_listed_are_no_error() {
     });
 }
 
-/// Without a driver nobody knows which GPUs there are beside those that have rules of their own.
+/// Without a driver the controller cannot know which GPUs exist beside those with rules of their
+/// own.
 #[test]
-fn the_rule_for_all_other_gpus_is_shown_beside_those_of_single_ones() {
+fn show_lists_the_rule_for_all_gpus_beside_single_gpus() {
     let place = Place::new();
     let gpu = GPU.to_string();
     place.said(&["create", "lab", "--max", "4G"]);

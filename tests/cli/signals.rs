@@ -8,11 +8,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// With a parent that stays.
+/// Options of `run` with which the controller stays as the parent of the command.
 const STAT: &[&str] = &["--stat"];
 
-/// A shell script in a group of its own that has said its first line. `run` becomes the shell, or
-/// is its parent with `--stat`.
+/// Starts a shell script in a group of its own, and waits for its first line. `run` becomes the
+/// shell, or its parent with `--stat`.
 pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
     let run = [
         &["run", "--max", "4G"],
@@ -21,8 +21,8 @@ pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
     ]
     .concat();
     let run = place.gpulimit(&run);
-    // A shell cannot trap what its starter ignores, and those who start tests in the background, or
-    // by nohup, ignore some.
+    // A shell cannot trap signals that its starter ignores, and a starter that runs tests in the
+    // background, or by nohup, ignores some.
     let mut command = Command::new("env");
     command
         .arg("--default-signal=INT,QUIT,HUP")
@@ -39,7 +39,7 @@ pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
     child
 }
 
-/// Waits for its next line, which is this one.
+/// Waits for the next line of the child, which must be this one.
 fn says(child: &mut Child, wanted: &str) {
     let mut line = String::new();
     let mut out = BufReader::with_capacity(1, child.stdout.as_mut().expect("piped"));
@@ -59,19 +59,20 @@ fn kill(child: &Child, signal: &str) {
 #[test]
 fn signals_reach_the_command_once() {
     let place = Place::new();
-    // The last one is a real-time signal.
+    // The last signal is a real-time signal.
     for signal in [
         "INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "PIPE", "XCPU", "40",
     ] {
         let script = format!(
-            "n=0; trap 'n=$((n+1)); echo got' {signal}; trap 'exit $n' PROF; echo ready; while :; do sleep 0.01; done"
+            "n=0; trap 'n=$((n+1)); echo got' {signal}; trap 'exit $n' PROF; echo ready; while :; \
+                do sleep 0.01; done"
         );
         let mut child = shell(&place, STAT, &script);
         kill(&child, signal);
         says(&mut child, "got");
-        // Time for a second one.
+        // The pause leaves time for a second signal.
         std::thread::sleep(Duration::from_millis(100));
-        // Sent to the command itself.
+        // This signal is sent to the command itself.
         let pid = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id()))
             .expect("children");
         let status = Command::new("kill")
@@ -84,7 +85,7 @@ fn signals_reach_the_command_once() {
 }
 
 #[test]
-fn a_signal_that_ends_the_command_ends_us() {
+fn run_ends_by_the_signal_that_ended_the_command() {
     let place = Place::new();
     for (name, number) in [("TERM", 15), ("USR1", 10), ("HUP", 1)] {
         let mut child = shell(&place, STAT, "echo ready; exec sleep 60");
@@ -95,7 +96,7 @@ fn a_signal_that_ends_the_command_ends_us() {
 }
 
 #[test]
-fn a_command_that_is_stopped_and_continued_goes_on() {
+fn a_stopped_command_can_be_continued() {
     let place = Place::new();
     let mut child = shell(&place, STAT, "echo ready; kill -STOP $$; exit 5");
     let pid =
@@ -106,15 +107,18 @@ fn a_command_that_is_stopped_and_continued_goes_on() {
         stat.contains(") T ")
     };
     while !stopped() {
-        assert!(start.elapsed() < Duration::from_secs(120), "never stopped");
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "the child does not stop"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     kill(&child, "CONT");
     assert_eq!(child.wait().expect("ended").code(), Some(5));
 }
 
-/// Runs the controller in a shell that has this limit on the size of files, in blocks of 512 bytes
-/// or of 1 KiB.
+/// Runs the controller in a shell with this limit on the size of files, in blocks of 512 bytes or
+/// of 1 KiB.
 fn with_file_size(place: &Place, blocks: u32, arguments: &[&str]) -> Output {
     let gpulimit = place.gpulimit(arguments);
     let mut shell = Command::new("sh");
@@ -132,12 +136,12 @@ fn with_file_size(place: &Place, blocks: u32, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn a_limit_on_the_size_of_files_is_an_error_that_is_said() {
+fn a_limit_on_file_sizes_is_reported() {
     let place = Place::new();
     for (blocks, status, arguments) in [
         (0, 1, &["create", "new", "--max", "1G"][..]),
         (0, 125, &["run", "--max", "1G", "--", "true"]),
-        // Enough for the limits, and not for the ledger.
+        // The size suffices for the limits, but not for the ledger.
         (16, 125, &["run", "--max", "1G", "--", "true"]),
     ] {
         let output = with_file_size(&place, blocks, arguments);
@@ -150,7 +154,7 @@ fn a_limit_on_the_size_of_files_is_an_error_that_is_said() {
 }
 
 #[test]
-fn the_command_dies_of_what_would_end_it_without_us() {
+fn a_limit_on_file_sizes_ends_the_command_as_without_run() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let file = place.root_path().join("file");

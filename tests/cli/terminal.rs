@@ -1,12 +1,12 @@
-//! What a terminal gets: its width, and bold letters where they are welcome. Anything else gets
-//! plain lines.
+//! Output on a terminal: lines broken at its width, and bold letters if it supports them. Other
+//! outputs get plain lines.
 
 use crate::place::{GPU, Place, text};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
-/// The whole output of the controller on a terminal of so many columns, which `script` makes.
+/// Returns the output of the controller on a terminal of this many columns, which `script` makes.
 fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments: &str) -> String {
     let controller = place.gpulimit(&[]);
     let own = controller.get_program().display();
@@ -28,7 +28,7 @@ fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments: &s
     text(&output.stdout).replace('\r', "")
 }
 
-/// Without a terminal, both streams.
+/// Returns both streams of a command without a terminal.
 fn plain(place: &Place, arguments: &str) -> String {
     let output = place.output(&arguments.split(' ').collect::<Vec<_>>());
     text(&output.stderr) + &text(&output.stdout)
@@ -55,7 +55,7 @@ fn long_lines_are_broken_between_words() {
         assert!(longest > Some(60), "{whole}");
         let seen = seen(&place, 60, &[("NO_COLOR", "1")], arguments);
         for line in seen.lines() {
-            // Of a single word that is longer there is nothing to break.
+            // A single word that is longer than the line cannot be broken.
             let breakable = line.split_whitespace().count() > 1;
             let long = words(line).iter().any(|word| word.len() > 36);
             assert!(
@@ -67,8 +67,8 @@ fn long_lines_are_broken_between_words() {
     }
 }
 
-/// Two programs that say something on one terminal at once do not share a line. A socket keeps what
-/// is written apart.
+/// Two programs that print on one terminal at the same time do not share a line. A datagram socket
+/// keeps separate writes apart.
 #[test]
 fn a_message_is_written_in_one_piece() {
     let place = Place::new();
@@ -86,7 +86,7 @@ fn a_message_is_written_in_one_piece() {
 }
 
 #[test]
-fn bold_letters_are_for_terminals_that_take_them() {
+fn bold_letters_are_printed_only_on_capable_terminals() {
     let place = Place::new();
     place.said(&["create", "lab", "--max", "4G"]);
     place.said(&["set", "lab", "--max", "2G", "--device", &GPU.to_string()]);

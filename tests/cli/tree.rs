@@ -5,7 +5,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 
 #[test]
-fn groups_are_shown_in_each_other() {
+fn tree_shows_groups_below_their_parents() {
     let place = Place::new();
     place.group("lab", Size::Bytes(8 * GIB));
     place.group("lab/alice", Size::Bytes(4 * GIB));

@@ -7,7 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// What `doctor` says of this root and below it, and whether it found an error there.
+/// Returns whether `doctor` finds an error in this root, and what it prints about the root and
+/// below.
 fn doctor(place: &Place, root: &Path) -> (bool, String) {
     let mut command = place.gpulimit(&["doctor"]);
     let output = command.env("GPULIMIT_ROOT", root).output();
@@ -29,18 +30,18 @@ fn is_refused(place: &Place, root: &str, expected: &[&str]) {
 }
 
 #[test]
-fn a_root_that_cannot_be_made() {
+fn doctor_reports_a_root_that_cannot_be_made() {
     let place = Place::new();
     fs::write(place.0.join("file"), "").expect("written");
     for root in ["/nonexistent/a/b", "/proc/gpulimit", "/proc/self/gpulimit"] {
-        is_refused(&place, root, &[&format!("no group can be made in {root}")]);
+        is_refused(&place, root, &[&format!("cannot make groups in {root}")]);
     }
     let below = place.0.join("file/root").display().to_string();
     is_refused(&place, &below, &["name a directory that can be made"]);
 }
 
 #[test]
-fn a_usable_root_is_left_as_it_was() {
+fn doctor_leaves_a_usable_root_unchanged() {
     let place = Place::new();
     let names = |path: &Path| {
         let entries = fs::read_dir(path).expect("listed").flatten();
@@ -59,8 +60,8 @@ fn a_usable_root_is_left_as_it_was() {
     assert!(names(&place.root_path()).is_empty());
 }
 
-/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it:
-/// `script` mounts it at `$ROOT`. `None` where nothing can be mounted.
+/// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it;
+/// `script` mounts the file system at `$ROOT`. `None` where mounting is not allowed.
 fn mounted(place: &Place, script: &str) -> Option<String> {
     let root = place.root_path();
     fs::create_dir(&root).expect("created");
@@ -92,20 +93,24 @@ fn is_refused_on(script: &str, expected: &[&str]) {
         return;
     };
     let about = place.root_path().display().to_string();
-    let refused = format!("no group can be made in {about}");
+    let refused = format!("cannot make groups in {about}");
     for words in [&[&*refused, "Limits cannot be applied"], expected].concat() {
         assert!(out.contains(words), "no {words:?} in:\n{out}");
     }
 }
 
 #[test]
-fn a_root_without_room_or_for_reading_only() {
+fn doctor_reports_a_full_or_read_only_root() {
     is_refused_on(
         "mount -t tmpfs -o mode=0755,ro x $ROOT",
-        &["Read-only file system", "-> have root mount it for writing"],
+        &[
+            "Read-only file system",
+            "-> ask root to mount it for writing",
+        ],
     );
     is_refused_on(
-        "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } 2>/dev/null",
+        "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } \
+            2>/dev/null",
         &["-> no space is left there", "size=512M"],
     );
     is_refused_on(
@@ -115,7 +120,7 @@ fn a_root_without_room_or_for_reading_only() {
 }
 
 #[test]
-fn what_a_file_system_is_made_with_is_not_foreign() {
+fn doctor_ignores_lost_found_of_a_file_system() {
     let place = Place::new();
     let mount = "mount -t tmpfs -o mode=0755 x $ROOT && mkdir $ROOT/lost+found";
     if let Some(out) = mounted(&place, mount) {
@@ -124,11 +129,13 @@ fn what_a_file_system_is_made_with_is_not_foreign() {
     let place = Place::new();
     fs::create_dir_all(place.root_path().join("lost+found")).expect("created");
     let (_, out) = doctor(&place, &place.root_path());
-    assert!(out.contains("lost+found was not made by gpulimit"), "{out}");
+    let path = place.root_path().join("lost+found");
+    let line = format!("gpulimit did not make {}", path.display());
+    assert!(out.contains(&line), "{out}");
 }
 
 #[test]
-fn in_a_directory_of_root_another_user_is_told_what_cannot_be() {
+fn doctor_reports_a_root_that_the_user_cannot_write() {
     let place = Place::new();
     let about = fs::metadata(&place.0).expect("there");
     if about.uid() != 0 {
@@ -143,11 +150,11 @@ fn in_a_directory_of_root_another_user_is_told_what_cannot_be() {
         text(&output.expect("started").stdout)
     };
     let out = as_nobody();
-    assert!(out.contains("there is none that you could run in"), "{out}");
+    assert!(out.contains("there are none to run programs in"), "{out}");
     place.said(&["create", "lab", "--max", "4G", "--members", "all"]);
     let out = as_nobody();
     assert!(
-        out.contains("whether there is room for more cannot be told"),
+        out.contains("so the space for more groups was not tested"),
         "{out}"
     );
 }

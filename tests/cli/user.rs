@@ -1,4 +1,4 @@
-//! What another user may: as root, with a second user of few rights.
+//! The rights of another user: the tests run as root, with a second, unprivileged user.
 
 use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
@@ -7,17 +7,18 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The number of the second user.
+/// The id of the second user.
 const ALICE: &str = "65533";
 
-/// A root of the system's kind with the controller and its library where everybody can start them.
+/// A root such as the system's, with the controller and its library where every user can start
+/// them.
 pub struct Machine {
     pub place: Place,
     pub program: PathBuf,
 }
 
 impl Machine {
-    /// `None` where we are not root.
+    /// Makes the machine; `None` without root or setpriv.
     pub fn new() -> Option<Self> {
         let place = Place::new();
         let is_root = fs::metadata(&place.0).expect("there").uid() == 0;
@@ -40,7 +41,7 @@ impl Machine {
         Some(Self { place, program })
     }
 
-    /// What the second user gets.
+    /// Runs the controller as the second user.
     pub fn alice(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new("setpriv");
         command
@@ -67,7 +68,7 @@ impl Machine {
 }
 
 #[test]
-fn a_user_sees_all_and_changes_what_is_below_his_own_group() {
+fn users_see_all_groups_and_change_those_below_their_own() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -126,13 +127,13 @@ fn a_user_sees_all_and_changes_what_is_below_his_own_group() {
 }
 
 #[test]
-fn a_group_for_all_has_jobs_of_its_owner_only() {
+fn only_the_owner_makes_jobs_with_limits_in_a_shared_group() {
     let Some(machine) = Machine::new() else {
         return;
     };
     let place = &machine.place;
     place.said(&["create", "lab", "max=8G", "--members", "all"]);
-    // A limit of the job's own needs a group of its own.
+    // A job with a limit of its own needs a group of its own.
     let error = machine.refused(&["run", "--group", "lab", "--max", "1G", "--", "true"]);
     assert!(
         error.contains("you may not make a group below 'lab'"),
@@ -153,14 +154,17 @@ fn a_group_for_all_has_jobs_of_its_owner_only() {
 }
 
 #[test]
-fn giving_groups_away_is_for_root() {
+fn only_root_gives_groups_to_other_users() {
     let Some(machine) = Machine::new() else {
         return;
     };
     let place = &machine.place;
     place.said(&["create", "lab", "--owner", ALICE]);
     let error = machine.refused(&["create", "lab/gift", "--owner", "0"]);
-    assert!(error.contains("another user (0) is for root"), "{error}");
+    assert!(
+        error.contains("only root can give a group to another user (0)"),
+        "{error}"
+    );
     let error = machine.refused(&["create", "lab/gift", "--members", "@0"]);
     assert!(error.contains("can give a group to @0"), "{error}");
     machine.refused(&["create", "lab/a/b/gift", "--parents", "--owner", "0"]);

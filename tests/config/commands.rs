@@ -1,10 +1,10 @@
-//! Every command line of the controller in these files and their pages is one that it takes.
+//! The controller accepts every command line in the files of `config/` and in their pages.
 
 use crate::place::{GPULIMIT, Place, read, repository, text};
 use std::fs;
 use std::process::Command;
 
-/// The files of a folder and those below it, by their paths in the repository.
+/// Returns the files of a folder and its subfolders, by their paths in the repository.
 fn files(folder: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(repository(folder)).expect(folder) {
@@ -19,8 +19,8 @@ fn files(folder: &str) -> Vec<String> {
     found
 }
 
-/// Its command lines, from the verb on: those that systemd runs, code of pages, and what comments
-/// quote.
+/// Returns the controller's command lines in a file, from the command on: those that systemd runs,
+/// code blocks of pages, and commands quoted in comments.
 fn commands(path: &str) -> Vec<Vec<String>> {
     let text = read(path);
     let mut found = Vec::new();
@@ -37,7 +37,7 @@ fn commands(path: &str) -> Vec<Vec<String>> {
             quoted.push(line);
         }
         if let Some((_, command)) = line.split_once(": gpulimit ") {
-            // `for: gpulimit create …, or a policy.` in a comment.
+            // A comment may contain `for: gpulimit create …, or a policy.`
             quoted.push(&line[line.len() - command.len() - "gpulimit ".len()..]);
         }
         for command in quoted {
@@ -45,7 +45,8 @@ fn commands(path: &str) -> Vec<Vec<String>> {
             let end = [',', '#', '…', '|', ';', '&', '>'];
             let command = command.split(end).next().unwrap_or_default();
             let mut words = command.split_whitespace().peekable();
-            // What stands before it: prefixes of systemd, other programs and their options.
+            // Prefixes of systemd, and other programs with their options, may precede the
+            // controller.
             let is_controller = |word: &str| word == "gpulimit" || word.ends_with("/gpulimit");
             let before: Vec<_> = words
                 .by_ref()
@@ -88,8 +89,8 @@ fn the_controller_takes_every_command() {
     let (mut count, mut wrong) = (0, Vec::new());
     for path in paths {
         for arguments in commands(&path) {
-            // Its parser goes through all options before it comes to this one.
-            // systemd writes a percent sign as two.
+            // `--help` makes the parser check all options before it. systemd writes a percent sign
+            // as two.
             let arguments: Vec<String> = arguments
                 .iter()
                 .map(|word| word.replace("%%", "%"))
@@ -117,7 +118,7 @@ fn the_controller_takes_every_command() {
 }
 
 #[test]
-fn policies_of_the_pages_are_right() {
+fn policies_in_the_pages_are_valid() {
     let mut count = 0;
     for page in pages() {
         let text = read(&page);
@@ -135,7 +136,7 @@ fn policies_of_the_pages_are_right() {
 }
 
 #[test]
-fn a_wrong_command_would_be_found() {
+fn a_wrong_command_is_noticed() {
     let output = Command::new(GPULIMIT)
         .args(["create", "lab", "--onwer", "alice", "--help"])
         .output()

@@ -1,13 +1,13 @@
-//! What containers get: the file of `gpulimit cdi generate`, by the rules of the Container Device
-//! Interface (version 1.1.0 of its specification) in our words, and the entry point of images that
-//! bring the library themselves.
+//! Files for containers: `gpulimit cdi generate` follows the rules of the Container Device
+//! Interface (specification 1.1.0), restated here, and the entry point serves images that bring the
+//! library themselves.
 
 use crate::place::{GPULIMIT, Place, me, repository, text};
 use serde_json::Value;
 use std::fs;
 use std::process::{Command, Output};
 
-/// Runs it with a library of the test's own.
+/// Runs the command with a library of the test's own.
 fn generate(place: &Place, arguments: &[&str]) -> Output {
     let mut command = Command::new(GPULIMIT);
     command.args(["cdi", "generate"]).args(arguments);
@@ -21,7 +21,7 @@ fn generate(place: &Place, arguments: &[&str]) -> Output {
     command.output().expect("started")
 }
 
-/// Something that the loader takes for our library.
+/// Makes a file that the loader takes for gpulimit's library.
 fn library(place: &Place) -> std::path::PathBuf {
     let path = place.at("libgpulimit.so");
     if !path.exists() {
@@ -57,7 +57,8 @@ fn strings(value: &Value) -> Vec<&str> {
     list.map(|text| text.as_str().expect("a text")).collect()
 }
 
-/// What engines check before they take any device of it: unknown fields, too, are mistakes.
+/// Asserts what engines check before they accept any device of the file; unknown fields are errors,
+/// too.
 #[track_caller]
 fn check(spec: &Value) {
     assert_eq!(
@@ -86,8 +87,8 @@ fn check(spec: &Value) {
         names.push(name);
         edits(&device["containerEdits"]);
     }
-    // The lowest version that has what is used: names that begin with a digit came with 0.5.0;
-    // types of mounts, which came with 0.4.0, and all that came later are not used.
+    // The version is the lowest with the features that are used: names that begin with a digit came
+    // with 0.5.0. Types of mounts, which came with 0.4.0, and all later features are not used.
     let digit = names.iter().any(|name| name.as_bytes()[0].is_ascii_digit());
     let version = if digit { "0.5.0" } else { "0.3.0" };
     assert_eq!(spec["cdiVersion"], version);
@@ -112,7 +113,8 @@ fn edits(edits: &Value) {
                     let stages = ["createRuntime", "createContainer", "poststop"];
                     assert!(stages.contains(&edit["hookName"].as_str().expect("a stage")));
                     absolute(&edit["path"]);
-                    // The runtime gives them as they are: the first is the program's name.
+                    // The runtime passes the arguments as they are: the first is the program's
+                    // name.
                     assert_eq!(strings(&edit["args"])[..2], ["gpulimit", "oci-hook"]);
                 }
                 _ => panic!("{key}"),
@@ -129,7 +131,7 @@ fn names(spec: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn devices_are_what_was_asked_for() {
+fn generated_devices_match_the_options() {
     let place = Place::new();
     let print = ["--output", "-"];
     let ladder = spec(&generate(&place, &print));
@@ -166,12 +168,12 @@ fn devices_are_what_was_asked_for() {
     assert_eq!(asked, expected.map(create));
     let plain = spec(&generate(&place, &["--output", "-", "--group", "lab"]));
     assert_eq!(plain["cdiVersion"], "0.3.0");
-    // Nothing but what is printed.
+    // The command prints the file, and makes no other.
     assert!(!place.at("files").exists());
     for (arguments, why) in [
-        (&["--cap", "lots"][..], "--cap is 'lots'"),
-        (&["--cap", "50%"], "give the cap a name"),
-        (&["--cap", "a b=4g"], "give the cap a name"),
+        (&["--cap", "lots"][..], "invalid --cap 'lots'"),
+        (&["--cap", "50%"], "name the cap with letters"),
+        (&["--cap", "a b=4g"], "name the cap with letters"),
         (&["--cap", "4g", "--cap", "4G"], "two devices"),
         (&["--cap", "lab=4g", "--group", "lab"], "two devices"),
         (&["--group", "a/b", "--group", "a.b"], "two devices"),
@@ -186,7 +188,7 @@ fn devices_are_what_was_asked_for() {
 }
 
 #[test]
-fn what_containers_get_is_written_beside_it() {
+fn cdi_generate_writes_the_files_that_it_names() {
     let place = Place::new();
     let file = place.at("etc/cdi/gpulimit.json");
     for devices in [&["--cap", "4g", "--cap", "8g"][..], &["--cap", "2g"]] {
@@ -218,14 +220,14 @@ fn what_containers_get_is_written_beside_it() {
 }
 
 #[test]
-fn output_that_is_no_regular_file_is_written_through() {
+fn output_to_pipes_and_links_is_written_through() {
     use std::os::unix::fs::FileTypeExt;
     let place = Place::new();
     let (pipe, link, target) = (place.at("pipe"), place.at("link"), place.at("target.json"));
     let made = Command::new("mkfifo").arg(&pipe).status();
     assert!(made.is_ok_and(|status| status.success()), "mkfifo");
     std::os::unix::fs::symlink(&target, &link).expect("linked");
-    // A pipe has room for the file. Open for reading and writing, it makes nobody wait.
+    // A pipe has room for the file. A pipe opened for reading and writing blocks neither side.
     let mut options = fs::OpenOptions::new();
     let reader = options.read(true).write(true).open(&pipe).expect("opened");
     for output in [&pipe, &link, &link] {
@@ -247,7 +249,7 @@ fn output_that_is_no_regular_file_is_written_through() {
 }
 
 #[test]
-fn only_root_ties_containers() {
+fn only_root_makes_groups_for_containers() {
     let place = Place::new();
     let bundle = place.write("bundle/config.json", "{\"root\": {\"path\": \"rootfs\"}}");
     let state = format!(
@@ -280,7 +282,7 @@ fn only_root_ties_containers() {
     assert!(said.contains("only the host's root"), "{said}");
 }
 
-/// The entry point with these variables and this command: status, output and errors.
+/// Runs the entry point with these variables and this command; returns status, output and errors.
 fn enter(variables: &[(&str, &str)], command: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new("sh")
         .arg(repository("config/container-entrypoint"))
@@ -298,7 +300,7 @@ fn enter(variables: &[(&str, &str)], command: &[&str]) -> (Option<i32>, String, 
 }
 
 #[test]
-fn an_image_brings_the_library_itself() {
+fn the_entry_point_preloads_the_images_library() {
     let place = Place::new();
     let path = library(&place);
     let path = path.to_str().expect("UTF-8");
@@ -332,7 +334,7 @@ fn an_image_brings_the_library_itself() {
     let (status, said, errors) = enter(&[missing, ("GPULIMIT_MAX", "1G")], &show);
     assert_eq!((status, said.as_str()), (Some(125), ""));
     assert!(errors.contains("no /no/libgpulimit.so"), "{errors}");
-    // Nobody asks for a limit.
+    // Without a limit, the entry point runs the command without the library.
     assert_eq!(enter(&[missing], &["echo", "a"]).1, "a\n");
     let (status, _, errors) = enter(&[named], &[]);
     assert!(status == Some(125) && errors.contains("no command"));

@@ -6,7 +6,8 @@ use std::process::Command;
 
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 
-/// The profile with the controller and a library of the test's own, and the variables after it.
+/// Runs the profile with the controller and a library of the test's own, and returns the variables
+/// that it sets.
 fn profile(place: &Place, shell: &[&str], variables: &[(&str, &str)]) -> String {
     let library = place.write("libgpulimit.so", "");
     let library = library.to_str().expect("UTF-8");
@@ -16,7 +17,7 @@ fn profile(place: &Place, shell: &[&str], variables: &[(&str, &str)]) -> String 
         .replace("/usr/local/bin/gpulimit ", &format!("{GPULIMIT} "))
         .replace(LIBRARY, library);
     let path = place.write("profile.sh", &snippet);
-    // Built-in commands only: the library is none.
+    // The script uses only built-in commands, because the library is an empty file.
     let show = format!(
         ". {}; echo \"${{GPULIMIT_GROUP-unset}} ${{LD_PRELOAD-unset}} ${{gpulimit_user-unset}}\"",
         path.display()
@@ -35,7 +36,7 @@ fn profile(place: &Place, shell: &[&str], variables: &[(&str, &str)]) -> String 
 }
 
 #[test]
-fn a_login_shell_is_in_its_users_group() {
+fn the_profile_puts_a_shell_into_its_users_group() {
     let name = Command::new("id").arg("-un").output().expect("started");
     let group = format!("users/{}", text(&name.stdout).trim());
     let preloads = [("", "LIBRARY"), ("other.so", "LIBRARY:other.so")];
@@ -53,7 +54,7 @@ fn a_login_shell_is_in_its_users_group() {
         let made = place.gpulimit(&["create", &group, "max=1G", "--parents"]);
         assert!(made.status.success(), "{made:?}");
         for (before, after) in preloads {
-            // A preload that is not there makes the linker complain, and the shell goes on.
+            // The linker complains about a preload that does not exist, and the shell goes on.
             let variables = [("LD_PRELOAD", before)];
             let variables = if before.is_empty() {
                 &[][..]
@@ -65,14 +66,14 @@ fn a_login_shell_is_in_its_users_group() {
                 format!("{group} {after} unset\n")
             );
         }
-        // A group that was chosen stays.
+        // A group that the user has chosen stays.
         let chosen = profile(&place, shell, &[("GPULIMIT_GROUP", "own")]);
         assert_eq!(chosen, "own unset unset\n");
     }
 }
 
 #[test]
-fn the_lines_for_pam_are_pams() {
+fn the_pam_file_has_pams_syntax() {
     let text = read("config/login/pam_env.conf");
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let words = lines
@@ -88,7 +89,7 @@ fn the_lines_for_pam_are_pams() {
     assert_eq!(words.collect::<Vec<_>>(), expected);
 }
 
-/// `su` with our lines in the place of this machine's rules for it.
+/// Runs `su` with gpulimit's lines in place of this machine's PAM rules.
 #[test]
 fn pam_puts_a_session_into_its_users_group() {
     const SESSION: &str = "mount --bind \"$1\" /etc/pam.d/su && exec su -s /bin/sh daemon -c \
@@ -103,7 +104,8 @@ fn pam_puts_a_session_into_its_users_group() {
     let place = Place::new();
     let lines = repository("config/login/pam_env.conf");
     let rules = format!(
-        "auth sufficient pam_rootok.so\naccount required pam_permit.so\nsession required pam_env.so conffile={}\n",
+        "auth sufficient pam_rootok.so\naccount required pam_permit.so\n\
+            session required pam_env.so conffile={}\n",
         lines.display()
     );
     let rules = place.write("su", &rules);

@@ -1,6 +1,6 @@
-//! The files of `config/` that others run: units, drop-ins and tmpfiles of systemd, snippets for
-//! logins, Slurm's scripts, the entry point of containers; and the file that container engines
-//! read. Slurm and containers themselves: `tests/programs/tests/sites`; policies:
+//! The files of `config/`: units, drop-ins and tmpfiles of systemd, snippets for logins, Slurm's
+//! scripts, the entry point of containers; and the file that container engines read. Tests with
+//! Slurm and containers themselves are in `tests/programs/tests/sites`, tests of policies in
 //! `tests/policy.rs`.
 
 mod commands;

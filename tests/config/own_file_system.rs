@@ -1,14 +1,14 @@
-//! The file system of the groups, `config/systemd/run-gpulimit.mount`: what members of a group can
-//! use up is theirs, not that of `/run`.
+//! The groups' own file system, `config/systemd/run-gpulimit.mount`: members of a group can fill
+//! this file system, but not `/run`.
 
 use crate::place::{GPULIMIT, Place, may_mount, read, repository, text};
 use std::process::Command;
 
-/// A user of a group who is not root.
+/// A member of a group who is not root.
 const USER: &str = "41021";
 
-/// The options of the mount unit, but for the size and the number of inodes, which are small: a
-/// test need not fill half a GiB.
+/// Returns the options of the mount unit with a small size and few inodes, so that a test need not
+/// fill half a GiB.
 fn options() -> String {
     let unit = read("config/systemd/run-gpulimit.mount");
     let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
@@ -26,8 +26,9 @@ fn options() -> String {
     small
 }
 
-/// A machine whose `/run` has room for 8 MiB more than what its groups may take. The user grows the
-/// ledger and fills `sub/`; what is left then is said, with what a service of root can still write.
+/// A machine whose `/run` has 8 MiB more room than its groups may take. The user grows the ledger
+/// and fills `sub/`; the script then prints what is left, and whether a service of root can still
+/// write.
 const MACHINE: &str = r#"set -eu
 mount -t tmpfs -o size=12M,nr_inodes=2000,mode=755 tmpfs /run
 mkdir -m 755 /run/gpulimit
@@ -36,10 +37,13 @@ mkdir -m 755 /run/gpulimit
 "$GPULIMIT" create lab/user max=1G --owner "$USER_ID" >&2
 own=/run/gpulimit/lab/sub/user
 as_user() { setpriv --reuid="$USER_ID" --regid="$USER_ID" --clear-groups "$@"; }
-"$GPULIMIT" doctor | grep -c "is not a file system of its own" || true
-as_user dd if=/dev/zero of="$own/ledger" bs=1M seek=17 count=100 2>/dev/null && echo "the ledger takes all"
-"$GPULIMIT" show lab/user 2>&1 | grep -c "of another length" || true
-as_user sh -c 'i=0; while mkdir "$0/sub/$i" 2>/dev/null; do i=$((i + 1)); [ $i -lt 3000 ] || exit 1; done' "$own" || echo "directories without end"
+"$GPULIMIT" doctor | grep -c "is not a separate file system" || true
+as_user dd if=/dev/zero of="$own/ledger" bs=1M seek=17 count=100 2>/dev/null \
+    && echo "the ledger takes all"
+"$GPULIMIT" show lab/user 2>&1 | grep -c "does not match its header" || true
+as_user sh -c 'i=0
+    while mkdir "$0/sub/$i" 2>/dev/null; do i=$((i + 1)); [ $i -lt 3000 ] || exit 1; done' "$own" \
+    || echo "directories without end"
 if dd if=/dev/zero of=/run/service bs=1M count=6 2>/dev/null; then echo "root has room"; fi
 rm -f /run/service
 if mkdir /run/service; then echo "root has inodes"; fi
@@ -63,7 +67,7 @@ fn machine(options: &str) -> String {
 }
 
 #[test]
-fn members_fill_their_own_file_system_and_not_that_of_run() {
+fn members_cannot_fill_run() {
     if !may_mount() {
         return;
     }
@@ -71,7 +75,7 @@ fn members_fill_their_own_file_system_and_not_that_of_run() {
         machine(&options()),
         "0\n1\nroot has room\nroot has inodes\nuntil it is removed\n"
     );
-    // Without it they do, and doctor says so.
+    // Without the mount, members fill `/run`, and doctor says so.
     let said = machine("");
     assert!(said.starts_with("1\n1\n"), "{said}");
     assert!(
@@ -80,13 +84,13 @@ fn members_fill_their_own_file_system_and_not_that_of_run() {
     );
 }
 
-/// It is not mounted over groups, of which nobody would then know.
+/// The unit does not mount over existing groups, which would hide them.
 #[test]
-fn systemd_takes_the_unit_and_leaves_groups_alone() {
+fn the_mount_unit_is_valid_and_hides_no_groups() {
     let unit = read("config/systemd/run-gpulimit.mount");
     assert!(unit.contains("ConditionDirectoryNotEmpty=!/run/gpulimit\n"));
     assert!(unit.contains("Where=/run/gpulimit\n"));
-    // The root is in its place before the groups are made, and rules do not wait for it in vain.
+    // The root is mounted before the groups are made, and the rules do not require the mount.
     let apply = read("config/systemd/gpulimit-apply.service");
     let after = apply.lines().find(|line| line.starts_with("After="));
     assert!(after.expect("an order").contains("run-gpulimit.mount"));

@@ -1,4 +1,4 @@
-//! A root and files of a test's own, and what the tests ask of the machine.
+//! A root and files of a test's own, and checks of what the machine offers.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -10,25 +10,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[expect(dead_code, reason = "only other tests make copies")]
 mod executable;
 
-/// The controller.
+/// The path of the controller.
 pub const GPULIMIT: &str = env!("CARGO_BIN_EXE_gpulimit");
 
-/// A file of the repository.
+/// Returns the path of a file of the repository.
 pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Its text.
+/// Returns the text of a file of the repository.
 pub fn read(path: &str) -> String {
     fs::read_to_string(repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Who we are.
+/// Returns the id of the user who runs the test.
 pub fn me() -> u32 {
     fs::metadata("/proc/self").expect("/proc").uid()
 }
 
-/// Whether a program is there; said where it is not.
+/// Returns whether a program is installed; prints a message if not.
 pub fn have(program: &str) -> bool {
     let found = Command::new("sh")
         .args(["-c", &format!("command -v {program}")])
@@ -40,7 +40,7 @@ pub fn have(program: &str) -> bool {
     found
 }
 
-/// Whether we may mount in a namespace of our own; said where we may not.
+/// Returns whether this process may mount in a namespace of its own; prints a message if not.
 pub fn may_mount() -> bool {
     let mounted = Command::new("unshare")
         .args(["-m", "mount", "-t", "tmpfs", "tmpfs", "/run"])
@@ -52,7 +52,7 @@ pub fn may_mount() -> bool {
     may
 }
 
-/// A folder that goes away with it.
+/// A folder that is removed when the value is dropped.
 pub struct Place(PathBuf);
 
 impl Place {
@@ -62,17 +62,17 @@ impl Place {
         let name = format!("gpulimit-config-{}-{next}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).expect("a temporary directory");
-        // Groups of other users are made below it with their rights.
+        // Groups of other users are made below this folder with these users' rights.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
         Place(path)
     }
 
-    /// A path in it.
+    /// Returns a path in the folder.
     pub fn at(&self, path: &str) -> PathBuf {
         self.0.join(path)
     }
 
-    /// Writes a file and the folders above it.
+    /// Writes a file, and makes the folders above it.
     pub fn write(&self, path: &str, text: &str) -> PathBuf {
         let path = self.at(path);
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");
@@ -80,7 +80,7 @@ impl Place {
         path
     }
 
-    /// The same, to be run; in the place of what is there, which may be a link.
+    /// Writes an executable script, in place of any file or link there.
     pub fn script(&self, path: &str, text: &str) -> PathBuf {
         let path = self.at(path);
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");
@@ -88,7 +88,7 @@ impl Place {
         path
     }
 
-    /// Runs the controller with its root in here.
+    /// Runs the controller with its root in this folder.
     pub fn gpulimit(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(GPULIMIT);
         command
@@ -98,7 +98,7 @@ impl Place {
         command.output().expect("started")
     }
 
-    /// The names of the groups.
+    /// Returns the names of the groups.
     pub fn groups(&self) -> Vec<String> {
         let output = self.gpulimit(&["ls"]);
         assert!(output.status.success(), "{output:?}");
@@ -112,7 +112,7 @@ impl Drop for Place {
     }
 }
 
-/// What a program wrote.
+/// Returns a program's output as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

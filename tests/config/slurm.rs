@@ -1,6 +1,6 @@
-//! Slurm's scripts without Slurm: the variables that it gives them are set by hand, as Slurm 22.05
-//! does, and `squeue` is a script that says what it is told. In every shell that may be `/bin/sh`
-//! of a node.
+//! Slurm's scripts without Slurm: the test sets the variables that Slurm 22.05 gives to scripts,
+//! and `squeue` is a script with a fixed answer. Each test runs in every shell that may be
+//! `/bin/sh` of a node.
 
 use crate::place::{GPULIMIT, Place, have, me, repository, text};
 use std::fs;
@@ -14,11 +14,11 @@ struct Node {
 }
 
 impl Node {
-    /// With these lines in the settings.
+    /// Makes a node with these lines in its settings.
     fn new(shell: &'static [&'static str], settings: &str) -> Node {
         let place = Place::new();
         place.write("libgpulimit.so", "");
-        // Nothing of it goes to the machine's log.
+        // The script keeps messages out of the machine's log.
         let log = format!("#!/bin/sh\necho \"$*\" >>{}\n", place.at("log").display());
         place.script("bin/logger", &log);
         std::os::unix::fs::symlink(GPULIMIT, place.at("bin/gpulimit")).expect("made");
@@ -40,20 +40,20 @@ impl Node {
         self.place.write("slurm.conf", &text);
     }
 
-    /// What squeue says.
+    /// Sets the answer of squeue.
     fn queue(&self, lines: &str) {
         let script = format!("#!/bin/sh\ncat <<'END'\n{lines}\nEND\n");
         self.place.script("bin/squeue", &script);
     }
 
-    /// One of the scripts for job 1.
+    /// Runs one of the scripts for job 1.
     fn run(&self, script: &str, variables: &[(&str, &str)]) -> Output {
         let mut command = Command::new(self.shell[0]);
         command
             .args(&self.shell[1..])
             .arg(repository("config/slurm").join(script))
             .env_clear()
-            // Slurm's is none.
+            // Slurm runs these scripts without a PATH.
             .env("PATH", "/usr/bin:/bin")
             .env("GPULIMIT_SLURM_CONF", self.place.at("slurm.conf"))
             .env("SLURM_JOB_ID", "1")
@@ -62,7 +62,7 @@ impl Node {
         command.output().expect("started")
     }
 
-    /// The Prolog of a job with a GPU: its status.
+    /// Runs the Prolog of a job with a GPU and returns its status.
     fn prolog(&self, comment: &str) -> i32 {
         let variables = [("SLURM_JOB_GPUS", "0"), ("SLURM_JOB_COMMENT", comment)];
         let output = self.run("prolog", &variables);
@@ -70,7 +70,8 @@ impl Node {
         output.status.code().expect("a status")
     }
 
-    /// What the TaskProlog says, with the names of this node's files, and whether the task may run.
+    /// Returns whether the task may run, and the TaskProlog's output, with this node's folder
+    /// replaced by PLACE.
     fn task(&self, variables: &[(&str, &str)]) -> (bool, String) {
         let output = self.run("task-prolog", variables);
         assert_eq!(text(&output.stderr), "");
@@ -85,7 +86,7 @@ impl Node {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// The limit of the job's group.
+    /// Returns the limit of the job's group.
     fn max(&self) -> String {
         let output = self.place.gpulimit(&["get", "slurm/1", "max"]);
         text(&output.stdout).trim().to_owned()
@@ -104,7 +105,7 @@ impl Node {
             .collect()
     }
 
-    /// No note of a job, and no group.
+    /// Asserts that no note of a job and no group is left.
     #[track_caller]
     fn clean(&self) {
         assert_eq!(self.notes(), Vec::<PathBuf>::new());
@@ -112,7 +113,7 @@ impl Node {
     }
 }
 
-/// Runs a test in each shell that is there.
+/// Runs a test in each installed shell.
 fn in_each_shell(test: impl Fn(&'static [&'static str])) {
     const SHELLS: [&[&str]; 4] = [&["sh"], &["dash"], &["bash", "--posix"], &["busybox", "sh"]];
     for shell in SHELLS {
@@ -122,7 +123,8 @@ fn in_each_shell(test: impl Fn(&'static [&'static str])) {
     }
 }
 
-const ENTERED: &str = "export GPULIMIT_ROOT=PLACE/root\nexport GPULIMIT_GROUP=slurm/1\nexport LD_PRELOAD=PLACE/libgpulimit.so\n";
+const ENTERED: &str = "export GPULIMIT_ROOT=PLACE/root\nexport GPULIMIT_GROUP=slurm/1\n\
+    export LD_PRELOAD=PLACE/libgpulimit.so\n";
 
 #[test]
 fn a_job_has_a_group_from_prolog_to_epilog() {
@@ -131,7 +133,7 @@ fn a_job_has_a_group_from_prolog_to_epilog() {
         assert_eq!(node.prolog("night run"), 0, "{}", node.log());
         assert_eq!(node.max(), "5GiB");
         assert_eq!(node.task(&[]), (true, ENTERED.into()));
-        // The job makes a group of its own in it.
+        // The job makes a nested group of its own.
         assert!(
             node.place
                 .gpulimit(&["create", "slurm/1/own", "max=1G"])
@@ -140,14 +142,14 @@ fn a_job_has_a_group_from_prolog_to_epilog() {
         );
         node.epilog();
         node.clean();
-        // Again, and for a job that never came to its Prolog.
+        // The Epilog runs again, and may run for a job whose Prolog never ran.
         node.epilog();
         assert_eq!(node.log(), "");
     });
 }
 
 #[test]
-fn shards_are_read_as_every_version_writes_them() {
+fn shards_are_read_in_the_format_of_every_version() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "shard=12.5%");
         for (queue, max) in [
@@ -156,12 +158,12 @@ fn shards_are_read_as_every_version_writes_them() {
             ("1 gres/shard:a100:4 N/A", "50%"),
             ("1 gres/shard=2 N/A", "25%"),
             ("1 gres:nic:1,gres:shard:2,license/x:9 N/A", "25%"),
-            // Others of the same array.
+            // Other jobs of the same array are listed, too.
             (
                 "12 gres:shard:8 N/A\n1 gres:shard:2 N/A\n11 gres:shard:7 N/A",
                 "25%",
             ),
-            // A whole GPU, and one that `--gpus` asked for.
+            // The job has a whole GPU, or one by `--gpus`.
             ("1 gres:gpu:2 N/A", "max"),
             ("1 N/A N/A", "max"),
         ] {
@@ -170,7 +172,7 @@ fn shards_are_read_as_every_version_writes_them() {
             assert_eq!(node.max(), max, "{queue}");
             node.epilog();
         }
-        // Bytes stay whole numbers.
+        // The result is a whole number of bytes.
         node.settings("shard=2147483649");
         node.queue("1 gres:shard:1K N/A");
         assert_eq!((node.prolog(""), &*node.max()), (0, "2147483649KiB"));
@@ -186,7 +188,7 @@ fn shards_are_read_as_every_version_writes_them() {
 }
 
 #[test]
-fn a_comment_counts_where_there_are_no_shards() {
+fn a_jobs_comment_sets_its_limit_without_shards() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "default=30%");
         for (comment, max) in [
@@ -207,7 +209,7 @@ fn a_comment_counts_where_there_are_no_shards() {
         node.settings("shard=1G");
         assert_eq!((node.prolog("gpulimit=8g"), &*node.max()), (0, "2GiB"));
         node.epilog();
-        // Nothing of it is run.
+        // The scripts run no part of the comment.
         let touched = node.place.at("touched");
         node.settings("");
         let words = [
@@ -229,7 +231,7 @@ fn a_comment_counts_where_there_are_no_shards() {
 }
 
 #[test]
-fn jobs_without_gpus_are_left_alone() {
+fn jobs_without_gpus_get_no_group() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "default=1G");
         assert!(node.run("prolog", &[]).status.success());
@@ -240,7 +242,7 @@ fn jobs_without_gpus_are_left_alone() {
         assert!(node.run("prolog", &[]).status.success());
         assert_eq!(node.max(), "1GiB");
         node.epilog();
-        // Its own wish, where the site leaves GPUs open.
+        // A job's own limit holds even where the site leaves GPUs open.
         node.settings("");
         let asked = [("SLURM_JOB_COMMENT", "gpulimit=2G")];
         assert!(node.run("prolog", &asked).status.success());
@@ -251,22 +253,22 @@ fn jobs_without_gpus_are_left_alone() {
 }
 
 #[test]
-fn a_jobs_mistake_fails_the_job_alone() {
+fn a_jobs_wrong_comment_fails_only_the_job() {
     in_each_shell(|shell| {
         for on_error in ["drain", "closed", "open"] {
             let node = Node::new(shell, &format!("on_error={on_error}"));
             assert_eq!(node.prolog("gpulimit=lots"), 0);
             let (may, said) = node.task(&[("SLURM_STEP_GPUS", "0")]);
             assert!(!may, "{said}");
-            let line = "print gpulimit: no GPU memory for this job: the job's comment asks for gpulimit=lots: 'lots' is no size";
+            let line = "print gpulimit: no GPU memory for this job: the job's comment asks for gpulimit=lots: invalid size 'lots'";
             assert!(
                 said.starts_with(line) && said.lines().count() == 1,
                 "{said}"
             );
             assert!(node.log().contains("Slurm job 1: "), "{}", node.log());
             node.epilog();
-            // What the job's user wrote is printed as it is: a shell's echo would make an escape
-            // sequence and a line of its own of it.
+            // The job user's text is printed unchanged: a shell's echo would turn it into an escape
+            // sequence and a second line.
             let asked = [
                 ("SLURM_JOB_GPUS", "0"),
                 ("SLURM_JOB_COMMENT", r"gpulimit=\033[2Jlots\nok"),
@@ -288,9 +290,9 @@ fn a_jobs_mistake_fails_the_job_alone() {
 }
 
 #[test]
-fn a_broken_node_does_what_is_set() {
+fn on_error_decides_what_a_broken_node_does() {
     in_each_shell(|shell| {
-        // What is broken, how, and what is said.
+        // The cause in the settings, the damage, and the expected message.
         type Damage<'a> = &'a dyn Fn(&Node);
         let broken: [(&str, Damage<'_>, &str); 6] = [
             (
@@ -319,7 +321,7 @@ fn a_broken_node_does_what_is_set() {
                 "squeue does not say",
             ),
             ("shard=lots", &|_| {}, "shard=lots"),
-            ("default=lots", &|_| {}, "'lots' is no size"),
+            ("default=lots", &|_| {}, "invalid size 'lots'"),
         ];
         for (settings, damage, says) in broken {
             for on_error in ["drain", "closed", "open"] {
@@ -340,7 +342,7 @@ fn a_broken_node_does_what_is_set() {
                 assert_eq!(node.notes(), Vec::<PathBuf>::new());
             }
         }
-        // Settings that are no sh, or end the shell: as if nothing was set.
+        // With settings that are not valid shell, or that end the shell, the defaults hold.
         for settings in ["on_error=open\nif", "exit 3", "$(false) |"] {
             let node = Node::new(shell, settings);
             assert_eq!(node.prolog(""), 1, "{settings}");
@@ -359,7 +361,7 @@ fn a_task_without_a_prolog_is_refused() {
         assert_eq!(node.task(&[]), (true, String::new()));
         node.settings("on_error=open");
         assert_eq!(node.task(&gpu), (true, String::new()));
-        // The library went away since.
+        // The library has been removed since the Prolog.
         assert_eq!(node.prolog(""), 0);
         fs::remove_file(node.place.at("libgpulimit.so")).expect("removed");
         assert_eq!(node.task(&gpu), (true, String::new()));
@@ -373,7 +375,7 @@ fn a_task_without_a_prolog_is_refused() {
 }
 
 #[test]
-fn tasks_keep_what_their_job_has_set_up() {
+fn tasks_keep_variables_set_by_their_job() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "");
         assert_eq!(node.prolog(""), 0);
@@ -405,7 +407,7 @@ fn tasks_keep_what_their_job_has_set_up() {
             ),
         ];
         for (variables, said) in cases {
-            // A preload that is not there makes the linker of every program complain.
+            // The linker of every program would complain about a preload that does not exist.
             let output = node.run("task-prolog", variables);
             assert!(output.status.success(), "{output:?}");
             let place = node.place.at("");
@@ -416,7 +418,7 @@ fn tasks_keep_what_their_job_has_set_up() {
                 "{variables:?}"
             );
         }
-        // Where the root is the machine's, nobody leads a task elsewhere.
+        // With the machine's own root, the job's environment cannot name another one.
         let settings = fs::read_to_string(node.place.at("slurm.conf")).expect("readable");
         node.place
             .write("slurm.conf", &format!("{settings}\nroot=/run/gpulimit\n"));
@@ -429,11 +431,11 @@ fn tasks_keep_what_their_job_has_set_up() {
 }
 
 #[test]
-fn a_second_prolog_finds_its_own_group() {
+fn a_second_prolog_reuses_the_jobs_group() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "");
         assert_eq!(node.prolog("gpulimit=8G"), 0);
-        // Queued again where no Epilog ran, with another wish.
+        // The job is queued again with another comment, and no Epilog has run.
         assert!(
             node.place
                 .gpulimit(&["create", "slurm/1/old"])
@@ -442,7 +444,7 @@ fn a_second_prolog_finds_its_own_group() {
         );
         assert_eq!((node.prolog("gpulimit=4G"), &*node.max()), (0, "4GiB"));
         assert_eq!(node.place.groups(), ["slurm", "slurm/1"]);
-        // While its programs run, as after slurmd was started anew: nothing is taken from them.
+        // The group's programs still run, as after a restart of slurmd, and must keep their memory.
         let root = gpulimit_group::Root::at(node.place.at("root")).expect("a root");
         let member = gpulimit_group::Member::join(&root, "slurm/1").expect("joined");
         assert_eq!((node.prolog("gpulimit=2G"), &*node.max()), (0, "2GiB"));
@@ -454,14 +456,15 @@ fn a_second_prolog_finds_its_own_group() {
 }
 
 #[test]
-fn what_an_epilog_cannot_remove_the_next_one_does() {
+fn a_later_epilog_removes_groups_that_an_earlier_one_could_not() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "");
         assert_eq!(node.prolog(""), 0);
-        // It does not remove anything.
+        // This controller removes no group.
         let works = node.place.at("bin/gpulimit");
         let stuck = format!(
-            "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo gpulimit: in use >&2; exit 1; }}\nexec {GPULIMIT} \"$@\"\n"
+            "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo gpulimit: in use >&2; exit 1; }}\n\
+                exec {GPULIMIT} \"$@\"\n"
         );
         node.place.script("bin/gpulimit", &stuck);
         node.epilog();
@@ -472,15 +475,15 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
         );
         assert_eq!(node.place.groups(), ["slurm", "slurm/1"]);
         node.epilog();
-        // Not there at all: no reason to drain the node either.
+        // Without a controller the Epilog succeeds, too, so that the node is not drained.
         fs::remove_file(&works).expect("removed");
         node.epilog();
         std::os::unix::fs::symlink(GPULIMIT, &works).expect("made");
-        // Of another job, later.
+        // The Epilog of a later job removes the group.
         let other = node.run("epilog", &[("SLURM_JOB_ID", "2")]);
         assert!(other.status.success(), "{other:?}");
         node.clean();
-        // A job of the same number, which runs by then, keeps its group.
+        // A new job with the same number, which runs by then, keeps its group.
         assert_eq!(node.prolog(""), 0);
         node.place.script("bin/gpulimit", &stuck);
         node.epilog();
@@ -491,7 +494,7 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
         assert_eq!(node.place.groups(), ["slurm", "slurm/1"]);
         node.epilog();
         node.clean();
-        // Removed by hand meanwhile.
+        // The group was removed by hand meanwhile.
         assert_eq!(node.prolog(""), 0);
         assert!(node.place.gpulimit(&["rm", "slurm/1"]).status.success());
         node.epilog();
@@ -499,17 +502,18 @@ fn what_an_epilog_cannot_remove_the_next_one_does() {
     });
 }
 
-/// A job can keep its slots locked when it has ended, as by a process that nobody can kill.
+/// A job that has ended can keep its slots locked, for instance by a process that cannot be killed.
 #[test]
-fn what_earlier_jobs_keep_locked_holds_nobody_up() {
+fn groups_kept_locked_by_earlier_jobs_do_not_delay_others() {
     in_each_shell(|shell| {
         let node = Node::new(shell, "patience=600");
         let works = node.place.at("bin/gpulimit");
         let calls = node.place.at("calls");
-        // Whoever removes a group finds it in use, after `wait` seconds.
+        // Removing a group fails after `wait` seconds, because the group is in use.
         let stuck = |wait: u32| {
             let script = format!(
-                "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo \"$*\" >>{}; sleep {wait}; echo gpulimit: in use >&2; exit 1; }}\nexec {GPULIMIT} \"$@\"\n",
+                "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo \"$*\" >>{}; sleep {wait}; \
+                 echo gpulimit: in use >&2; exit 1; }}\nexec {GPULIMIT} \"$@\"\n",
                 calls.display()
             );
             node.place.script("bin/gpulimit", &script);
@@ -530,7 +534,7 @@ fn what_earlier_jobs_keep_locked_holds_nobody_up() {
         stuck(0);
         epilog("1");
         assert_eq!(taken(), "rm --recursive --force slurm/1\n");
-        // Only those of the job itself are killed and waited for.
+        // The Epilog kills and waits for processes of its own job only.
         epilog("2");
         assert_eq!(
             taken(),
@@ -540,9 +544,9 @@ fn what_earlier_jobs_keep_locked_holds_nobody_up() {
         let all =
             "rm --recursive --force slurm/3\nrm --recursive slurm/1\nrm --recursive slurm/2\n";
         assert_eq!(taken(), all);
-        // It is said once of each.
+        // The Epilog reports each group once.
         assert_eq!(node.log().matches("stays").count(), 3, "{}", node.log());
-        // However long each takes, all of them together have a bound.
+        // All removals together have a time limit, however long each takes.
         node.settings("patience=1");
         stuck(3);
         epilog("4");
@@ -556,7 +560,7 @@ fn what_earlier_jobs_keep_locked_holds_nobody_up() {
 }
 
 #[test]
-fn shellcheck_finds_nothing() {
+fn shellcheck_accepts_the_scripts() {
     if !have("shellcheck") {
         return;
     }

@@ -1,4 +1,5 @@
-//! Units, drop-ins and tmpfiles: what systemd's own tools say of them, and what they come to.
+//! Units, drop-ins and tmpfiles: systemd's own tools accept them, and they have the intended
+//! effects.
 
 use crate::place::{GPULIMIT, Place, have, may_mount, me, read, repository, text};
 use gpulimit_group::{Root, SYSTEM};
@@ -6,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// What stands after `KEY=` in a unit, line by line.
+/// Returns the values of `KEY=` in a unit, line by line.
 fn values(unit: &str, key: &str) -> Vec<String> {
     let text = read(unit);
     let start = format!("{key}=");
@@ -14,7 +15,8 @@ fn values(unit: &str, key: &str) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// A system with our units and drop-ins in their places, the others being this machine's.
+/// Makes a system with gpulimit's units and drop-ins in their places, and this machine's other
+/// units.
 fn system() -> Place {
     let place = Place::new();
     let units = "usr/lib/systemd/system";
@@ -51,7 +53,7 @@ fn system() -> Place {
     place
 }
 
-/// What `systemd-analyze verify` says of all of them; nothing where all is right.
+/// Runs `systemd-analyze verify` on the units; its output is empty if all are valid.
 fn verify(place: &Place) -> (bool, String) {
     let output = Command::new("systemd-analyze")
         .args(["verify", "--man=no", "--root"])
@@ -63,7 +65,7 @@ fn verify(place: &Place) -> (bool, String) {
     (output.status.success(), text(&output.stderr))
 }
 
-/// Whether it can look at another root (systemd 250).
+/// Returns whether `systemd-analyze` can inspect another root (systemd 250).
 fn can_verify() -> bool {
     if !have("systemd-analyze")
         || !fs::exists("/usr/lib/systemd/system/sysinit.target").is_ok_and(|there| there)
@@ -79,20 +81,20 @@ fn can_verify() -> bool {
 }
 
 #[test]
-fn systemd_takes_the_units_and_drop_ins() {
+fn systemd_accepts_the_units_and_drop_ins() {
     if !can_verify() {
         return;
     }
     let place = system();
     assert_eq!(verify(&place), (true, String::new()));
-    // It would say so.
+    // A mistake is reported.
     let wrong = "[Service]\nEnvironmnt=A=b\n";
     place.write("etc/systemd/system/train.service.d/wrong.conf", wrong);
     assert!(verify(&place).1.contains("Environmnt"));
 }
 
 #[test]
-fn the_unit_is_between_the_driver_and_the_users() {
+fn the_unit_starts_after_the_driver_and_before_users() {
     let unit = "config/systemd/gpulimit-apply.service";
     let words = |key| {
         let lines = values(unit, key);
@@ -117,7 +119,7 @@ fn the_unit_is_between_the_driver_and_the_users() {
     );
     assert_eq!(values(unit, "RemainAfterExit"), ["yes"]);
     assert_eq!(values(unit, "ExecReload"), values(unit, "ExecStart"));
-    // What would hide the GPUs, or the root.
+    // These settings would hide the GPUs, or the root.
     for key in [
         "PrivateDevices",
         "ProtectClock",
@@ -130,7 +132,7 @@ fn the_unit_is_between_the_driver_and_the_users() {
     assert_eq!(values(unit, "ReadWritePaths"), [SYSTEM]);
 }
 
-/// The unit's capabilities, and nothing that a program could gain, suffice for groups of users.
+/// The unit's capabilities suffice for groups of users; no program can gain others.
 #[test]
 fn the_units_capabilities_suffice() {
     if me() != 0 || !have("setpriv") {
@@ -161,7 +163,8 @@ fn the_units_capabilities_suffice() {
             text(&output.stdout) + &text(&output.stderr),
         )
     };
-    let users = "[group.a]\nmax = '90%'\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
+    let users = "[group.a]\nmax = '90%'\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\n\
+        owner = 'daemon'\n";
     let rule = "[[rule]]\nuser = 'daemon'\ngroup = 'a/b'\n";
     let (_, said) = apply(users, "");
     assert!(said.contains("cannot"), "without capabilities: {said}");
@@ -201,7 +204,7 @@ fn drop_ins_make_the_groups_that_they_name() {
             }
         };
         run("ExecStartPre");
-        // A second start, after an end that nobody cleaned up after.
+        // The unit starts a second time, after an end without a cleanup.
         run("ExecStartPre");
         let environment = values(&file, "Environment");
         let named = environment.iter().map(|line| expand(line, instance));
@@ -221,7 +224,7 @@ fn drop_ins_make_the_groups_that_they_name() {
 }
 
 #[test]
-fn tmpfiles_make_a_root_for_everybody() {
+fn tmpfiles_make_a_root_for_all_users() {
     let file = "config/systemd/tmpfiles.d/gpulimit.conf";
     let text = read(file);
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -249,16 +252,18 @@ fn tmpfiles_make_a_root_for_everybody() {
     root.make().expect("a root");
 }
 
-/// The commands of docs/systemd.md, on a copy of this machine's `/etc`; systemctl only takes note.
-/// What the unit starts then makes the groups of the policy.
+/// Runs the commands of docs/systemd.md on a copy of this machine's `/etc`, with a systemctl that
+/// only records its calls. The unit then makes the groups of the policy.
 #[test]
-fn the_pages_commands_set_a_machine_up() {
-    const MACHINE: &str = "set -eu; place=$1 gpulimit=$2; cp -a /etc \"$place/etc\"; mount --bind \"$place/etc\" /etc; \
+fn the_pages_commands_set_up_a_machine() {
+    const MACHINE: &str = "set -eu; place=$1 gpulimit=$2; cp -a /etc \"$place/etc\"; \
+        mount --bind \"$place/etc\" /etc; \
         for empty in /run /usr/local; do mount -t tmpfs -o mode=755 tmpfs $empty; done; \
         install -D -m 755 \"$gpulimit\" /usr/local/bin/gpulimit; \
         echo 'lab:x:41000:daemon' >>/etc/group; rm -rf /etc/gpulimit; \
         export PATH=\"$place/bin:/usr/local/bin:$PATH\"; sh -eux \"$place/commands\" >&2; \
-        stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' /etc/systemd/system/gpulimit-apply.service) >&2; \
+        stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' \
+        /etc/systemd/system/gpulimit-apply.service) >&2; \
         gpulimit ls; ls /run/gpulimit/.rules; findmnt -n -o SOURCE /run/gpulimit";
     if !may_mount() || !have("systemd-tmpfiles") {
         return;

@@ -1,10 +1,12 @@
-/* What a call costs, on the driver as it is found (so: with or without a preload), without any framework.
- *
- *   bench start      cuInit, primary context, exit: timed from outside as a whole process
- *   bench calls      a batch of the first kind of call for each line that it is sent, and "@{json}" with its nanoseconds per pair or per call;
- *                    a line with "next" in it goes on to the next kind. So two of them can take turns of some milliseconds.
- *
- * Only dlopen and dlsym are needed, so it is built once for any machine. The prototypes are those of the CUDA driver API. */
+// The cost of calls of the driver as it is (with or without a preload), without any framework.
+//
+//   bench start    cuInit, a primary context, exit: timed from outside as a whole process
+//   bench calls    for each line of input, a batch of the first kind of call, and "@{json}" with
+//                  its nanoseconds per pair or per call; a line that contains "next" goes on to the
+//                  next kind, so two of these programs can take turns of some milliseconds
+//
+// The program needs only dlopen and dlsym, so one build serves every machine. The prototypes are
+// those of the CUDA driver API.
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -39,22 +41,22 @@ static double now(void) {
     return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-/* Whether another batch is wanted. */
+// Returns whether another batch is wanted.
 static int wanted(void) {
     char line[256];
     return fgets(line, sizeof line, stdin) && !strstr(line, "next");
 }
 
-/* Batches of `times` runs of `body`, each after a shorter one that warms up. */
-#define MEASURE(name, times, body)                                                              \
-    while (wanted()) {                                                                          \
-        double begin = 0;                                                                       \
-        for (int i = -(times) / 10; i < (times); i++) {                                         \
-            if (i == 0) begin = now();                                                          \
-            body;                                                                               \
-        }                                                                                       \
-        printf("@{\"name\": \"%s\", \"ns\": %.1f}\n", name, (now() - begin) / (times)); \
-        fflush(stdout);                                                                         \
+// Measures batches of `times` runs of `body`, each after a shorter batch that warms up.
+#define MEASURE(name, times, body)                                                                 \
+    while (wanted()) {                                                                             \
+        double begin = 0;                                                                          \
+        for (int i = -(times) / 10; i < (times); i++) {                                            \
+            if (i == 0) begin = now();                                                             \
+            body;                                                                                  \
+        }                                                                                          \
+        printf("@{\"name\": \"%s\", \"ns\": %.1f}\n", name, (now() - begin) / (times));            \
+        fflush(stdout);                                                                            \
     }
 
 static const char *const EMPTY_KERNEL =
@@ -85,29 +87,33 @@ int main(int argc, char **argv) {
     int (*stream_create)(handle *, unsigned) = symbol("cuStreamCreate");
     int (*load)(handle *, const void *) = symbol("cuModuleLoadData");
     int (*function)(handle *, handle, const char *) = symbol("cuModuleGetFunction");
-    int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **) =
-        symbol("cuLaunchKernel");
+    int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                  handle, void **, void **) = symbol("cuLaunchKernel");
     int (*synchronise)(void) = symbol("cuCtxSynchronize");
     int (*capture)(handle, int) = symbol("cuStreamBeginCapture_v2");
     int (*captured)(handle, handle *) = symbol("cuStreamEndCapture");
-    int (*instantiate)(handle *, handle, unsigned long long) = symbol("cuGraphInstantiateWithFlags");
+    int (*instantiate)(handle *, handle, unsigned long long) =
+        symbol("cuGraphInstantiateWithFlags");
     int (*replay)(handle, handle) = symbol("cuGraphLaunch");
     address block, hold;
     handle stream, pool, module, kernel, graph, exec;
     size_t left, total;
 
     must(stream_create(&stream, 1), "cuStreamCreate");
-    /* More than a block: one of a single block would be paid by the spare. */
-    MEASURE("new_block_pair", 40, (must(alloc(&block, 4 << 20), "cuMemAlloc"), must(give(block), "cuMemFree")));
+    // More than a block, since the spare block would serve a single one.
+    MEASURE("new_block_pair", 40,
+            (must(alloc(&block, 4 << 20), "cuMemAlloc"), must(give(block), "cuMemFree")));
 
     must(alloc(&hold, 4096), "cuMemAlloc");
-    MEASURE("in_block_pair_1", 2000, (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
+    MEASURE("in_block_pair_1", 2000,
+            (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
     enum { MANY = 50000 };
     static address many[MANY];
     for (int i = 0; i < MANY; i++) must(alloc(&many[i], 4096), "cuMemAlloc");
-    /* One in the middle goes, so that the pair finds room in a block that is held. */
+    // One in the middle is freed, so that the pair finds room in a held block.
     must(give(many[MANY / 2]), "cuMemFree");
-    MEASURE("in_block_pair_50000", 2000, (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
+    MEASURE("in_block_pair_50000", 2000,
+            (must(alloc(&block, 4096), "cuMemAlloc"), must(give(block), "cuMemFree")));
     for (int i = 0; i < MANY; i++)
         if (i != MANY / 2) must(give(many[i]), "cuMemFree");
 
@@ -115,22 +121,24 @@ int main(int argc, char **argv) {
     must(default_pool(&pool, 0), "cuDeviceGetDefaultMemPool");
     must(pool_set(pool, 4, &keep), "cuMemPoolSetAttribute(release threshold)");
     MEASURE("async_pair", 2000,
-            (must(alloc_async(&block, 1 << 20, stream), "cuMemAllocAsync"), must(give_async(block, stream), "cuMemFreeAsync")));
+            (must(alloc_async(&block, 1 << 20, stream), "cuMemAllocAsync"),
+             must(give_async(block, stream), "cuMemFreeAsync")));
     must(synchronise(), "cuCtxSynchronize");
 
     MEASURE("mem_get_info", 300, must(info(&left, &total), "cuMemGetInfo"));
 
     must(load(&module, EMPTY_KERNEL), "cuModuleLoadData");
     must(function(&kernel, module, "nothing"), "cuModuleGetFunction");
-    /* Short batches with a synchronise between them: never the time of a full launch queue. */
+    // Short batches with a synchronise call between them never measure a full launch queue.
     MEASURE("launch", 200, {
         must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
         if (i == 199) must(synchronise(), "cuCtxSynchronize");
     });
 
-    /* 2 is CU_STREAM_CAPTURE_MODE_RELAXED. */
+    // 2 is CU_STREAM_CAPTURE_MODE_RELAXED.
     must(capture(stream, 2), "cuStreamBeginCapture");
-    for (int i = 0; i < 100; i++) must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
+    for (int i = 0; i < 100; i++)
+        must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
     must(captured(stream, &graph), "cuStreamEndCapture");
     must(instantiate(&exec, graph, 0), "cuGraphInstantiate");
     MEASURE("graph_replay_100", 50, {

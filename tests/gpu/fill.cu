@@ -1,9 +1,11 @@
-// Fills the GPU through the CUDA runtime until refused, one way of allocating per run, and works on what it got.
+// Fills the GPU through the CUDA runtime until refused, with one way to allocate per run, and uses
+// the memory.
 //
-//   fill WAY        WAY: malloc, async, pitch, managed
+// Usage: fill WAY, with WAY one of malloc, async, pitch, managed.
 //
-// Prints "@{json}": bytes got, the refusal's code, whether the kernel's results were right. Waits for a line on standard
-// input before it frees (so that the state can be looked at) and afterwards allocates once more. Sizes are bytes.
+// Prints "@{json}": the bytes taken, the refusal's code, whether the kernel's results were right.
+// Waits for a line on standard input before it frees (so that the state can be inspected), and then
+// allocates once more. Sizes are bytes.
 
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +37,7 @@ static cudaError_t give(const char *way, void *block) {
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     const char *way = argc > 1 ? argv[1] : "malloc";
-    // Managed memory is asked for up to 512 MiB only: never near what the GPU has.
+    // Managed memory is limited to 512 MiB here, far below the GPU's memory.
     bool managed = !strcmp(way, "managed");
     size_t most = managed ? 512 * MIB : ~size_t(0);
     cudaError_t code = cudaFree(nullptr);
@@ -81,11 +83,15 @@ int main(int argc, char **argv) {
     size_t wrong = 0;
     for (size_t i = 0; i < blocks.size(); i++) {
         unsigned char value = 0;
-        if (cudaMemcpy(&value, blocks[i].first, 1, cudaMemcpyDefault) != cudaSuccess || value != (unsigned char)i) wrong++;
+        if (cudaMemcpy(&value, blocks[i].first, 1, cudaMemcpyDefault) != cudaSuccess ||
+            value != (unsigned char)i)
+            wrong++;
     }
-    printf("@{\"way\": \"%s\", \"got\": %zu, \"blocks\": %zu, \"refusal\": %d, \"refusals\": %zu, \"work\": %d, \"wrong\": %zu, "
+    printf("@{\"way\": \"%s\", \"got\": %zu, \"blocks\": %zu, \"refusal\": %d, \"refusals\": %zu, "
+           "\"work\": %d, \"wrong\": %zu, "
            "\"total\": %zu, \"properties_total\": %zu, \"free_at_start\": %zu}\n",
-           way, got, blocks.size(), refusal, refused, work, wrong, total, about.totalGlobalMem, left);
+           way, got, blocks.size(), refusal, refused, work, wrong, total, about.totalGlobalMem,
+           left);
     getchar();
     cudaError_t freed = cudaSuccess;
     for (auto &block : blocks) {

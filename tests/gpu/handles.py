@@ -1,12 +1,14 @@
-"""Calls every hooked function with wrong handles, each call in a process of its own: handles.py [OPTIONS].
+"""Calls every hooked function with wrong handles, each call in its own process.
 
-A case is a function, one of its handles (an argument, or a field of a structure) and what is wrong with that handle. The
-cases follow from `signatures.txt`, which `UPDATE=1 cargo test --test tidy` writes from the hook table: a new hook has its
-cases without a line here, unless its arguments have a type or a name that this file does not know yet. Everything else
-about a call is right, and the case `valid` has no wrong handle at all.
+Usage: handles.py [OPTIONS]. A case is a function, one of its handles (an argument, or a field of a
+structure) and what is wrong with that handle. The cases follow from `signatures.txt`, which
+`UPDATE=1 cargo test --test tidy` writes from the hook table: a new hook gets its cases without a
+change here, unless its arguments have a type or a name that this file does not know yet. Everything
+else about a call is right, and the case `valid` has no wrong handle at all.
 
-The outcome of a case is the status of the call and of some calls after it, the signal that ended the process, or `hang`.
-The program starts no driver itself, so that every case begins with a fresh one.
+The outcome of a case is the status of the call and of some calls after it, the signal that ended
+the process, or `hang`. The main process does not start the driver, so that every case begins with a
+fresh one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from ctypes import CDLL, byref, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p, create_string_buffer
+from ctypes import (
+    CDLL,
+    byref,
+    c_char_p,
+    c_float,
+    c_int,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+    create_string_buffer,
+)
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +48,7 @@ PTX = b""".version 6.4
 .visible .entry k(.param .u64 out) { ret; }
 \0"""
 PATIENCE = 30.0
-"""How long a call may take until it counts as hanging, seconds."""
+"""The time after which a call counts as hanging, in seconds."""
 
 OUT_OF_MEMORY = 2
 
@@ -44,7 +56,7 @@ OUT_OF_MEMORY = 2
 
 
 class Driver:
-    """libcuda in this process, with a context on GPU 0 and whatever a case needs."""
+    """libcuda in this process, with a context on GPU 0 and the objects that a case needs."""
 
     def __init__(self) -> None:
         self.cuda = CDLL("libcuda.so.1")
@@ -60,7 +72,9 @@ class Driver:
         return getattr(self.cuda, name)(*arguments)
 
     def patiently(self, name: str, *arguments: object) -> int:
-        """As `call`; the processes of other cases may not have given their memory back yet."""
+        """Makes a call, and repeats it while memory is short: processes of other cases may not have
+        given back theirs yet.
+        """
         status = self.call(name, *arguments)
         until = time.monotonic() + PATIENCE / 2
         while status == OUT_OF_MEMORY and time.monotonic() < until:
@@ -69,29 +83,31 @@ class Driver:
         return status
 
     def must(self, name: str, *arguments: object) -> None:
-        """A call that is no case and has to succeed."""
+        """Makes a call that prepares a case and must succeed."""
         status = self.patiently(name, *arguments)
         if status:
             raise RuntimeError(f"{name} answered {status}")
 
     def out(self, name: str, *arguments: object) -> int:
-        """What a call writes to its first argument."""
+        """Returns the value that a call writes to its first argument."""
         value = c_uint64()
         self.must(name, byref(value), *arguments)
         return value.value
 
     def keep(self, thing: object) -> int:
-        """The address of something that lives as long as the process."""
+        """Returns the address of an object, which is kept as long as the process lives."""
         self.kept.append(thing)
         return ctypes.addressof(thing)
 
     def block(self, *words: tuple[str, object], size: int = 512) -> int:
-        """The address of a structure with these words, (format, value) each, and zeros behind them."""
+        """Returns the address of a structure with these words, each a format and a value, followed
+        by zeros.
+        """
         data = struct.pack("<" + "".join(form for form, _ in words), *(value for _, value in words))
         return self.keep(create_string_buffer(data, max(size, len(data))))
 
     def begin_second(self) -> None:
-        """Makes another context current, on another GPU where there is one."""
+        """Makes another context current, on another GPU if there is one."""
         if self.second is None:
             count = c_int()
             self.must("cuDeviceGetCount", byref(count))
@@ -100,7 +116,7 @@ class Driver:
             self.must("cuCtxSetCurrent", c_void_p(self.second))
 
     def end_second(self) -> None:
-        """The first context is current again."""
+        """Makes the first context current again."""
         self.must("cuCtxSetCurrent", c_void_p(self.primary))
 
 
@@ -111,7 +127,7 @@ ENDERS: dict[str, Callable[[Driver, int], object]] = {}
 
 
 def kind(name: str, end: Callable[[Driver, int], object]) -> Callable:
-    """Enter how a kind of handle is made and destroyed."""
+    """Registers how a kind of handle is made and destroyed."""
 
     def enter(make: Callable[[Driver], int]) -> Callable[[Driver], int]:
         MAKERS[name], ENDERS[name] = make, end
@@ -140,7 +156,9 @@ def event(driver: Driver) -> int:
 
 @kind("pool", lambda driver, it: driver.must("cuMemPoolDestroy", c_void_p(it)))
 def pool(driver: Driver) -> int:
-    return driver.out("cuMemPoolCreate", c_void_p(driver.block(("i", 1), ("i", 0), ("i", 1), ("i", 0))))
+    return driver.out(
+        "cuMemPoolCreate", c_void_p(driver.block(("i", 1), ("i", 0), ("i", 1), ("i", 0)))
+    )
 
 
 @kind("pointer", lambda driver, it: driver.must("cuMemFree_v2", c_uint64(it)))
@@ -159,20 +177,32 @@ def memory(driver: Driver) -> int:
 
 
 def properties(driver: Driver) -> int:
-    """`CUmemAllocationProp` of memory on GPU 0 that may be exported."""
+    """Returns a `CUmemAllocationProp` for exportable memory on GPU 0."""
     return driver.block(("i", 1), ("i", 1), ("i", 1), ("i", 0))
 
 
 @kind("mapping", lambda driver, it: driver.must("cuMemUnmap", c_uint64(it), c_size_t(2 * MIB)))
 def mapping(driver: Driver) -> int:
     address = reservation(driver)
-    driver.must("cuMemMap", c_uint64(address), c_size_t(2 * MIB), c_size_t(0), c_uint64(memory(driver)), c_uint64(0))
+    driver.must(
+        "cuMemMap",
+        c_uint64(address),
+        c_size_t(2 * MIB),
+        c_size_t(0),
+        c_uint64(memory(driver)),
+        c_uint64(0),
+    )
     return address
 
 
-@kind("reservation", lambda driver, it: driver.must("cuMemAddressFree", c_uint64(it), c_size_t(2 * MIB)))
+@kind(
+    "reservation",
+    lambda driver, it: driver.must("cuMemAddressFree", c_uint64(it), c_size_t(2 * MIB)),
+)
 def reservation(driver: Driver) -> int:
-    return driver.out("cuMemAddressReserve", c_size_t(2 * MIB), c_size_t(0), c_uint64(0), c_uint64(0))
+    return driver.out(
+        "cuMemAddressReserve", c_size_t(2 * MIB), c_size_t(0), c_uint64(0), c_uint64(0)
+    )
 
 
 @kind("array", lambda driver, it: driver.must("cuArrayDestroy", c_void_p(it)))
@@ -186,8 +216,10 @@ def mipmap(driver: Driver) -> int:
 
 
 def shape(driver: Driver) -> int:
-    """`CUDA_ARRAY3D_DESCRIPTOR` of 1024 x 1024 floats."""
-    return driver.block(("Q", 1024), ("Q", 1024), ("Q", 0), ("I", 0x20), ("I", 1), ("I", 0), ("I", 0))
+    """Returns a `CUDA_ARRAY3D_DESCRIPTOR` of 1024 x 1024 floats."""
+    return driver.block(
+        ("Q", 1024), ("Q", 1024), ("Q", 0), ("I", 0x20), ("I", 1), ("I", 0), ("I", 0)
+    )
 
 
 @kind("module", lambda driver, it: driver.must("cuModuleUnload", c_void_p(it)))
@@ -214,10 +246,16 @@ def kernel(driver: Driver) -> int:
 
 @kind("graph", lambda driver, it: driver.must("cuGraphDestroy", c_void_p(it)))
 def graph(driver: Driver) -> int:
-    """One with a kernel node, which stays in `driver.node`."""
+    """Makes a graph with a kernel node, which stays in `driver.node`."""
     made = driver.out("cuGraphCreate", 0)
     code = function(driver)
-    driver.node = driver.out("cuGraphAddKernelNode_v2", c_void_p(made), None, c_size_t(0), c_void_p(kernel_node(driver, code)))
+    driver.node = driver.out(
+        "cuGraphAddKernelNode_v2",
+        c_void_p(made),
+        None,
+        c_size_t(0),
+        c_void_p(kernel_node(driver, code)),
+    )
     driver.graph = made
     return made
 
@@ -232,7 +270,9 @@ def node(driver: Driver) -> int:
 def child_node(driver: Driver) -> int:
     child = graph(driver)
     outer = driver.out("cuGraphCreate", 0)
-    driver.node = driver.out("cuGraphAddChildGraphNode", c_void_p(outer), None, c_size_t(0), c_void_p(child))
+    driver.node = driver.out(
+        "cuGraphAddChildGraphNode", c_void_p(outer), None, c_size_t(0), c_void_p(child)
+    )
     driver.graph = outer
     return driver.node
 
@@ -255,7 +295,7 @@ def green(driver: Driver) -> int:
 
 @kind("description", lambda driver, it: None)
 def description(driver: Driver) -> int:
-    """A descriptor of all multiprocessors of GPU 0."""
+    """Makes a descriptor of all multiprocessors of GPU 0."""
     resource_of = create_string_buffer(512)
     driver.kept.append(resource_of)
     driver.must("cuDeviceGetDevResource", 0, byref(resource_of), 1)
@@ -264,7 +304,7 @@ def description(driver: Driver) -> int:
 
 @kind("gpu", lambda driver, it: None)
 def gpu(driver: Driver) -> int:
-    """An `nvmlDevice_t`, which nothing destroys."""
+    """Returns an `nvmlDevice_t`; no call destroys such a handle."""
     handle = c_uint64()
     if start_nvml(driver).nvmlDeviceGetHandleByIndex_v2(0, byref(handle)):
         raise RuntimeError("NVML has no GPU")
@@ -272,7 +312,7 @@ def gpu(driver: Driver) -> int:
 
 
 def start_nvml(driver: Driver) -> CDLL:
-    """NVML, initialised."""
+    """Loads and initialises NVML."""
     nvml = CDLL("libnvidia-ml.so.1")
     if nvml.nvmlInit_v2():
         raise RuntimeError("NVML does not start")
@@ -286,12 +326,12 @@ class IpcHandle(ctypes.Structure):
 
 
 OTHERS = {"stream": "graph", "graph": "stream", "event": "stream", "context": "stream"}
-"""What is passed as the wrong kind: another kind of handle for some, a stream for the others."""
+"""The kind of handle passed as the wrong kind: for other kinds, a stream."""
 IN_CONTEXTS = {
-    "stream", "event", "pointer", "array", "mipmap", "module", "function", "graph", "node", "child node", "exec",
-    "exec of child", "mapping",
+    "stream", "event", "pointer", "array", "mipmap", "module", "function", "graph", "node",
+    "child node", "exec", "exec of child", "mapping",
 }  # fmt: skip
-"""Kinds whose handles belong to a context, or hold something that does."""
+"""Kinds whose handles belong to a context, or hold an object that does."""
 
 # ---- arguments
 
@@ -300,7 +340,7 @@ FIELDS: dict[str, dict[str, str]] = {}
 
 
 def structure(name: str, **fields: str) -> Callable:
-    """Enter how a structure is built, and the kinds of the handles in it."""
+    """Registers how a structure is built, and the kinds of the handles in it."""
 
     def enter(build: Callable[[Driver, dict[str, int]], int]) -> Callable:
         STRUCTURES[name], FIELDS[name] = build, fields
@@ -310,17 +350,26 @@ def structure(name: str, **fields: str) -> Callable:
 
 
 def kernel_node(driver: Driver, code: int, kern: int = 0, where: int = 0) -> int:
-    """`CUDA_KERNEL_NODE_PARAMS_v2`, and the first version in its first bytes."""
+    """Returns a `CUDA_KERNEL_NODE_PARAMS_v2`, whose first bytes are the first version."""
     return driver.block(*kernel_words(driver, code, kern, where))
 
 
 def kernel_words(driver: Driver, code: int, kern: int, where: int) -> list[tuple[str, object]]:
     shape_of = [("I", 1)] * 6
-    return [("Q", code), *shape_of, ("I", 0), ("I", 0), ("Q", parameters(driver)), ("Q", 0), ("Q", kern), ("Q", where)]
+    return [
+        ("Q", code),
+        *shape_of,
+        ("I", 0),
+        ("I", 0),
+        ("Q", parameters(driver)),
+        ("Q", 0),
+        ("Q", kern),
+        ("Q", where),
+    ]
 
 
 def parameters(driver: Driver) -> int:
-    """The kernel's parameters: one null pointer."""
+    """Returns the kernel's parameters: one null pointer."""
     value = driver.keep(c_uint64(0))
     return driver.keep(c_uint64(value))
 
@@ -344,7 +393,9 @@ def _(driver: Driver, handles: dict[str, int]) -> int:
     head = [("i", 4 if "child" in handles else 0), ("i", 0), ("i", 0), ("i", 0)]
     if "child" in handles:
         return driver.block(*head, ("Q", handles["child"]))
-    return driver.block(*head, *kernel_words(driver, handles.get("function", 0), handles.get("kernel", 0), 0))
+    return driver.block(
+        *head, *kernel_words(driver, handles.get("function", 0), handles.get("kernel", 0), 0)
+    )
 
 
 @structure("LaunchConfig", stream="stream")
@@ -358,7 +409,9 @@ def _(driver: Driver, handles: dict[str, int]) -> int:
     code = function(driver) if code is None else code
     queue = handles.get("stream", None)
     queue = stream(driver) if queue is None else queue
-    return driver.block(("Q", code), *[("I", 1)] * 6, ("I", 0), ("I", 0), ("Q", queue), ("Q", parameters(driver)))
+    return driver.block(
+        ("Q", code), *[("I", 1)] * 6, ("I", 0), ("I", 0), ("Q", queue), ("Q", parameters(driver))
+    )
 
 
 @structure("GraphInstantiateParams", upload_stream="stream")
@@ -387,26 +440,40 @@ def _(driver: Driver, handles: dict[str, int]) -> int:
 
 
 BY_TYPE = {
-    "Context": "context", "Stream": "stream", "Event": "event", "MemPool": "pool", "Graph": "graph", "Node": "node",
-    "GraphExec": "exec", "AllocationHandle": "memory", "NvmlDevice": "gpu",
+    "Context": "context", "Stream": "stream", "Event": "event", "MemPool": "pool",
+    "Graph": "graph", "Node": "node", "GraphExec": "exec", "AllocationHandle": "memory",
+    "NvmlDevice": "gpu",
 }  # fmt: skip
-"""Kinds of handles by the types of the hook table."""
-BY_NAME = {"function": "function", "kernel": "kernel", "module": "module", "library": "library", "green": "green", "description": "description"}
-"""Kinds of `Opaque` arguments by their names."""
+"""The kind of handle of each type in the hook table."""
+BY_NAME = {
+    "function": "function",
+    "kernel": "kernel",
+    "module": "module",
+    "library": "library",
+    "green": "green",
+    "description": "description",
+}
+"""The kind of handle of `Opaque` arguments, by argument name."""
 NUMBERS = {
-    "bytesize": 4 * MIB, "size": 2 * MIB, "width": 4096, "height": 16, "element": 4, "gx": 1, "gy": 1, "gz": 1, "bx": 1, "by": 1,
-    "bz": 1, "threads": 32, "blocks": 1, "levels": 2, "value": 1024, "keep": 0, "version": 12000,
+    "bytesize": 4 * MIB, "size": 2 * MIB, "width": 4096, "height": 16, "element": 4, "gx": 1,
+    "gy": 1, "gz": 1, "bx": 1, "by": 1, "bz": 1, "threads": 32, "blocks": 1, "levels": 2,
+    "value": 1024, "keep": 0, "version": 12000,
 }  # fmt: skip
-"""Values of plain arguments; the others are 0."""
+"""Values of plain arguments; all others are 0."""
 SPECIAL = {
-    ("cuMemExport", "kind"): 1, ("cuMemImport", "kind"): 1, ("cuMemSetMemPool", "kind"): 1, ("cuMemAllocManaged", "flags"): 1,
-    ("cuGreenCtx", "flags"): 1, ("cuIpcOpen", "flags"): 1, ("cuDeviceGetAttribute", "attribute"): 16,
-    ("cuMemPoolGetAttribute", "attribute"): 5, ("cuMemPoolSetAttribute", "attribute"): 4, ("cuPointerGetAttribute", "attribute"): 9,
-    ("cuFuncGetAttribute", "attribute"): 3, ("cuKernelGetAttribute", "attribute"): 3, ("cuFuncSetAttribute", "attribute"): 8,
-    ("cuKernelSetAttribute", "attribute"): 8, ("cuDeviceGetGraphMemAttribute", "attribute"): 2,
-    ("cuLaunchCooperativeKernelMultiDevice", "count"): 1, ("cuLaunchGrid", "width"): 1, ("cuLaunchGrid", "height"): 1,
+    ("cuMemExport", "kind"): 1, ("cuMemImport", "kind"): 1, ("cuMemSetMemPool", "kind"): 1,
+    ("cuMemAllocManaged", "flags"): 1, ("cuGreenCtx", "flags"): 1, ("cuIpcOpen", "flags"): 1,
+    ("cuDeviceGetAttribute", "attribute"): 16, ("cuMemPoolGetAttribute", "attribute"): 5,
+    ("cuMemPoolSetAttribute", "attribute"): 4, ("cuPointerGetAttribute", "attribute"): 9,
+    ("cuFuncGetAttribute", "attribute"): 3, ("cuKernelGetAttribute", "attribute"): 3,
+    ("cuFuncSetAttribute", "attribute"): 8, ("cuKernelSetAttribute", "attribute"): 8,
+    ("cuDeviceGetGraphMemAttribute", "attribute"): 2,
+    ("cuLaunchCooperativeKernelMultiDevice", "count"): 1, ("cuLaunchGrid", "width"): 1,
+    ("cuLaunchGrid", "height"): 1,
 }  # fmt: skip
-"""Values of plain arguments of some functions: the start of the function's name, and the argument's."""
+"""Values of plain arguments of some functions, by the beginning of the function's name and the
+argument's name.
+"""
 VERSIONS = {"NvmlMemoryV2": 0x02000028, "NvmlProcessDetailList": 0x01000018}
 """The first word of structures that begin with a version."""
 PLAIN = {"usize", "u64", "u32", "i32", "Device"}
@@ -422,7 +489,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Case:
-    """A function, the handle that is wrong, and how; `valid` has none."""
+    """A function, the place of the wrong handle, and what is wrong; the case `valid` has no wrong
+    handle.
+    """
 
     function: str
     place: str
@@ -434,7 +503,7 @@ class Case:
 
 
 def signatures(text: str) -> dict[str, list[Argument]]:
-    """The functions of `signatures.txt`."""
+    """Reads the functions of `signatures.txt`."""
     found = {}
     for line in text.splitlines():
         name, arguments = re.fullmatch(r"(\w+)\((.*)\)", line).groups()
@@ -444,7 +513,7 @@ def signatures(text: str) -> dict[str, list[Argument]]:
 
 
 def kind_of(function_name: str, argument: Argument) -> str | None:
-    """The kind of handle that an argument is."""
+    """Returns the kind of handle that an argument is, or None."""
     if argument.type == "Array":
         return "mipmap" if "Mipmapped" in function_name else "array"
     if argument.type == "Node" and "ChildGraph" in function_name:
@@ -453,7 +522,8 @@ def kind_of(function_name: str, argument: Argument) -> str | None:
         return "exec of child"
     if argument.type in ("DevicePtr", "DevicePtrV1"):
         return {
-            "cuMemUnmap": "mapping", "cuMemMap": "reservation", "cuMemFreeAsync": "pool pointer", "cuMemFreeAsync_ptsz": "pool pointer",
+            "cuMemUnmap": "mapping", "cuMemMap": "reservation",
+            "cuMemFreeAsync": "pool pointer", "cuMemFreeAsync_ptsz": "pool pointer",
         }.get(function_name, "pointer")  # fmt: skip
     if argument.type == "Opaque" and argument.name == "address":
         return "mapping"
@@ -463,7 +533,7 @@ def kind_of(function_name: str, argument: Argument) -> str | None:
 
 
 def wrongs(name: str) -> list[str]:
-    """What can be wrong with a handle of this kind."""
+    """Returns what can be wrong with a handle of this kind."""
     found = ["null", "wrong-kind"]
     if name not in ("description", "gpu"):
         found.append("destroyed")
@@ -473,7 +543,7 @@ def wrongs(name: str) -> list[str]:
 
 
 def places(name: str, arguments: list[Argument]) -> Iterator[tuple[str, str]]:
-    """Where a function has handles, and their kinds."""
+    """Yields the places of a function's handles, with their kinds."""
     for argument in arguments:
         found = kind_of(name, argument)
         if found:
@@ -486,7 +556,7 @@ def places(name: str, arguments: list[Argument]) -> Iterator[tuple[str, str]]:
 
 
 def cases(table: dict[str, list[Argument]]) -> list[Case]:
-    """All of them, in the table's order."""
+    """Returns all cases, in the table's order."""
     found = []
     for name, arguments in table.items():
         found.append(Case(name, "", "valid"))
@@ -500,9 +570,10 @@ def cases(table: dict[str, list[Argument]]) -> list[Case]:
 
 
 def sample(table: dict[str, list[Argument]], everything: list[Case]) -> list[Case]:
-    """A part of the cases: every handle of every function is wrong once, and every kind of handle is wrong in every way.
+    """Selects a part of the cases: every handle of every function is wrong once, and every kind of
+    handle is wrong in every way.
 
-    Without null places and handles of destroyed contexts.
+    The part leaves out null places and handles of destroyed contexts.
     """
     ways: dict[tuple[str, str], list[Case]] = {}
     for case in everything:
@@ -510,24 +581,26 @@ def sample(table: dict[str, list[Argument]], everything: list[Case]) -> list[Cas
             ways.setdefault((case.function, case.place), []).append(case)
     by_kind: dict[str, list[list[Case]]] = {}
     for (function_name, place), found in ways.items():
-        by_kind.setdefault(dict(places(function_name, table[function_name]))[place], []).append(found)
+        by_kind.setdefault(dict(places(function_name, table[function_name]))[place], []).append(
+            found
+        )
     chosen: set[Case] = set()
     for found in by_kind.values():
-        # The ways take turns over the places, and the last place gets those that had none.
+        # The ways alternate over the places, and the last place gets the ways that had none.
         chosen.update(cases_of[turn % len(cases_of)] for turn, cases_of in enumerate(found))
         chosen.update(found[-1][len(found) :])
     return [case for case in everything if case in chosen]
 
 
 def handle(driver: Driver, what: str, wrong: str) -> int:
-    """A handle of a kind with this wrong about it."""
+    """Returns a handle of this kind, with this wrong about it."""
     if what == "gpu":
-        # A library that is not there answers as such, whatever it is given.
+        # NVML must be initialised, since otherwise it returns the same error for every handle.
         start_nvml(driver)
     if wrong == "null":
         return 0
     if wrong == "valid" and what in ("node", "child node") and getattr(driver, "node", None):
-        # That of the executable graph among the arguments.
+        # The node belongs to the executable graph among the arguments.
         return driver.node
     if wrong == "wrong-kind":
         return MAKERS[OTHERS.get(what, "stream")](driver)
@@ -545,7 +618,7 @@ def handle(driver: Driver, what: str, wrong: str) -> int:
 
 
 def argument_of(driver: Driver, case: Case, argument: Argument) -> object:
-    """What is passed for an argument."""
+    """Returns the value that is passed for an argument."""
     name, kind_name = argument.name, argument.type
     wrong = case.wrong if case.place == name else "valid"
     found = kind_of(case.function, argument)
@@ -568,13 +641,24 @@ def argument_of(driver: Driver, case: Case, argument: Argument) -> object:
         if at == name and field in fields:
             return c_void_p(build(driver, {field: handle(driver, fields[field], case.wrong)}))
         first = next(iter(fields), None)
-        return c_void_p(build(driver, {first: handle(driver, fields[first], "valid")} if first else {}))
+        return c_void_p(
+            build(driver, {first: handle(driver, fields[first], "valid")} if first else {})
+        )
     if kind_name.startswith("Out<"):
         return c_void_p(driver.block(("I", VERSIONS.get(kind_name[4:-1], 0))))
     if kind_name in PLAIN:
         value = NUMBERS.get(name, 0)
-        value = next((value for (start, of), value in SPECIAL.items() if of == name and case.function.startswith(start)), value)
-        return {"usize": c_size_t, "u64": c_uint64, "u32": ctypes.c_uint32}.get(kind_name, c_int)(value)
+        value = next(
+            (
+                value
+                for (start, of), value in SPECIAL.items()
+                if of == name and case.function.startswith(start)
+            ),
+            value,
+        )
+        return {"usize": c_size_t, "u64": c_uint64, "u32": ctypes.c_uint32}.get(kind_name, c_int)(
+            value
+        )
     if kind_name == "Image":
         return c_char_p(PTX)
     if kind_name == "FileName":
@@ -583,10 +667,18 @@ def argument_of(driver: Driver, case: Case, argument: Argument) -> object:
         return c_char_p(f"/proc/self/fd/{file}".encode())
     if kind_name == "Opaque":
         if name in ("name", "symbol"):
-            return c_char_p(b"variable" if "Global" in case.function else b"k" if name == "name" else b"cuInit")
+            return c_char_p(
+                b"variable" if "Global" in case.function else b"k" if name == "name" else b"cuInit"
+            )
         if name == "os_handle":
             file = c_int()
-            driver.must("cuMemExportToShareableHandle", byref(file), c_uint64(memory(driver)), 1, c_uint64(0))
+            driver.must(
+                "cuMemExportToShareableHandle",
+                byref(file),
+                c_uint64(memory(driver)),
+                1,
+                c_uint64(0),
+            )
             return c_void_p(file.value)
         if name in ("handle", "shareable", "error_node", "result", "info", "value"):
             return c_void_p(driver.block())
@@ -596,20 +688,24 @@ def argument_of(driver: Driver, case: Case, argument: Argument) -> object:
             return c_void_p(parameters(driver))
         if name in OPTIONAL:
             return None
-    raise LookupError(f"{case.function}: handles.py does not know what to pass for {name}: {kind_name}")
+    raise LookupError(
+        f"{case.function}: handles.py does not know what to pass for {name}: {kind_name}"
+    )
 
 
 OPTIONAL = {
-    "jit_options", "jit_values", "options", "values", "dependencies", "edges", "log", "extra", "shared_of", "affinity", "params", "nodes",
-    "get_proc_address", "status", "uuid",
+    "jit_options", "jit_values", "options", "values", "dependencies", "edges", "log", "extra",
+    "shared_of", "affinity", "params", "nodes", "get_proc_address", "status", "uuid",
 }  # fmt: skip
-"""`Opaque` arguments for which null is right, or as right as can be."""
+"""`Opaque` arguments that may be null, or for which null is the best value."""
 
 # ---- a case in its process
 
 
 def play(case: Case, arguments: list[Argument], ready: Callable[[], None]) -> list[int] | str:
-    """Makes the call. The statuses of it, and of a synchronise call and allocations after it."""
+    """Makes the call. Returns its status, and those of a synchronise call and of allocations after
+    it.
+    """
     driver = Driver()
     place = CDLL("libnvidia-ml.so.1") if case.function.startswith("nvml") else driver.cuda
     called = getattr(place, case.function, None)
@@ -618,7 +714,7 @@ def play(case: Case, arguments: list[Argument], ready: Callable[[], None]) -> li
     values = [argument_of(driver, case, argument) for argument in arguments]
     if "GPU_CHECK_FILL_FREED" in os.environ:
         fill_freed()
-    # What the simulated driver says that was refused: one line for each function.
+    # The simulated driver writes a line for each of its functions that fails.
     failed = Path(journal(os.getpid()))
     failed.write_text("")
     ready()
@@ -630,7 +726,9 @@ def play(case: Case, arguments: list[Argument], ready: Callable[[], None]) -> li
 
 
 def fill_freed() -> None:
-    """Takes the memory that the C library has free, zeroed: a function that reads a freed object finds the same there each time."""
+    """Allocates the C library's free memory, zeroed, so that a function that reads a freed object
+    always finds the same bytes.
+    """
     take = CDLL(None).calloc
     take.restype, take.argtypes = c_void_p, (c_size_t, c_size_t)
     for size in range(16, 8192, 16):
@@ -639,12 +737,12 @@ def fill_freed() -> None:
 
 
 def journal(pid: int) -> str:
-    """Where the simulated driver notes for a process which of its functions have failed."""
+    """Returns the file in which the simulated driver notes the failed functions of a process."""
     return f"{tempfile.gettempdir()}/gpulimit-failed.{pid}"
 
 
 class Running:
-    """A case under way."""
+    """A case that runs in its process."""
 
     def __init__(self, case: Case, arguments: list[Argument]) -> None:
         self.case, self.text = case, b""
@@ -661,7 +759,8 @@ class Running:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.environ["GPULIMIT_SIM_FAILED"] = journal(os.getpid())
         if "GPULIMIT_MAX" in os.environ:
-            # A group for each case: a call with a handle that is unknown may take all that its group has left.
+            # Each case has a group, because a call with an unknown handle may be charged all that
+            # its group has left.
             start = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
             os.environ["GPULIMIT_GROUP"] = f"job-{os.getpid()}-{start}"
         quiet = os.open(os.devnull, os.O_WRONLY)
@@ -674,7 +773,7 @@ class Running:
         os._exit(0)
 
     def outcome(self) -> object:
-        """After its end, or its time."""
+        """Returns the outcome, after the process has ended or its time is over."""
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pipe)
         Path(journal(self.pid)).unlink(missing_ok=True)
@@ -687,7 +786,7 @@ class Running:
 
 
 def run(table: dict[str, list[Argument]], wanted: list[Case], workers: int) -> dict[str, object]:
-    """The outcomes of cases, by name."""
+    """Runs cases, and returns their outcomes by name."""
     found: dict[str, object] = {}
     waiting, running = list(reversed(wanted)), []
     while running or waiting:
@@ -708,11 +807,14 @@ def run(table: dict[str, list[Argument]], wanted: list[Case], workers: int) -> d
     return found
 
 
-def differences(bare: dict[str, object], limited: dict[str, object], before: dict[str, dict]) -> dict[str, object]:
-    """Cases that end otherwise under a limit; of those that did so `before`, where the outcome without one has been the same.
+def differences(
+    bare: dict[str, object], limited: dict[str, object], before: dict[str, dict]
+) -> dict[str, object]:
+    """Returns the cases with another outcome under a limit; of the cases in `before`, those whose
+    outcome without a limit is the same again.
 
-    On the simulated driver no function may have failed but those that fail without us, or where nothing is wrong; where
-    that case is left out, this is not compared.
+    On the simulated driver, functions may fail only if they fail without gpulimit or in the valid
+    case; without the valid case this is not compared.
     """
     found: dict[str, object] = {}
     for name, here in limited.items():
@@ -721,7 +823,9 @@ def differences(bare: dict[str, object], limited: dict[str, object], before: dic
             same = here == there
         else:
             valid = limited.get(f"{name.split()[0]} valid")
-            asked = set(here[1]) - set(there[1]) - set(valid[1]) if isinstance(valid, list) else set()
+            asked = (
+                set(here[1]) - set(there[1]) - set(valid[1]) if isinstance(valid, list) else set()
+            )
             same = here[0] == there[0] and here[2:] == there[2:] and not asked
         repeats = name not in before or before[name]["bare"] == there
         if repeats and not same:
@@ -731,13 +835,30 @@ def differences(bare: dict[str, object], limited: dict[str, object], before: dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", metavar="PATTERN", help="cases whose names contain it")
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="cases whose names contain it"
+    )
     parser.add_argument("--again", type=Path, metavar="COMPARISON", help="only what differed there")
-    parser.add_argument("--sample", action="store_true", help="a part of the cases: every handle of every function once, every kind in every way")
+    parser.add_argument(
+        "--sample",
+        action="store_true",
+        help="a part of the cases: every handle of every function once, every kind in every way",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="cases at a time")
-    parser.add_argument("--signatures", default=Path(__file__).with_name("signatures.txt"), type=Path, help="what the functions take")
+    parser.add_argument(
+        "--signatures",
+        default=Path(__file__).with_name("signatures.txt"),
+        type=Path,
+        help="what the functions take",
+    )
     parser.add_argument("--list", action="store_true", help="only name the cases")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("BARE", "LIMITED"), help="files of outcomes; says what differs")
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("BARE", "LIMITED"),
+        help="files of outcomes; says what differs",
+    )
     parser.add_argument("--out", type=Path, default=Path("/dev/stdout"), help="the file to write")
     options = parser.parse_args()
     before = json.loads(options.again.read_text()) if options.again else {}
@@ -751,9 +872,13 @@ def main() -> None:
         everything = sample(table, everything)
     wanted = [case for case in everything if re.search(options.only, case.name)]
     if options.again:
-        # What is right of the same functions, too: what fails there is no difference.
+        # The valid cases of these functions run, too: a function that fails there is no difference.
         functions = {name.split()[0] for name in before}
-        wanted = [case for case in wanted if case.name in before or (case.wrong == "valid" and case.function in functions)]
+        wanted = [
+            case
+            for case in wanted
+            if case.name in before or (case.wrong == "valid" and case.function in functions)
+        ]
     if options.list:
         print("\n".join(case.name for case in wanted))
         return

@@ -1,4 +1,6 @@
-"""What every check uses: registration, running programs under a cap, talking to them, collecting figures."""
+"""Support for every check: registration, running programs under a limit, talking to them,
+collecting figures.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,27 @@ HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 GIB = 1 << 30
 CAP = 4 * GIB
-"""The cap of most checks, bytes."""
+"""The limit of most checks, in bytes."""
 EXACT = 2 * MIB
-"""How far our figure may lie from NVML's at rest, bytes."""
+"""The largest difference at rest between gpulimit's figure and NVML's, in bytes."""
 SLACK = 64 * MIB
-"""A program that fills until refused must come this near to its cap, bytes."""
+"""A program that fills until it is refused must come this near to its limit, in bytes."""
 
 
 class Skip(Exception):
-    """The machine lacks what the check needs; the text says what."""
+    """The machine lacks something that the check needs, which the text names."""
 
 
 @dataclass
 class Outcome:
-    """What a check found. Failures make the verdict, `key` is what the table shows."""
+    """The results of a check: failures decide the verdict, and the table shows `key`."""
 
     figures: dict = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     key: list[str] = field(default_factory=list)
 
     def expect(self, holds: object, text: str) -> bool:
-        """Note a failure with `text` unless `holds`."""
+        """Notes a failure with `text` unless `holds` is true."""
         if not holds:
             self.failures.append(text)
         return bool(holds)
@@ -50,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """One entry of the list: its name, what it needs, how long it may take (seconds)."""
+    """A check: its name, its needs, and the time that it may take (seconds)."""
 
     name: str
     subject: str
@@ -63,11 +65,14 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, *, timeout: float = 60, needs: tuple[str, ...] = (), lane: str = "main") -> Callable:
-    """Register a check; its docstring is its subject.
+def check(
+    name: str, *, timeout: float = 60, needs: tuple[str, ...] = (), lane: str = "main"
+) -> Callable:
+    """Registers a check whose docstring is its subject.
 
-    `needs` are Python modules without which it is skipped. Lanes run beside each other, the checks of one in order;
-    those of lane `alone`, which take times, run last and by themselves.
+    The check is skipped without the Python modules in `needs`. Lanes run side by side, and the
+    checks of a lane one after the other; the checks of the lane `alone` measure times and run last,
+    by themselves.
     """
 
     def register(function: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
@@ -80,30 +85,30 @@ def check(name: str, *, timeout: float = 60, needs: tuple[str, ...] = (), lane: 
 
 
 def missing(modules: tuple[str, ...]) -> list[str]:
-    """Those of the Python modules that are not installed."""
+    """Returns the Python modules that are not installed."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 
-# ---- where things are
+# ---- paths and names
 
 
 def binary(name: str) -> Path:
-    """A program of the bundle."""
+    """Returns the path of a program of the bundle."""
     return HERE / "bin" / name
 
 
 def library() -> Path:
-    """The preload library of the bundle."""
+    """Returns the path of the bundle's preload library."""
     return HERE / "lib" / "gpulimit" / "libgpulimit.so"
 
 
 def gpu_index() -> int:
-    """The NVML index of the GPU under test."""
+    """Returns the NVML index of the GPU under test."""
     return int(os.environ.get("GPU_CHECK_INDEX", "0"))
 
 
 def mib(size: float) -> str:
-    """Bytes as MiB for a table cell."""
+    """Formats bytes as MiB for a table cell."""
     return f"{size / MIB:.1f} MiB"
 
 
@@ -111,19 +116,20 @@ def mib(size: float) -> str:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without the preload and without any limit."""
+    """Returns the environment without the preload and without any limit."""
     return unhooked(dict(os.environ))
 
 
 def python(script: str, *arguments: str) -> list[str]:
-    """The command for one of the programs in work/."""
+    """Returns the command for one of the programs in work/."""
     return [sys.executable, str(HERE / "work" / script), *arguments]
 
 
 class Program:
-    """A running program: its output lines, its stderr, its exit status.
+    """A running program with its output lines, its standard error and its exit status.
 
-    Its standard input and output carry one JSON object a line (see work/agent.py); other output is kept as text.
+    The standard input and output carry one JSON object per line (see work/agent.py); other output
+    is kept as text.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
@@ -141,7 +147,10 @@ class Program:
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._replies: queue.Queue[dict | None] = queue.Queue()
-        self._readers = [threading.Thread(target=self._read_output), threading.Thread(target=self._read_errors)]
+        self._readers = [
+            threading.Thread(target=self._read_output),
+            threading.Thread(target=self._read_errors),
+        ]
         for reader in self._readers:
             reader.daemon = True
             reader.start()
@@ -161,7 +170,7 @@ class Program:
             self.errors.append(line.rstrip("\n"))
 
     def say(self, do: str, **arguments: object) -> None:
-        """Send an order without waiting for its reply."""
+        """Sends an order without waiting for its reply."""
         assert self._process.stdin
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
@@ -170,7 +179,9 @@ class Program:
             raise RuntimeError(f"{self.command[-1]} is gone: {self.tail()}") from gone
 
     def reply(self, timeout: float = 60) -> dict:
-        """The next reply; an exception when the program ends or stays silent for `timeout` seconds."""
+        """Returns the next reply; raises an exception if the program ends or stays silent for
+        `timeout` seconds.
+        """
         try:
             answer = self._replies.get(timeout=timeout)
         except queue.Empty:
@@ -181,12 +192,14 @@ class Program:
         return answer
 
     def ask(self, do: str, timeout: float = 60, **arguments: object) -> dict:
-        """Send an order and wait for its reply."""
+        """Sends an order and waits for its reply."""
         self.say(do, **arguments)
         return self.reply(timeout)
 
     def finish(self, timeout: float = 30) -> int:
-        """Close its input, wait for its end, return its status (negative: the signal)."""
+        """Closes the program's input, waits for its end, and returns its status (negative: the
+        signal).
+        """
         assert self._process.stdin
         try:
             self._process.stdin.close()
@@ -200,49 +213,54 @@ class Program:
             raise TimeoutError(f"no end within {timeout:.0f} s: {self.tail()}") from None
         for reader, pipe in zip(self._readers, (self._process.stdout, self._process.stderr)):
             reader.join(5)
-            # A grandchild may still hold the other end, and its reader then still waits.
+            # A grandchild may still hold the other end of the pipe, and the reader then still
+            # waits.
             if pipe and not reader.is_alive():
                 pipe.close()
         return status
 
     @property
     def pid(self) -> int:
-        """Of the command itself."""
+        """The pid of the command itself."""
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill it, with all that it started, and wait for its death."""
+        """Kills the program and its children, and waits for its death."""
         for child in children(self._process.pid):
             os.kill(child, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 
     def refusals(self) -> list[str]:
-        """The lines that gpulimit printed."""
+        """Returns the lines that gpulimit printed."""
         return [line for line in self.errors if line.startswith("gpulimit: ")]
 
     def tail(self) -> str:
-        """The end of what it wrote, for a failure's text."""
+        """Returns the end of the program's output, for the text of a failure."""
         return " | ".join((self.lines[-2:] + self.errors[-4:]))[-600:]
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started and that run."""
+    """Returns the running children of a process."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 
 
-def capped(command: list[str], limit: str = "4G", name: str | None = None, **variables: str) -> Program:
-    """A program under `gpulimit run --max LIMIT [--name NAME]`."""
+def capped(
+    command: list[str], limit: str = "4G", name: str | None = None, **variables: str
+) -> Program:
+    """Starts a program under `gpulimit run --max LIMIT [--name NAME]`."""
     group = ["--name", name] if name else []
     front = [str(binary("gpulimit")), "run", "--max", limit, *group, "--"]
     return Program(front + command, {**plain_environment(), **variables})
 
 
 def preloaded(command: list[str], limit: str | None = "4G", **variables: str) -> Program:
-    """A program under a plain preload, with GPULIMIT_MAX unless `limit` is None."""
+    """Starts a program under a plain preload, with GPULIMIT_MAX unless `limit` is None."""
     environment = {**plain_environment(), "LD_PRELOAD": str(library()), **variables}
     if limit is not None:
         environment["GPULIMIT_MAX"] = limit
@@ -250,42 +268,52 @@ def preloaded(command: list[str], limit: str | None = "4G", **variables: str) ->
 
 
 def started(outcome: Outcome, program: Program) -> int:
-    """Waits until a program of plain driver calls is there, and has it make a context. Returns its pid, which is not that of what runs it."""
+    """Waits for a program of plain driver calls, and has it make a context. Returns the pid of the
+    program, which is not that of its parent.
+    """
     pid = program.reply(30)["ready"]
     outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
     return pid
 
 
 def bare(command: list[str], **variables: str) -> Program:
-    """A program without us."""
+    """Starts a program without gpulimit."""
     return Program(command, {**plain_environment(), **variables})
 
 
 def gpulimit(*arguments: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
-    """Run the controller and return what it said."""
+    """Runs the controller and returns its output."""
     command = [str(binary("gpulimit")), *arguments]
-    return subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, env=plain_environment(), capture_output=True, text=True, timeout=timeout
+    )
 
 
 PARTS = ("allocations", "pools", "managed", "driver", "total")
 
 
 def usage_by_pid(gpu: int) -> dict[int, dict[str, int]]:
-    """What `gpulimit ps --json` reports of each process on a GPU, bytes by part; `seen` is what NVML should show of it."""
+    """Returns the figures of `gpulimit ps --json` for each process on a GPU, in bytes by part;
+    `seen` is the figure that NVML should show for the process.
+    """
     answer = gpulimit("ps", "--json")
     if answer.returncode:
-        raise RuntimeError(f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}")
+        raise RuntimeError(
+            f"gpulimit ps --json ended with {answer.returncode}: {answer.stderr.strip()[-300:]}"
+        )
     return usage_of(json.loads(answer.stdout)["processes"], gpu)
 
 
 def usage_of(processes: list[dict], gpu: int) -> dict[int, dict[str, int]]:
-    """The lines of `gpulimit ps --json` that are of the GPU with this NVML index: each process has one for every GPU that it uses."""
+    """Selects the lines of `gpulimit ps --json` for the GPU with this NVML index: a process has one
+    line for every GPU that it uses.
+    """
     held: dict[int, dict[str, int]] = {}
     for process in processes:
         if not process["gpu"] or process["gpu"]["index"] != gpu:
             continue
         parts = {part: process[part] or 0 for part in PARTS}
-        # NVML's per-process figure never shows managed memory.
+        # NVML's figure of a process never includes managed memory.
         held[process["pid"]] = parts | {"seen": parts["total"] - parts["managed"]}
     return held
 
@@ -295,7 +323,8 @@ def usage_of(processes: list[dict], gpu: int) -> dict[int, dict[str, int]]:
 
 @contextmanager
 def judged(outcome: Outcome, cap: int, label: str = "", gpu: int | None = None) -> Iterator[Judge]:
-    """Sample while the block runs; afterwards the sum of the session's processes must never have passed `cap`.
+    """Samples while the block runs; afterwards the sum of the session's processes must never have
+    passed `cap`.
 
     `gpu` is an NVML index, by default that of the GPU under test.
     """
@@ -305,16 +334,31 @@ def judged(outcome: Outcome, cap: int, label: str = "", gpu: int | None = None) 
 
 
 def verdict(outcome: Outcome, seen: dict, cap: int, label: str = "") -> None:
-    """Hold a judge's report against a cap and keep its evidence."""
-    evidence = ("sum_peak", "samples", "failed_samples", "interval_mean_ms", "gap_max_ms", "gaps_over_5_ms")
-    outcome.figures[f"nvml{'_' + label if label else ''}"] = {k: seen[k] for k in evidence} | {"cap": cap}
+    """Compares a judge's report with a limit, and keeps the evidence."""
+    evidence = (
+        "sum_peak",
+        "samples",
+        "failed_samples",
+        "interval_mean_ms",
+        "gap_max_ms",
+        "gaps_over_5_ms",
+    )
+    outcome.figures[f"nvml{'_' + label if label else ''}"] = {k: seen[k] for k in evidence} | {
+        "cap": cap
+    }
     over = seen["sum_peak"] - cap
-    outcome.expect(over <= 0, f"{label + ': ' if label else ''}NVML showed {mib(seen['sum_peak'])}, {mib(over)} over the cap")
+    outcome.expect(
+        over <= 0,
+        f"{label + ': ' if label else ''}NVML showed {mib(seen['sum_peak'])}, {mib(over)} over"
+        " the cap",
+    )
     outcome.expect(seen["samples"] > 0, "the judge took no sample")
 
 
 def differences_at_rest(outcome: Outcome, judge: Judge, label: str) -> dict[int, int]:
-    """What we report of each process beyond what NVML shows, once things stand still, bytes by pid."""
+    """Returns by how many bytes gpulimit's figure of each process exceeds NVML's, by pid, once the
+    usage stands still.
+    """
     seen = {int(pid): used for pid, used in judge.settled()["last"].items()}
     parts = usage_by_pid(judge.index)
     ours = {pid: parts[pid]["seen"] if pid in parts else 0 for pid in seen}
@@ -331,14 +375,18 @@ def differences_at_rest(outcome: Outcome, judge: Judge, label: str) -> dict[int,
 
 
 def compare_at_rest(outcome: Outcome, judge: Judge, label: str) -> int:
-    """Our figure has to be NVML's, process by process, once things stand still. Returns the worst difference, bytes."""
+    """Asserts that gpulimit's figure equals NVML's for each process, once the usage stands still.
+    Returns the largest difference, in bytes.
+    """
     worst = max(differences_at_rest(outcome, judge, label).values(), key=abs, default=0)
-    outcome.expect(abs(worst) <= EXACT, f"{label}: our figure is {worst / MIB:+.2f} MiB off NVML's")
+    outcome.expect(
+        abs(worst) <= EXACT, f"{label}: gpulimit's figure is {worst / MIB:+.2f} MiB off NVML's"
+    )
     return worst
 
 
 def reached(outcome: Outcome, seen: dict, cap: int) -> None:
-    """A fill must come near its cap, or we refuse too early."""
+    """Asserts that a fill came near its limit; otherwise gpulimit refuses too early."""
     short = cap - seen["sum_peak"]
     outcome.figures["short_of_cap"] = short
     outcome.key.append(f"peak {mib(seen['sum_peak'])}, {mib(short)} short")
@@ -346,7 +394,7 @@ def reached(outcome: Outcome, seen: dict, cap: int) -> None:
 
 
 def run_check(entry: Check) -> dict:
-    """Run one check in this process and return its record."""
+    """Runs one check in this process and returns its record."""
     outcome, start = Outcome(), time.monotonic()
     try:
         lacking = missing(entry.needs)
@@ -354,8 +402,13 @@ def run_check(entry: Check) -> dict:
             raise Skip(f"not installed: {', '.join(lacking)}")
         entry.function(outcome)
     except Skip as reason:
-        return {"verdict": "skip", "reason": str(reason), "figures": outcome.figures, "key": [str(reason)]}
-    except Exception as error:  # a check that breaks is a check that fails, with what it knew so far
+        return {
+            "verdict": "skip",
+            "reason": str(reason),
+            "figures": outcome.figures,
+            "key": [str(reason)],
+        }
+    except Exception as error:  # an exception fails the check, whose figures so far are kept
         outcome.failures.append(f"{type(error).__name__}: {error}")
     return {
         "verdict": "fail" if outcome.failures else "pass",

@@ -1,7 +1,9 @@
-"""The judge: what the driver itself says each process holds, seen from outside.
+"""The judge observes from outside how much memory each process holds, as the driver itself reports
+it.
 
-Runs as a process of its own without any preload and samples NVML's per-process list every 2 ms. It is asked through
-its standard input, one JSON object a line: `{"do": "read"}`, `{"do": "reset"}`, `{"do": "stop"}`.
+The judge is a process of its own without any preload, and samples NVML's list of processes every 2
+ms. Its standard input takes one JSON object per line: `{"do": "read"}`, `{"do": "reset"}`,
+`{"do": "stop"}`.
 
 All memory figures are bytes, all times milliseconds.
 """
@@ -19,11 +21,11 @@ from pathlib import Path
 
 INTERVAL_MS = 2.0
 LIMIT_MS = 5.0
-"""A gap between two samples above this is counted: the evidence asked for is one sample at least every 5 ms."""
+"""A longer gap between two samples is counted, since the evidence must have a sample every 5 ms."""
 
 
 class ProcessInfo(ctypes.Structure):
-    """nvmlProcessInfo_t as `nvmlDeviceGetComputeRunningProcesses_v3` fills it: 24 bytes an entry."""
+    """nvmlProcessInfo_t of `nvmlDeviceGetComputeRunningProcesses_v3`: 24 bytes per entry."""
 
     _fields_ = [
         ("pid", ctypes.c_uint),
@@ -37,18 +39,20 @@ assert ctypes.sizeof(ProcessInfo) == 24
 
 
 class NvmlError(Exception):
-    """NVML answered something other than success."""
+    """NVML returned a status other than success."""
 
 
 class Nvml:
-    """The few calls of libnvidia-ml that the checks need, for one GPU."""
+    """The calls of libnvidia-ml that the checks need, for one GPU."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._lib = ctypes.CDLL("libnvidia-ml.so.1")
         self._call("nvmlInit_v2")
         self._device = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._device))
+        self._call(
+            "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(self._device)
+        )
         self._room = 512
         self._list = self._lib.nvmlDeviceGetComputeRunningProcesses_v3
 
@@ -58,7 +62,7 @@ class Nvml:
             raise NvmlError(f"{name} answered {status}")
 
     def processes(self) -> dict[int, int]:
-        """Bytes by pid, as the driver accounts them, contexts included."""
+        """Returns the driver's figure of each process in bytes by pid, contexts included."""
         count, infos = ctypes.c_uint(self._room), (ProcessInfo * self._room)()
         status = self._list(self._device, ctypes.byref(count), infos)
         if status:
@@ -89,7 +93,7 @@ class Nvml:
         return info.raw[36:68].split(b"\0")[0].decode()
 
     def count(self) -> int:
-        """How many GPUs the machine has."""
+        """Returns the number of GPUs of the machine."""
         number = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(number))
         return number.value
@@ -99,24 +103,24 @@ class Nvml:
         return self._text("nvmlSystemGetDriverVersion", device=False)
 
     def total(self) -> int:
-        """Bytes of memory the GPU has, by NVML."""
+        """Returns the GPU's memory in bytes, as NVML reports it."""
         sizes = (ctypes.c_ulonglong * 3)()
         self._call("nvmlDeviceGetMemoryInfo", self._device, sizes)
         return int(sizes[0])
 
 
 def session_of(pid: int) -> int | None:
-    """The session id of a process, None when it is not (or no longer) to be seen."""
+    """Returns the session id of a process, or None if the process is gone or cannot be seen."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The command between the parentheses may hold spaces and parentheses itself.
+    # The command between the parentheses may itself contain spaces and parentheses.
     return int(stat[stat.rindex(")") + 2 :].split()[3])
 
 
 class Tally:
-    """Peaks and last values of the processes of one session."""
+    """The peaks and last figures of the processes of one session."""
 
     def __init__(self, session: int) -> None:
         self.session = session
@@ -124,7 +128,7 @@ class Tally:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the peaks and the gaps; who belongs to the session stays known."""
+        """Forgets the peaks and the gaps, but not which processes belong to the session."""
         self.peak: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.others: dict[int, int] = {}
@@ -133,11 +137,11 @@ class Tally:
         self._previous: float | None = None
 
     def failed_sample(self) -> None:
-        """The driver did not answer; the gap to the next good sample will show it."""
+        """Counts a sample without an answer; the gap to the next good sample will show it."""
         self.failed += 1
 
     def sample(self, held: dict[int, int], now: float) -> None:
-        """Take in one list, read at `now` (milliseconds)."""
+        """Adds one list of processes, read at `now` (milliseconds)."""
         if self._previous is not None:
             gap = now - self._previous
             self.gap_sum += gap
@@ -145,13 +149,15 @@ class Tally:
             self.late += gap > LIMIT_MS
         self._previous = now
         self.samples += 1
-        # A pid that left the list may come back as another process: look it up again then.
+        # A pid that has left the list may come back as another process, so its session is looked up
+        # again.
         for pid in [pid for pid in self._sessions if pid not in held]:
             del self._sessions[pid]
         total = 0
         self.last = {}
         for pid, used in held.items():
-            # The session is remembered, because a killed process stays on the list when /proc has lost it.
+            # The session is remembered because a killed process stays on the list after it has left
+            # /proc.
             if self._sessions.get(pid) is None:
                 self._sessions[pid] = session_of(pid)
             if self._sessions[pid] != self.session:
@@ -164,7 +170,7 @@ class Tally:
         self.sum_peak = max(self.sum_peak, total)
 
     def report(self) -> dict:
-        """The figures since the last reset."""
+        """Returns the figures since the last reset."""
         steps = max(1, self.samples - 1)
         return {
             "sum_peak": self.sum_peak,
@@ -181,12 +187,12 @@ class Tally:
 
 
 def serve(index: int, session: int) -> None:
-    """Sample until told to stop or until the asker is gone."""
+    """Samples until it is told to stop, or until its standard input is closed."""
     nvml, tally = Nvml(index), Tally(session)
     try:
         os.nice(-10)
     except OSError:
-        pass  # without the right to it the sampler runs at the normal priority
+        pass  # without this right the sampler runs at the normal priority
     poll = select.poll()
     poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     pending = b""
@@ -198,7 +204,7 @@ def serve(index: int, session: int) -> None:
         except NvmlError:
             tally.failed_sample()
         tick = max(tick + INTERVAL_MS, time.monotonic() * 1e3)
-        # poll() waits whole milliseconds only, so the wait is a sleep and the look at the asker costs none.
+        # poll() waits whole milliseconds only, so the loop sleeps and then polls without a wait.
         time.sleep(max(0.0, tick - time.monotonic() * 1e3) / 1e3)
         if not poll.poll(0):
             continue
@@ -214,7 +220,7 @@ def serve(index: int, session: int) -> None:
             if order == "reset":
                 tally.reset()
             else:
-                # A figure asked for is read after the question, never one that was lying there.
+                # An order is answered with a sample taken after it, never with an earlier one.
                 try:
                     tally.sample(nvml.processes(), time.monotonic() * 1e3)
                 except NvmlError:
@@ -222,12 +228,19 @@ def serve(index: int, session: int) -> None:
             print(json.dumps(tally.report()), flush=True)
 
 
-LIMITING = ("GPULIMIT_", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "NVIDIA_GPU_MEMORY_LIMIT")
+LIMITING = (
+    "GPULIMIT_",
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "NVIDIA_GPU_MEMORY_LIMIT",
+)
 HARMLESS = ("GPULIMIT_ROOT", "GPULIMIT_SIM_")
 
 
 def unhooked(environment: dict[str, str]) -> dict[str, str]:
-    """An environment without the preload and without any limit; which root and which simulated machine stays."""
+    """Returns an environment without the preload and without any limit; the variables that choose
+    the root and the simulated machine stay.
+    """
     return {
         name: value
         for name, value in environment.items()
@@ -236,13 +249,18 @@ def unhooked(environment: dict[str, str]) -> dict[str, str]:
 
 
 class Judge:
-    """The asker's side: a sampler for the processes of the caller's session."""
+    """The client of a judge, which samples the processes of the caller's session."""
 
     def __init__(self, index: int = 0, session: int | None = None) -> None:
         self.index = index
         command = [sys.executable, "-I", __file__, str(index), str(session or os.getsid(0))]
         self._process = subprocess.Popen(
-            command, env=unhooked(dict(os.environ)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            command,
+            env=unhooked(dict(os.environ)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         if not self._answer().get("ready"):
             raise NvmlError("the sampler did not start")
@@ -271,17 +289,19 @@ class Judge:
         return json.loads(line)
 
     def read(self) -> dict:
-        """The figures since the last reset, with a sample taken just now as the last one."""
+        """Returns the figures since the last reset, with a sample taken now as the last one."""
         self._ask("read")
         return self._answer()
 
     def reset(self) -> None:
-        """Start new peaks, for the next phase of a check."""
+        """Resets the peaks, for the next phase of a check."""
         self._ask("reset")
         self._answer()
 
     def settled(self, tries: int = 40) -> dict:
-        """The figures once the sum has stood still for 60 ms (after a synchronise the driver is quick)."""
+        """Returns the figures once the sum has stood still for 60 ms (after a synchronise call the
+        driver frees memory within that time).
+        """
         before = self.read()
         for _ in range(tries):
             time.sleep(0.06)

@@ -1,6 +1,7 @@
 """Times of programs that take turns of milliseconds, compared turn by turn.
 
-A machine may be twice as fast for some seconds (measured, H100): those of a turn have the same conditions, those of other turns may not.
+A machine may be twice as fast for some seconds (measured on an H100): times of the same turn have
+the same conditions, times of different turns may not.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 
-def take_turns(ways: Collection[str], turns: int, run: Callable[[str], float]) -> dict[str, list[float]]:
-    """What each way took in each turn. One more turn before them warms up."""
+def take_turns(
+    ways: Collection[str], turns: int, run: Callable[[str], float]
+) -> dict[str, list[float]]:
+    """Returns the times of each way by turn, after one more turn that warms up."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     for turn, order in orders(ways, turns + 1):
         for way in order:
@@ -22,7 +25,9 @@ def take_turns(ways: Collection[str], turns: int, run: Callable[[str], float]) -
 
 
 def orders(ways: Iterable[str], turns: int) -> Iterator[tuple[int, list[str]]]:
-    """In which order they run in each turn: all come first as often, and after each other, so that none always runs on the warmer machine."""
+    """Yields the order of the ways in each turn: every way comes first, and follows every other
+    way, equally often, so that none always runs on the warmer machine.
+    """
     forth = list(ways)
     both = [list(way) for way in (forth, forth[::-1])]
     rounds = [way[at:] + way[:at] for at in range(len(forth)) for way in both]
@@ -30,13 +35,20 @@ def orders(ways: Iterable[str], turns: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def ratios(times: list[float], others: list[float]) -> tuple[float, list[float]]:
-    """The median of the ratios of all turns, and the quartiles."""
+    """Returns the median of the ratios of all turns, and the quartiles."""
     found = sorted(one / other for one, other in zip(times, others, strict=True))
     at = len(found) // 4
     return round(statistics.median(found), 4), [round(found[at], 4), round(found[-1 - at], 4)]
 
 
 def compared(times: list[float], bare: list[float], again: list[float]) -> dict:
-    """The ratio to `bare`, and that of `again`, a second bare program: it tells what two differ by that are the same."""
+    """Returns the ratio to `bare`, and the ratio of `again`, a second bare program, which shows how
+    much two equal programs differ.
+    """
     (ratio, quartiles), (null, null_quartiles) = (ratios(each, bare) for each in (times, again))
-    return {"ratio": ratio, "quartiles": quartiles, "bare_ratio": null, "bare_quartiles": null_quartiles}
+    return {
+        "ratio": ratio,
+        "quartiles": quartiles,
+        "bare_ratio": null,
+        "bare_quartiles": null_quartiles,
+    }

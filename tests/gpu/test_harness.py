@@ -1,4 +1,4 @@
-"""Tests of the checks' own machinery, without any GPU: python3 -m unittest discover tests/gpu"""
+"""Tests of the checks' own support code, without a GPU: python3 -m unittest discover tests/gpu"""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ class Judging(unittest.TestCase):
         self.own, self.tally = os.getpid(), Tally(os.getsid(0))
 
     def test_peaks_and_last_values_of_the_session_only(self) -> None:
-        # Process 1 would not do as the stranger: in a container it may have made our session.
+        # Process 1 cannot be the stranger, since in a container it may have made this session.
         stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
         try:
-            for at, held in enumerate(({self.own: 5}, {self.own: 9, stranger.pid: 100}, {self.own: 3, stranger.pid: 50})):
+            for at, held in enumerate(
+                ({self.own: 5}, {self.own: 9, stranger.pid: 100}, {self.own: 3, stranger.pid: 50})
+            ):
                 self.tally.sample(held, at * 2.0)
         finally:
             stranger.kill()
@@ -55,12 +57,14 @@ class Judging(unittest.TestCase):
         finally:
             os.kill(child, 9)
             os.waitpid(child, 0)
-        # Dead, and the driver still lists it: it counts as long as it is listed.
+        # A dead process counts as long as the driver lists it.
         self.tally.sample({child: 10}, 4.0)
         self.assertEqual(self.tally.report()["sum_last"], 10)
         self.tally.sample({}, 6.0)
         self.tally.sample({child: 10}, 8.0)
-        self.assertEqual(self.tally.report()["sum_last"], 0, "a pid that came back is another process")
+        self.assertEqual(
+            self.tally.report()["sum_last"], 0, "a pid that came back is another process"
+        )
 
     def test_gaps_are_evidence(self) -> None:
         for now in (0.0, 2.0, 9.0, 11.0):
@@ -77,15 +81,36 @@ class Judging(unittest.TestCase):
 
     def test_a_process_has_a_line_for_each_gpu(self) -> None:
         def line(pid: int, gpu: dict | None, total: int, managed: int = 0) -> dict:
-            return {"pid": pid, "gpu": gpu, "allocations": total, "pools": None, "managed": managed, "driver": 0, "total": total}
+            return {
+                "pid": pid,
+                "gpu": gpu,
+                "allocations": total,
+                "pools": None,
+                "managed": managed,
+                "driver": 0,
+                "total": total,
+            }
 
-        lines = [line(7, {"index": 0}, 100, 30), line(7, {"index": 1}, 5), line(8, None, 0), line(9, {"index": 1}, 6)]
-        seen = [{pid: parts["seen"] for pid, parts in harness.usage_of(lines, gpu).items()} for gpu in (0, 1, 2)]
+        lines = [
+            line(7, {"index": 0}, 100, 30),
+            line(7, {"index": 1}, 5),
+            line(8, None, 0),
+            line(9, {"index": 1}, 6),
+        ]
+        seen = [
+            {pid: parts["seen"] for pid, parts in harness.usage_of(lines, gpu).items()}
+            for gpu in (0, 1, 2)
+        ]
         self.assertEqual(seen, [{7: 70}, {7: 5, 9: 6}, {}])
 
     def test_the_judge_is_unhooked(self) -> None:
         kept = {"PATH": "/bin", "GPULIMIT_ROOT": "/r", "GPULIMIT_SIM_STATE": "/s"}
-        limits = {"LD_PRELOAD": "x", "GPULIMIT_MAX": "4G", "GPULIMIT_GROUP": "g", "CUDA_DEVICE_MEMORY_LIMIT_0": "1G"}
+        limits = {
+            "LD_PRELOAD": "x",
+            "GPULIMIT_MAX": "4G",
+            "GPULIMIT_GROUP": "g",
+            "CUDA_DEVICE_MEMORY_LIMIT_0": "1G",
+        }
         self.assertEqual(unhooked(kept | limits), kept)
 
 
@@ -129,13 +154,21 @@ class Running(unittest.TestCase):
             raise ValueError("broken")
 
         self.assertEqual(self.run_one(lambda outcome: None)["verdict"], "pass")
-        self.assertEqual(self.run_one(lambda outcome: outcome.expect(False, "no"))["failures"], ["no"])
+        self.assertEqual(
+            self.run_one(lambda outcome: outcome.expect(False, "no"))["failures"], ["no"]
+        )
         self.assertEqual(self.run_one(skips)["verdict"], "skip")
         broken = self.run_one(breaks)
-        self.assertEqual((broken["verdict"], broken["failures"], broken["figures"]), ("fail", ["ValueError: broken"], {"known": 1}))
+        self.assertEqual(
+            (broken["verdict"], broken["failures"], broken["figures"]),
+            ("fail", ["ValueError: broken"], {"known": 1}),
+        )
 
     def test_an_agent_answers(self) -> None:
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import agent; print('noise'); agent.serve({'half': lambda n: {'n': n // 2}, 'bad': lambda: 1 / 0})"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import agent; print('noise');"
+            " agent.serve({'half': lambda n: {'n': n // 2}, 'bad': lambda: 1 / 0})"
+        )
         program = Program([sys.executable, "-c", code, str(HERE / "work")])
         self.assertIn("ready", program.reply(20))
         self.assertEqual(program.ask("half", n=8), {"n": 4})
@@ -145,7 +178,9 @@ class Running(unittest.TestCase):
         self.assertEqual(program.lines, ["noise"])
 
     def test_a_program_that_ends_early_is_an_error_not_a_hang(self) -> None:
-        program = Program([sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"])
+        program = Program(
+            [sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"]
+        )
         with self.assertRaisesRegex(RuntimeError, "ended with 3"):
             program.reply(20)
         program.finish()
@@ -169,10 +204,14 @@ class Ratios(unittest.TestCase):
 
     def test_each_runs_in_each_place_as_often(self) -> None:
         seen = list(orders({"a": 1, "b": 2, "c": 3}, 7))
-        self.assertEqual(seen[:3], [(0, ["a", "b", "c"]), (1, ["c", "b", "a"]), (2, ["b", "c", "a"])])
+        self.assertEqual(
+            seen[:3], [(0, ["a", "b", "c"]), (1, ["c", "b", "a"]), (2, ["b", "c", "a"])]
+        )
         self.assertEqual(seen[6][1], seen[0][1])
         for place in range(3):
-            self.assertEqual(sorted(order[place] for _, order in seen[:6]), ["a", "a", "b", "b", "c", "c"])
+            self.assertEqual(
+                sorted(order[place] for _, order in seen[:6]), ["a", "a", "b", "b", "c", "c"]
+            )
 
     def test_the_first_turn_warms_up(self) -> None:
         run = []
@@ -182,12 +221,22 @@ class Ratios(unittest.TestCase):
 
     def test_a_second_bare_program_stands_beside_it(self) -> None:
         found = compared([3.0, 3.0], [2.0, 2.0], [1.0, 1.0])
-        self.assertEqual(found, {"ratio": 1.5, "quartiles": [1.5, 1.5], "bare_ratio": 0.5, "bare_quartiles": [0.5, 0.5]})
+        self.assertEqual(
+            found,
+            {
+                "ratio": 1.5,
+                "quartiles": [1.5, 1.5],
+                "bare_ratio": 0.5,
+                "bare_quartiles": [0.5, 0.5],
+            },
+        )
 
     def test_turns_are_compared_one_by_one(self) -> None:
-        # The machine was half as fast in the second half of them.
+        # The machine was half as fast in the second half of the turns.
         others = [10.0] * 4 + [20.0] * 4
-        self.assertEqual(ratios([11.0, 10.0, 10.0, 10.0, 20.0, 20.0, 22.0, 22.0], others), (1.0, [1.0, 1.1]))
+        self.assertEqual(
+            ratios([11.0, 10.0, 10.0, 10.0, 20.0, 20.0, 22.0, 22.0], others), (1.0, [1.0, 1.1])
+        )
         self.assertEqual(ratios(others, others), (1.0, [1.0, 1.0]))
         self.assertEqual(ratios([30.0, 20.0, 15.0], [10.0, 10.0, 10.0]), (2.0, [1.5, 3.0]))
         with self.assertRaises(ValueError):
@@ -195,16 +244,19 @@ class Ratios(unittest.TestCase):
 
 
 class Refusal(unittest.TestCase):
-    """The pattern that a refusal is held against."""
+    """The pattern that a refusal must match."""
 
     def test_the_line_as_documented(self) -> None:
         line = (
-            "gpulimit: refused 2.0 GiB by cuMemAlloc on GPU 0 (GPU-1a2b…): group train uses 3.6 of 4.0 GiB; "
-            "pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5"
+            "gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): group train uses 3.6 of"
+            " 4.0 GiB; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5"
         )
         found = LINE.match(line)
         self.assertIsNotNone(found)
-        self.assertEqual((found["group"], found["call"], found["pid"], found["max"]), ("train", "cuMemAlloc", "4711", "4.0 GiB"))
+        self.assertEqual(
+            (found["group"], found["call"], found["pid"], found["max"]),
+            ("train", "cuMemAlloc", "4711", "4.0 GiB"),
+        )
         self.assertIsNone(LINE.match(line.replace("pid 4711", "")))
 
 

@@ -1,7 +1,7 @@
-// Needs a module with 1 GiB of variables twice: beside 3 GiB, and after these were given back.
+// Needs a module with 1 GiB of variables twice: beside 3 GiB, and after these were freed.
 //
-// Prints "@{json}": the codes of both launches and what the kernel wrote, after each of them. Waits for a line on standard input in between
-// and at the end.
+// Prints "@{json}" after each launch: its code and the value that the kernel wrote. Waits for a
+// line on standard input in between and at the end.
 
 #include <cstdio>
 

@@ -1,9 +1,11 @@
-// Takes memory through the CUDA runtime until refused, or three times the cap of 4 GiB, in one of the ways beside plain allocations.
+// Takes memory through the CUDA runtime until refused, or three times the limit of 4 GiB, in one of
+// the ways other than plain allocations.
 //
-//   ways WAY        WAY: array, array-3d, layered, mipmapped, graph, captured, stack, local, heap, variable
+// Usage: ways WAY, with WAY one of array, array-3d, layered, mipmapped, graph, captured, stack,
+// local, heap, variable.
 //
-// Prints "@{json}": the refusal's code, how often it was granted. Waits for a line on standard input before it gives everything back.
-// Sizes are bytes.
+// Prints "@{json}": the refusal's code, and how often memory was granted. Waits for a line on
+// standard input before it frees everything. Sizes are bytes.
 
 #include <cstdio>
 #include <cstring>
@@ -15,13 +17,14 @@
 
 static const size_t MIB = 1 << 20;
 
-// Loaded when it is first needed, on most set-ups: 1 GiB does not fit beside a context and the 3 GiB that are taken before.
+// On most systems the variable is loaded at its first use: 1 GiB does not fit beside a context and
+// the 3 GiB taken before.
 __device__ char variable[1u << 30];
 
 template <int BYTES> __global__ void local(int *out, int index) {
     int buffer[BYTES / 4];
     for (int i = 0; i < BYTES / 4; i++) buffer[i] = index + i;
-    // Where it lies must not be known to the compiler.
+    // The compiler must not know which element is read.
     out[0] = buffer[(index * 7919) % (BYTES / 4)];
 }
 
@@ -42,14 +45,17 @@ static cudaError_t take(const std::string &way, int turn) {
     if (way == "array-3d" || way == "layered") {
         cudaArray_t array;
         const bool layered = way == "layered";
-        cudaError_t answer = cudaMalloc3DArray(&array, &floats, layered ? make_cudaExtent(1000, 1000, 7) : make_cudaExtent(300, 200, 100),
+        cudaError_t answer = cudaMalloc3DArray(&array, &floats,
+                                               layered ? make_cudaExtent(1000, 1000, 7)
+                                                       : make_cudaExtent(300, 200, 100),
                                                layered ? cudaArrayLayered : cudaArrayDefault);
         if (answer == cudaSuccess) held.push_back([=] { return cudaFreeArray(array); });
         return answer;
     }
     if (way == "mipmapped") {
         cudaMipmappedArray_t array;
-        cudaError_t answer = cudaMallocMipmappedArray(&array, &floats, make_cudaExtent(2048, 2048, 0), 8);
+        cudaError_t answer =
+            cudaMallocMipmappedArray(&array, &floats, make_cudaExtent(2048, 2048, 0), 8);
         if (answer == cudaSuccess) held.push_back([=] { return cudaFreeMipmappedArray(array); });
         return answer;
     }
@@ -94,10 +100,18 @@ static cudaError_t take(const std::string &way, int turn) {
         static int *out;
         if (!out) cudaMalloc(&out, 4);
         switch (turn) {
-        case 0: local<2048><<<1, 1>>>(out, turn); break;
-        case 1: local<8192><<<1, 1>>>(out, turn); break;
-        case 2: local<32768><<<1, 1>>>(out, turn); break;
-        default: local<131072><<<1, 1>>>(out, turn); break;
+        case 0:
+            local<2048><<<1, 1>>>(out, turn);
+            break;
+        case 1:
+            local<8192><<<1, 1>>>(out, turn);
+            break;
+        case 2:
+            local<32768><<<1, 1>>>(out, turn);
+            break;
+        default:
+            local<131072><<<1, 1>>>(out, turn);
+            break;
         }
         cudaError_t answer = cudaGetLastError();
         cudaDeviceSynchronize();
@@ -125,7 +139,7 @@ static cudaError_t take(const std::string &way, int turn) {
     return cudaErrorInvalidValue;
 }
 
-// The next order: a line.
+// Waits for the next order: a line.
 static void await() {
     for (int read = getchar(); read != '\n' && read != EOF;) read = getchar();
 }
@@ -140,7 +154,8 @@ int main(int argc, char **argv) {
         turn += answer == cudaSuccess;
     }
     cudaGetLastError();
-    printf("@{\"way\": \"%s\", \"start\": %d, \"granted\": %d, \"refusal\": %d}\n", way.c_str(), start, turn, answer);
+    printf("@{\"way\": \"%s\", \"start\": %d, \"granted\": %d, \"refusal\": %d}\n", way.c_str(),
+           start, turn, answer);
     await();
     cudaError_t freed = cudaSuccess;
     for (auto &give : held) {

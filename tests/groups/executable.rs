@@ -1,14 +1,14 @@
-//! Programs and scripts that a test makes and starts.
+//! Makes programs and scripts that a test starts.
 //!
-//! Another process writes them: what is open for writing cannot be started (`ETXTBSY`), and a child
-//! that another test forks has, until it becomes another program, everything open that this process
-//! has.
+//! Another process writes the files: a file that is open for writing cannot be executed
+//! (`ETXTBSY`), and a child that another test forks inherits this process's open files until its
+//! exec.
 
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A copy of a program, in the place of what is there.
+/// Copies a program, and replaces any file at the target.
 pub fn copy(from: &Path, to: &Path) {
     let status = Command::new("install")
         .args(["-m", "755", "--"])
@@ -18,7 +18,7 @@ pub fn copy(from: &Path, to: &Path) {
     assert!(copied, "{} to {}", from.display(), to.display());
 }
 
-/// A script, in the place of what is there.
+/// Writes an executable script, and replaces any file at the path.
 pub fn script(path: &Path, text: &str) {
     let mut install = Command::new("install")
         .args(["-m", "755", "/dev/stdin"])

@@ -1,8 +1,8 @@
-//! What the members of tests do about a full group.
+//! Members of tests do not react to a full group.
 
 use gpulimit_ledger::{DeviceIndex, NoWitness, Pressure, Witness};
 
-/// Does nothing about it.
+/// Reclaims no memory, and knows nothing about dead processes.
 pub struct Nothing;
 
 impl Pressure for Nothing {

@@ -1,4 +1,4 @@
-//! Where the tests of groups, of the controller and of policies have their groups.
+//! The directory in which tests of groups, of the controller and of policies have their groups.
 
 use gpulimit_group::Root;
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A private directory with a root in it, that goes away with the test.
+/// A private directory with a root in it, which is removed when the value is dropped.
 pub struct Place(pub PathBuf);
 
 impl Place {

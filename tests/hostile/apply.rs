@@ -1,4 +1,4 @@
-//! `apply` among groups whose directories belong to a user, who changes what is there at the same
+//! `apply` among groups whose directories belong to a user who changes files there at the same
 //! time.
 
 use crate::{Ground, run};
@@ -12,17 +12,17 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A user of every system, whom policies can name.
+/// A user that every system has, so that policies can name it.
 const DAEMON: &str = "daemon";
 
-/// The groups `lab`, `lab/hers` of the user, and two below that, one in the other, all made by
-/// root.
+/// The groups `lab`, `lab/hers`, which belongs to the user, and two nested groups below it; root
+/// made all of them.
 struct Tree {
     root: Root,
     user: u32,
-    /// The directory of `lab/hers/team`, which is the user's.
+    /// The directory of `lab/hers/team`, which belongs to the user.
     team: PathBuf,
-    /// A file of root's.
+    /// A file that belongs to root.
     secret: PathBuf,
 }
 
@@ -59,14 +59,14 @@ impl Tree {
     }
 }
 
-/// Everybody may be in it; who owns it stays.
+/// Gives access to every user, and leaves the owner as it is.
 const FOR_ALL: Access = Access {
     owner: None,
     members: Members::All,
 };
 
 #[test]
-fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
+fn apply_gives_no_access_to_a_file_of_root() {
     let Some(ground) = Ground::new() else { return };
     let tree = Tree::new(&ground);
     let job = tree.root.group("lab/hers/team/job").expect("there");
@@ -74,7 +74,7 @@ fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
     let own = fs::read(&ledger).expect("read");
     type Trap<'a> = (&'a str, &'a dyn Fn());
     let traps: [Trap<'_>; 3] = [
-        // As kernels without fs.protected_hardlinks let users make one.
+        // Users can make such a link on kernels without fs.protected_hardlinks.
         ("hard link", &|| {
             fs::hard_link(&tree.secret, &ledger).expect("linked")
         }),
@@ -88,7 +88,7 @@ fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
     for (what, trap) in traps {
         fs::remove_file(&ledger).expect("hers to remove");
         trap();
-        // Whether it fails is up to the user, who has spoiled their own group.
+        // The command may fail, since the user has spoiled their own group.
         let _ = job.give_access(FOR_ALL);
         let made = tree
             .root
@@ -96,7 +96,7 @@ fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
         drop(made);
         assert_eq!(tree.secret_mode(), 0o600, "{what}");
     }
-    // The same for a file as it should be: everybody is let in, up to the top.
+    // With a regular ledger, every user gets access, at every level up to the top.
     fs::remove_file(&ledger).expect("hers to remove");
     fs::write(&ledger, own).expect("written");
     fs::set_permissions(&ledger, Permissions::from_mode(0o600)).expect("set");
@@ -113,10 +113,10 @@ fn a_file_of_roots_in_a_users_directory_is_not_opened_to_all() {
     }
 }
 
-/// Not a test: the user, who exchanges a ledger for a link all the time, until the test ends the
-/// process.
+/// The process of the user, started by another test, which exchanges a ledger for a link until the
+/// test ends the process.
 #[test]
-fn role() {
+fn users_process() {
     let Some(team) = std::env::var_os("HOSTILE_TEAM") else {
         return;
     };
@@ -134,15 +134,15 @@ fn role() {
 }
 
 #[test]
-fn files_that_are_exchanged_all_the_time_lead_apply_nowhere() {
+fn apply_follows_no_link_that_replaces_a_file() {
     const APPLIED: u32 = 20;
-    /// The step of `apply` that the attack is about, by itself.
+    /// Rounds of the step of `apply` that the attack targets, by itself.
     const GIVEN: u32 = 2_000;
     let Some(ground) = Ground::new() else { return };
     let tree = Tree::new(&ground);
     symlink(&tree.secret, tree.team.join("link")).expect("linked");
     let mut user = Command::new("/proc/self/exe")
-        .args(["--exact", "apply::role", "--nocapture"])
+        .args(["--exact", "apply::users_process", "--nocapture"])
         .env("HOSTILE_TEAM", &tree.team)
         .current_dir("/")
         .uid(tree.user)
@@ -189,10 +189,10 @@ fn files_that_are_exchanged_all_the_time_lead_apply_nowhere() {
     );
 }
 
-/// Whatever a user does to groups in their own directory, `apply` changes the groups of the others,
+/// Whatever a user does to groups in their own directory, `apply` changes the groups of other users
 /// and writes the rules.
 #[test]
-fn a_user_keeps_nobody_elses_groups_from_being_changed() {
+fn a_user_cannot_block_changes_to_other_groups() {
     let Some(ground) = Ground::new() else { return };
     let tree = Tree::new(&ground);
     tree.create("zoo", 0);
@@ -218,7 +218,8 @@ fn a_user_keeps_nobody_elses_groups_from_being_changed() {
     let own = format!("[group.'lab/hers/own']\nowner = '{DAEMON}'\n");
     let (status, said) = apply(1, &own);
     assert!(status == Some(0) && is_done(1), "{said}");
-    // What is there already, what is to be made, and what is to be removed.
+    // The traps are set for a group that exists, one that is to be made, and one that is to be
+    // removed.
     type Trap<'a> = (&'a str, &'a str, &'a dyn Fn());
     let sub = tree.team.parent().expect("above");
     let traps: [Trap<'_>; 3] = [
@@ -237,7 +238,7 @@ fn a_user_keeps_nobody_elses_groups_from_being_changed() {
         trap();
         let (status, said) = apply(max, policy);
         assert!(
-            status == Some(1) && said.contains(&format!("{name}: not changed, ")),
+            status == Some(1) && said.contains(&format!("{name}: not changed: ")),
             "{said}"
         );
         assert!(is_done(max), "{name}: {said}");
@@ -245,7 +246,7 @@ fn a_user_keeps_nobody_elses_groups_from_being_changed() {
 }
 
 #[test]
-fn a_root_in_a_directory_of_a_user_is_not_for_root_to_apply_in() {
+fn apply_refuses_a_root_in_a_users_directory() {
     let Some(ground) = Ground::new() else { return };
     let policy = ground.write("policy.toml", "[group.lab]\n", 0, 0o644);
     fs::create_dir(ground.at("hers/groups")).expect("made");
@@ -267,7 +268,7 @@ fn a_root_in_a_directory_of_a_user_is_not_for_root_to_apply_in() {
 }
 
 #[test]
-fn a_root_that_root_makes_in_a_users_directory_is_the_users() {
+fn a_root_made_in_a_users_directory_belongs_to_the_user() {
     let Some(ground) = Ground::new() else { return };
     let root = Root::at(ground.at("hers/groups")).expect("a root");
     root.create("lab", &LimitSet::default()).expect("created");
@@ -275,7 +276,7 @@ fn a_root_that_root_makes_in_a_users_directory_is_the_users() {
         let owner = fs::metadata(path).expect("there").uid();
         assert_eq!(owner, crate::ALICE, "{}", path.display());
     }
-    // A link in its place leads nowhere.
+    // A link in place of the root is not followed.
     symlink(ground.at("groups"), ground.at("hers/link")).expect("linked");
     let root =
         Root::at(ground.at("hers/link")).map(|root| root.create("lab", &LimitSet::default()));

@@ -1,4 +1,4 @@
-//! The hooks of containers, among containers whose users keep what they can.
+//! The hooks of containers, while users of containers keep files of their groups in use.
 
 use crate::{Ground, PATIENCE, run};
 use gpulimit_group::Root;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The first process of a container, until drop.
+/// The first process of a container, which ends when the value is dropped.
 struct Init(Child);
 
 impl Init {
@@ -28,10 +28,16 @@ impl Drop for Init {
     }
 }
 
-/// The hook, with the state of a container on its standard input.
+/// Returns the hook, with the state of a container on its standard input.
 fn hook(ground: &Ground, arguments: &[&str], id: &str, pid: u32) -> Command {
     let bundle = ground.at("bundle");
-    let state = json!({ "ociVersion": "1.0.2", "id": id, "pid": pid, "status": "creating", "bundle": bundle });
+    let state = json!({
+        "ociVersion": "1.0.2",
+        "id": id,
+        "pid": pid,
+        "status": "creating",
+        "bundle": bundle,
+    });
     let path = ground.write(&format!("{id}.json"), state.to_string(), 0, 0o600);
     let mut command = ground.gpulimit(&["oci-hook"]);
     command
@@ -40,7 +46,7 @@ fn hook(ground: &Ground, arguments: &[&str], id: &str, pid: u32) -> Command {
     command
 }
 
-/// Waits until a process sleeps by a clock.
+/// Waits until a process sleeps on a timer.
 fn await_sleep(child: &mut Child) {
     let start = Instant::now();
     let wchan = format!("/proc/{}/wchan", child.id());
@@ -54,10 +60,10 @@ fn await_sleep(child: &mut Child) {
     }
 }
 
-/// A descriptor of the lock of a container's group, which one of its programs has handed to
-/// somebody outside.
+/// A program of the container has passed a descriptor of the lock of the container's group to a
+/// process outside.
 #[test]
-fn a_group_that_is_kept_in_use_holds_up_no_other_container() {
+fn a_group_kept_in_use_blocks_no_other_container() {
     let Some(ground) = Ground::new() else { return };
     ground.make("groups", 0, 0o755);
     ground.make("bundle", 0, 0o755);
@@ -79,7 +85,7 @@ fn a_group_that_is_kept_in_use_holds_up_no_other_container() {
     assert_eq!(status, Some(0), "{said}");
     assert!(
         removal.try_wait().expect("asked").is_none(),
-        "the other container came after it"
+        "the removal ended before the other container came"
     );
     drop(kept);
     let removed = removal.wait_with_output().expect("ended");

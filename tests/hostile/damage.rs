@@ -1,9 +1,9 @@
-//! Files of groups, damaged at random, under every verb: it comes to an end, does not panic, and
-//! prints nothing that a terminal obeys.
+//! Every command reads randomly damaged files of groups: the command ends, does not panic, and
+//! prints no escape sequence.
 //!
-//! The verbs run in a pid namespace of their own, so that no number in a damaged ledger names a
-//! process of this machine. More rounds by `GPULIMIT_DAMAGE_ROUNDS`, others by
-//! `GPULIMIT_DAMAGE_SEED`.
+//! The commands run in a pid namespace of their own, so that no number in a damaged ledger names a
+//! process of this machine. `GPULIMIT_DAMAGE_ROUNDS` sets the number of rounds,
+//! `GPULIMIT_DAMAGE_SEED` selects other rounds.
 
 use crate::{Ground, text};
 use gpulimit_base::device::DeviceId;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const GIB: u64 = 1 << 30;
-/// Where a ledger's words and slots begin.
+/// The offsets of a ledger's words and slots.
 const WORDS: u64 = 16 << 10;
 pub const SLOTS: u64 = WORDS + (1 << 20);
 /// Bytes of a slot.
@@ -28,7 +28,7 @@ pub const SLOT: u64 = 4096;
 const POLICY: &str = "[group.lab]\nmax = '4G'\n[group.'lab/alice']\nmax = '2G'\nlow = '1G'\n\
     [[rule]]\nuser = 'daemon'\ngroup = 'lab/alice'\n";
 
-/// Every verb that reads files of groups, from those that only look to those that remove
+/// Every command that reads files of groups, from those that only read to those that remove
 /// everything.
 const VERBS: &str = "\
 ls
@@ -60,11 +60,11 @@ apply POLICY
 ls
 ";
 
-/// Each line of `$VERBS`, with its status; as the first process of a pid namespace, so that no
-/// `kill` ends it.
+/// Runs each line of `$VERBS` and prints its status. The script is the first process of a pid
+/// namespace, so that no `kill` ends it.
 const RUN: &str = r#"
 mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind "$COPY" /run/gpulimit || exit 9
-# More than any verb takes, and less than a file without end.
+# The limit is more than any command needs, and stops one that reads an endless file.
 ulimit -v 4000000
 n=0
 while read -r line; do
@@ -74,7 +74,7 @@ while read -r line; do
 done <"$VERBS"
 "#;
 
-/// Numbers that look random (SplitMix64).
+/// Pseudo-random numbers (SplitMix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -91,8 +91,8 @@ impl Random {
     }
 }
 
-/// A member as this process is one, which stays in the ledger: of a living process in the file
-/// itself, of a dead one in its copies.
+/// Makes this process a member and leaves its slot in the ledger: in the file itself the slot's
+/// process lives, in copies of the file its process is dead.
 fn stay(root: &Root, name: &str, bytes: u64) {
     let member = Member::join(root, name).expect("joined");
     let device = member.device(GPU, 80 * GIB).expect("a device");
@@ -110,7 +110,7 @@ fn stay(root: &Root, name: &str, bytes: u64) {
     forget(member);
 }
 
-/// All plain files below a directory.
+/// Returns all regular files below a directory.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("listed") {
@@ -124,9 +124,9 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Damages a file, and says how.
+/// Damages a file, and returns a description of the damage.
 fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
-    // Something else stands there already, which may even lead out of the copy.
+    // Earlier damage has put something else here, perhaps a link out of the copy.
     if !fs::symlink_metadata(path).is_ok_and(|about| about.is_file()) {
         return format!("{}: no file any more", path.display());
     }
@@ -175,7 +175,7 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
         }
         7 => {
             let other = &others[random.below(others.len() as u64) as usize];
-            // One that was grown before has holes, which a copy fills.
+            // An earlier damage may have grown the file with holes, which copying would fill.
             if fs::symlink_metadata(other)
                 .is_ok_and(|about| about.is_file() && about.len() < 64 << 20)
             {
@@ -187,7 +187,7 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
             fs::set_permissions(path, Permissions::from_mode(0o1777)).expect("set");
             "for everybody"
         }
-        // A slot twice, as of a process whose number was used again.
+        // The ledger gets the same slot twice, as if a process number had been used again.
         9..=14 if is_ledger => {
             let mut slot = vec![0; SLOT as usize];
             let (from, to) = (random.below(3), random.below(6));
@@ -213,7 +213,7 @@ fn number(variable: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn every_verb_survives_damaged_files() {
+fn every_command_survives_damaged_files() {
     let Some(ground) = Ground::new() else {
         return;
     };
@@ -229,7 +229,7 @@ fn every_verb_survives_damaged_files() {
         let made = ground.gpulimit(&["create", name, "max=1G"]).output();
         assert!(made.expect("started").status.success());
     }
-    // A container on record, whose first process lives.
+    // A container is recorded, whose first process lives.
     let bundle = ground.make("bundle", 0, 0o755);
     ground.write(
         "bundle/config.json",
@@ -270,12 +270,12 @@ fn every_verb_survives_damaged_files() {
             .args([root.path(), &copy])
             .status();
         assert!(copied.is_ok_and(|status| status.success()));
-        // In some rounds somebody lives in it, for whose end `rm --force` waits ten seconds.
+        // In some rounds a live process is a member, for whose end `rm --force` waits ten seconds.
         if round % 8 == 0 {
             for ledger in ["lab/ledger", "lab/sub/alice/ledger"] {
                 let ledger = Arc::new(Ledger::open(&copy.join(ledger)).expect("opened"));
                 forget(ledger.claim(&Identity::of_self(), "").expect("a slot"));
-                // What is cut short is not to be looked at by us.
+                // This process must not read a truncated file through its mapping.
                 forget(ledger);
             }
         }

@@ -1,4 +1,4 @@
-//! `doctor --pid` about a process that has prepared for it.
+//! `doctor --pid` inspects a process that has prepared traps for it.
 
 use crate::{ALICE, Ground, PATIENCE, alice, run, silent, text};
 use std::io::{BufRead, BufReader};
@@ -6,19 +6,20 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
-/// A process that waits in a user namespace and a mount namespace of Alice's own; ended with the
+/// A process that waits in a user namespace and a mount namespace of Alice's; it ends with the
 /// test.
 struct Trap(Child);
 
 impl Trap {
-    /// Runs a script there that makes the traps. `None` where users may make no namespaces.
+    /// Runs a script that sets the traps in these namespaces. `None` where users may not make
+    /// namespaces.
     fn set(ground: &Ground, environment: &[(&str, &str)], script: &str) -> Option<Self> {
         let works = alice("unshare").args(["-Urm", "true"]).status();
         if !works.is_ok_and(|status| status.success()) {
             eprintln!("SKIPPED: users may make no user namespaces here");
             return None;
         }
-        // What is executed last reads no file any more: it is the shell itself.
+        // The shell itself waits at the end, so that no file is read after the traps are set.
         let script = format!("set -e; {script}; echo set; read line");
         let mut child = alice("unshare")
             .args(["-Urm", "sh", "-c", &script])
@@ -37,7 +38,7 @@ impl Trap {
         Some(Self(child))
     }
 
-    /// What root's doctor says of it.
+    /// Returns what root's `doctor` prints about the process.
     fn doctor(&self, ground: &Ground) -> String {
         let pid = self.0.id().to_string();
         let (_, said) = run(&mut ground.gpulimit(&["doctor", "--pid", &pid]));
@@ -45,7 +46,7 @@ impl Trap {
             said.contains(&format!("ok       process      {pid}")) && said.contains("a container"),
             "{said}"
         );
-        assert!(!said.contains("did not answer"), "{said}");
+        assert!(!said.contains("took more than"), "{said}");
         said
     }
 }
@@ -61,7 +62,7 @@ impl Drop for Trap {
 const ETC: &str = "mount -t tmpfs tmpfs /etc";
 
 #[test]
-fn programs_of_the_process_are_never_run() {
+fn doctor_runs_no_program_of_the_process() {
     let Some(ground) = Ground::new() else { return };
     let proof = ground.at("hers/proof");
     let evil = format!("#!/bin/dash\nid >{}\n", proof.display());
@@ -71,7 +72,7 @@ fn programs_of_the_process_are_never_run() {
     let Some(trap) = Trap::set(&ground, &[], script) else {
         return;
     };
-    // The trap works.
+    // The program of the user does run for a caller who enters the namespace.
     let pid = trap.0.id().to_string();
     let inside = Command::new("nsenter")
         .args(["-t", &pid, "-m", "/bin/true"])
@@ -83,7 +84,7 @@ fn programs_of_the_process_are_never_run() {
 }
 
 #[test]
-fn pipes_devices_and_endless_files_hold_up_nobody() {
+fn doctor_does_not_hang_on_pipes_devices_or_endless_files() {
     let Some(ground) = Ground::new() else { return };
     let library = ground.at("hers/x/libgpulimit.so").display().to_string();
     for (script, preload) in [
@@ -92,7 +93,7 @@ fn pipes_devices_and_endless_files_hold_up_nobody() {
         (format!("{ETC}; ln -s /dev/zero /etc/ld.so.preload"), ""),
         (format!("{ETC}; ln -s /proc/kmsg /etc/ld.so.preload"), ""),
         (format!("{ETC}; ln -s ld.so.preload /etc/ld.so.preload"), ""),
-        // It is not there yet when the shell starts.
+        // The pipe is not there yet when the shell starts.
         (
             "mkdir $HERS/x; mkfifo $HERS/x/libgpulimit.so".into(),
             &*library,
@@ -106,7 +107,7 @@ fn pipes_devices_and_endless_files_hold_up_nobody() {
 }
 
 #[test]
-fn links_show_nothing_that_the_process_may_not_read() {
+fn doctor_shows_no_file_that_the_process_may_not_read() {
     let Some(ground) = Ground::new() else { return };
     let secret = "/a-line-for-root-only/libgpulimit.so\n";
     let secret = ground.write("secret", secret, 0, 0o600);
@@ -127,10 +128,11 @@ fn links_show_nothing_that_the_process_may_not_read() {
 }
 
 #[test]
-fn the_ledger_of_a_root_that_the_process_names_is_read_with_its_rights() {
+fn doctor_does_not_hang_on_pipes_in_a_users_root() {
     let Some(ground) = Ground::new() else { return };
-    // A root in her environment, in which everything is a pipe.
-    let script = "mkdir -p $HERS/tree/lab/sub; mkfifo $HERS/tree/lab/limits $HERS/tree/lab/ledger $HERS/tree/lab/lock; chmod -R go-w $HERS/tree";
+    // The user's environment names a root in which every file is a pipe.
+    let script = "mkdir -p $HERS/tree/lab/sub; mkfifo $HERS/tree/lab/limits $HERS/tree/lab/ledger \
+        $HERS/tree/lab/lock; chmod -R go-w $HERS/tree";
     let root = ground.at("hers/tree").display().to_string();
     let environment = [("GPULIMIT_ROOT", root.as_str()), ("GPULIMIT_GROUP", "lab")];
     let Some(trap) = Trap::set(&ground, &environment, script) else {
@@ -139,9 +141,9 @@ fn the_ledger_of_a_root_that_the_process_names_is_read_with_its_rights() {
     trap.doctor(&ground);
 }
 
-/// Not a test: a process that takes a directory as its root, which then goes away.
+/// Started by another test: a process whose root directory is then removed.
 #[test]
-fn role() {
+fn process_without_root_directory() {
     let Some(root) = std::env::var_os("HOSTILE_ROOT") else {
         return;
     };
@@ -151,13 +153,13 @@ fn role() {
 }
 
 #[test]
-fn a_file_system_that_never_answers_holds_up_nobody() {
+fn doctor_does_not_hang_on_a_silent_file_system() {
     let Some(ground) = Ground::new() else { return };
     let Some(process) = silent::Process::start(&ground) else {
         return;
     };
     let pid = process.pid().to_string();
-    // The caller's descriptors are not kept, either: a shell that reads this pipe goes on.
+    // The helper must not inherit the caller's descriptors: a shell that reads this pipe goes on.
     let mut doctor = Command::new("sh");
     let doctor = doctor
         .args(["-c", "exec 3>&1; exec \"$@\"", "sh"])
@@ -171,20 +173,24 @@ fn a_file_system_that_never_answers_holds_up_nobody() {
     let (answer, answered) = mpsc::channel();
     thread::spawn(move || answer.send(doctor.wait_with_output()));
     let output = answered.recv_timeout(PATIENCE);
-    // Whatever still waits for the file system gets its answer now.
+    // The end of the process answers every request that still waits for the file system.
     drop(process);
     let output = output.expect("doctor hangs").expect("read");
     let said = text(&output);
-    assert!(said.contains("did not answer"), "{said}");
+    assert!(said.contains("took more than"), "{said}");
     assert_eq!(output.status.code(), Some(1), "{said}");
 }
 
 #[test]
-fn processes_without_files_are_looked_at() {
+fn doctor_inspects_processes_without_files() {
     let Some(ground) = Ground::new() else { return };
     let gone = ground.make("gone", 0, 0o755);
     let mut child = Command::new("/proc/self/exe")
-        .args(["--exact", "doctor::role", "--nocapture"])
+        .args([
+            "--exact",
+            "doctor::process_without_root_directory",
+            "--nocapture",
+        ])
         .env("HOSTILE_ROOT", &gone)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -200,11 +206,11 @@ fn processes_without_files_are_looked_at() {
         said.contains(&format!("ok       process      {pid}")),
         "{said}"
     );
-    // A dead process that its parent has not asked for has neither files nor memory.
+    // A zombie process has neither files nor memory.
     child.kill().expect("killed");
     let said = doctor();
     assert!(
-        !said.contains("did not answer") && said.contains(&pid),
+        !said.contains("took more than") && said.contains(&pid),
         "{said}"
     );
     child.wait().expect("ended");

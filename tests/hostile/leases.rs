@@ -1,4 +1,4 @@
-//! Leases (`F_SETLEASE`): the owner of a file can keep others from opening it, root as well.
+//! Leases (`F_SETLEASE`): the owner of a file can keep other users, even root, from opening it.
 #![allow(unsafe_code)]
 
 use crate::{ALICE, Ground, run};
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 const FILE: &str = "GPULIMIT_TEST_FILE";
 
-/// Alice, with a lease; not a test.
+/// The process of Alice that holds the lease, started by another test.
 #[test]
 #[ignore = "a part of other tests"]
 fn lease() {
@@ -21,16 +21,16 @@ fn lease() {
         .write(true)
         .open(std::env::var(FILE).expect("a path"))
         .expect("opened");
-    // SAFETY: an open descriptor, and a plain number.
+    // SAFETY: the descriptor is open as long as `file` lives, and the call gets only numbers.
     let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
     println!("\n#lease {done}");
-    // Ended by the signal that tells who has a lease that somebody waits.
+    // The kernel ends this process by the signal about a waiting open.
     std::thread::sleep(std::time::Duration::from_secs(600));
 }
 
-/// A program could be a member, and have the lease by the one descriptor that it has.
+/// A member can hold a lease on the ledger through its only descriptor.
 #[test]
-fn a_lease_on_a_ledger_keeps_no_signal_from_its_group() {
+fn a_lease_on_a_ledger_blocks_neither_kill_nor_rm() {
     for (arguments, gone) in [
         (&["kill", "lab"][..], false),
         (&["rm", "--force", "lab"], true),

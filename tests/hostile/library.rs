@@ -1,16 +1,17 @@
-//! Libraries that a user names or leaves where root looks for one.
+//! Libraries that a user names, or leaves where root looks for one.
 
 use crate::{ALICE, Ground, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles a library that calls itself ours, and says so in a file when it is loaded.
+/// Compiles a library that claims to be gpulimit's, and that makes a file when it is loaded.
 fn library(ground: &Ground, path: &str) -> PathBuf {
     let source = format!(
         "#include <fcntl.h>\n\
          const char gpulimit_version_text[] = \"{}\";\n\
          const char *gpulimit_hooks(void) {{ return \"\"; }}\n\
-         __attribute__((constructor)) static void f(void) {{ open(\"{}\", O_CREAT | O_WRONLY, 0600); }}\n",
+         __attribute__((constructor)) static void f(void) {{ open(\"{}\", O_CREAT \
+         | O_WRONLY, 0600); }}\n",
         gpulimit_base::version::text(),
         proof(ground).display()
     );
@@ -28,9 +29,10 @@ fn proof(ground: &Ground) -> PathBuf {
     ground.at("proof")
 }
 
-/// Runs a verb with a library of Alice's in every way that she could make root use one.
+/// Runs a command with a library of Alice's, named in every way in which she could make root use
+/// it.
 #[track_caller]
-fn tried(ground: &Ground, arguments: &[&str], library: &Path) {
+fn assert_refused(ground: &Ground, arguments: &[&str], library: &Path) {
     let mut command = ground.gpulimit(arguments);
     let (status, said) = run(command.env("GPULIMIT_LIBRARY", library));
     assert!(!proof(ground).exists(), "{arguments:?} loaded it: {said}");
@@ -60,10 +62,10 @@ fn root_opens_no_library_that_others_can_change() {
             &["cdi", "generate", "--output", "-"],
             &["install", "--dry-run", "--root", image],
         ] {
-            tried(&ground, arguments, library);
+            assert_refused(&ground, arguments, library);
         }
         let path = library.to_str().expect("text");
-        tried(
+        assert_refused(
             &ground,
             &["install", "--root", image, "--library", path],
             Path::new("/nowhere"),
@@ -72,7 +74,7 @@ fn root_opens_no_library_that_others_can_change() {
 }
 
 #[test]
-fn what_the_library_says_of_itself_is_read_and_not_run() {
+fn the_librarys_version_is_read_without_running_it() {
     let Some(ground) = Ground::new() else { return };
     let own = library(&ground, "libgpulimit.so");
     let mut command = ground.gpulimit(&["cdi", "generate", "--output", "-"]);
@@ -82,11 +84,11 @@ fn what_the_library_says_of_itself_is_read_and_not_run() {
 }
 
 #[test]
-fn an_image_leads_no_installation_out_of_it() {
+fn install_follows_no_link_out_of_an_image() {
     let Some(ground) = Ground::new() else { return };
     let own = library(&ground, "libgpulimit.so");
     let own = own.to_str().expect("text");
-    // Stands for the directory of the host that a link leads to.
+    // This directory stands for one of the host, to which a link leads.
     let host = ground.make("host", 0, 0o755);
     let files = || std::fs::read_dir(&host).expect("listed").count();
     let image = ground.make("image", 0, 0o755);
@@ -118,7 +120,7 @@ fn an_image_leads_no_installation_out_of_it() {
         std::fs::remove_file(host.join("ld.so.preload")).expect("removed");
         std::fs::remove_file(&path).expect("removed");
     }
-    // Who can rename the image can lead root elsewhere.
+    // A user who can rename the image could lead root elsewhere.
     std::fs::create_dir_all(ground.at("hers/image/etc")).expect("made");
     let mut command = ground.gpulimit(&["install", "--library", own, "--root"]);
     let (status, said) = run(command.arg(ground.at("hers/image")));
@@ -129,7 +131,7 @@ fn an_image_leads_no_installation_out_of_it() {
 }
 
 #[test]
-fn engines_are_told_of_nothing_that_others_can_change() {
+fn cdi_generate_names_no_file_that_others_can_change() {
     let Some(ground) = Ground::new() else { return };
     let own = library(&ground, "libgpulimit.so");
     let generate = |program: &Path, root: &Path| {

@@ -1,5 +1,5 @@
-//! Arguments of commands, which may hold secrets: other members of a group do not read them in its
-//! files.
+//! Arguments of commands may hold secrets, so the files of a group do not show them to other
+//! members.
 
 use crate::{ALICE, Ground, run};
 use gpulimit_base::identity::Identity;
@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 
 const SECRET: &str = "token=hunter2";
 
-/// A member with the secret among its arguments, until the end of its stdin. Does nothing as a
-/// test.
+/// Runs a member with the secret among its arguments, until its standard input ends. Without the
+/// variable the test does nothing.
 #[test]
-fn role() {
+fn holder() {
     let Some(root) = std::env::var_os("HOSTILE_MEMBER_OF") else {
         return;
     };
@@ -33,14 +33,14 @@ fn role() {
 }
 
 #[test]
-fn members_see_names_of_commands_and_no_arguments_of_others() {
+fn members_see_command_names_but_no_arguments() {
     let Some(ground) = Ground::new() else { return };
     ground.make("groups", 0, 0o755);
     let (status, said) =
         run(&mut ground.gpulimit(&["create", "lab", "--members", "all", "max=1G"]));
     assert_eq!(status, Some(0), "{said}");
     let mut member = Command::new(std::env::current_exe().expect("known"))
-        .args(["secrets::role", SECRET, "--nocapture"])
+        .args(["secrets::holder", SECRET, "--nocapture"])
         .env("HOSTILE_MEMBER_OF", ground.at("groups"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -50,7 +50,7 @@ fn members_see_names_of_commands_and_no_arguments_of_others() {
     let mut lines = out.lines().map(|line| line.expect("read"));
     assert!(lines.any(|line| line.contains("joined")));
 
-    // Nothing in the files.
+    // The ledger holds no arguments.
     let ledger = fs::read(ground.at("groups/lab/ledger")).expect("read");
     let holds = |text: &str| {
         let text = text.as_bytes();
@@ -58,7 +58,8 @@ fn members_see_names_of_commands_and_no_arguments_of_others() {
     };
     assert!(holds("hostile-"), "the name of the command");
     assert!(!holds("hunter2"));
-    // `ps` shows what /proc shows to the caller, and events only the name.
+    // `ps` shows the arguments that the caller can read in /proc; events show only the command's
+    // name.
     let (_, said) = run(&mut ground.gpulimit(&["ps", "lab"]));
     assert!(said.contains(SECRET), "{said}");
     let (_, said) = run(&mut ground.gpulimit(&["events", "lab"]));

@@ -1,4 +1,4 @@
-//! Signals of root's for a group whose owner has forged its ledger: they reach its members and no
+//! Root signals a group whose owner has forged its ledger: the signals reach the members and no
 //! bystander.
 
 use crate::damage::{Random, SLOT, SLOTS};
@@ -15,13 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-/// Who forges, and whom no other test is: a defect would end all processes of theirs.
+/// The user who forges the ledger. Only these tests use this user: a defect would end all of the
+/// user's processes.
 const FORGER: u32 = 40_017;
-/// A user who has nothing to do with the group.
+/// A user who is not in the group.
 const STRANGER: u32 = 40_018;
 
-/// Slots that the forger holds: with a second of patience for each, root's command would not end in
-/// [`crate::PATIENCE`].
+/// The number of slots that the forger holds: if root's command waited a second for each, it would
+/// not end within [`crate::PATIENCE`].
 const HELD: usize = 300;
 
 const ROOT: &str = "GPULIMIT_TEST_ROOT";
@@ -29,7 +30,7 @@ const LEDGER: &str = "GPULIMIT_TEST_LEDGER";
 const FORGERY: &str = "GPULIMIT_TEST_FORGERY";
 const BYSTANDERS: &str = "GPULIMIT_TEST_BYSTANDERS";
 
-/// What the slots of the group say.
+/// The ways in which the slots of the group are forged.
 const FORGERIES: [&str; 3] = ["random", "start time 0", "right start time"];
 
 /// A process that ends with the test.
@@ -52,8 +53,8 @@ impl Drop for Guarded {
     }
 }
 
-/// A group of the forger's, and processes of root's, of a stranger's and of the forger's that are
-/// no members of it.
+/// A group of the forger's, and processes of root, of a stranger and of the forger that are not
+/// members of the group.
 struct Scene {
     ground: Ground,
     ledger: PathBuf,
@@ -80,7 +81,12 @@ impl Scene {
             .collect();
         let mut command = Command::new("/proc/self/exe");
         command
-            .args(["--exact", "signals::forge", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "signals::forger_process",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(LEDGER, &ledger)
             .env(FORGERY, forgery)
             .env(BYSTANDERS, pids.join(" "))
@@ -89,7 +95,7 @@ impl Scene {
             .gid(FORGER)
             .stdout(Stdio::piped());
         let mut forger = Guarded::start(&mut command);
-        // The output stays open: the test runner writes a line when a minute has passed.
+        // The output stays open, since the test runner writes a line after a minute.
         let out = forger.0.stdout.as_mut().expect("piped");
         let mut lines = BufReader::new(out).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("forged"))));
@@ -101,7 +107,7 @@ impl Scene {
         })
     }
 
-    /// Runs a command of root's, which ends the forger, and none of the bystanders.
+    /// Runs a command of root's that ends the forger and none of the bystanders.
     #[track_caller]
     fn root_runs(&mut self, arguments: &[&str]) -> (Option<i32>, String) {
         let (status, said) = run(&mut self.ground.gpulimit(arguments));
@@ -121,10 +127,10 @@ impl Scene {
     }
 }
 
-/// What [`Scene::new`] starts as the forger; not a test.
+/// The forger's process, started by [`Scene::new`].
 #[test]
 #[ignore = "a part of other tests"]
-fn forge() {
+fn forger_process() {
     let path = std::env::var(LEDGER).expect("a path");
     let forgery = std::env::var(FORGERY).expect("a name");
     let text = std::env::var(BYSTANDERS).expect("numbers");
@@ -148,7 +154,7 @@ fn forge() {
     let slots: Vec<_> = pids.iter().cycle().take(HELD).map(claim).collect();
     if forgery == "random" {
         let mut random = Random(0x5eed);
-        // Some words are right by chance, so that all kinds of slots come about.
+        // Some words are right by chance, so that slots of all kinds appear.
         let mut word = || match random.below(4) {
             0 => 0,
             1 => pids
@@ -169,19 +175,19 @@ fn forge() {
 }
 
 #[test]
-fn kill_reaches_no_bystander_that_a_forged_slot_names() {
+fn kill_signals_no_bystander_named_in_a_forged_slot() {
     for forgery in FORGERIES {
         let Some(mut scene) = Scene::new(forgery) else {
             return;
         };
         let (status, said) = scene.root_runs(&["kill", "-s", "KILL", "lab"]);
         assert_eq!(status, Some(1), "{forgery}: {said}");
-        let line = format!("SIGKILL sent to {} (named by no slot)", scene.forger.0.id());
+        let line = format!("SIGKILL sent to {} (in no slot)", scene.forger.0.id());
         assert!(said.contains(&line), "{forgery}: {said}");
         assert_eq!(said.matches(" sent to ").count(), 1, "{forgery}: {said}");
         let missed = said.matches("cannot signal ").count();
-        // One of the slots is the forger's, who got the signal. Random words also make slots that
-        // nobody holds.
+        // One of the slots belongs to the forger, which got the signal. Random words also make free
+        // slots.
         match forgery {
             "random" => assert!((1..HELD).contains(&missed), "{forgery}: {said}"),
             _ => assert_eq!(missed, HELD - 1, "{forgery}: {said}"),
@@ -190,7 +196,7 @@ fn kill_reaches_no_bystander_that_a_forged_slot_names() {
 }
 
 #[test]
-fn removal_by_force_ends_the_forger_and_no_bystander() {
+fn rm_force_ends_the_forger_and_no_bystander() {
     for forgery in FORGERIES {
         let Some(mut scene) = Scene::new(forgery) else {
             return;
@@ -201,10 +207,10 @@ fn removal_by_force_ends_the_forger_and_no_bystander() {
     }
 }
 
-/// A member of a group of the stranger's; not a test.
+/// A member of a group of the stranger's, started by another test.
 #[test]
 #[ignore = "a part of other tests"]
-fn join() {
+fn stranger_process() {
     let root = std::env::var(ROOT).expect("a path");
     let root = Root::at(root).expect("a root");
     let member = Member::join(&root, "lab/victim").expect("joined");
@@ -213,11 +219,10 @@ fn join() {
     drop(member);
 }
 
-/// The links that a user can make in the directory of their own groups: to the directory of
-/// another's, which is open to look into, and to the ledger of the group above both, which both may
-/// write.
+/// A user can make such links in the directory of their own groups: to another group's directory,
+/// which is readable, and to the ledger of the group above both, which both users may write.
 #[test]
-fn links_to_the_ledgers_of_others_lead_to_none_of_their_processes() {
+fn links_to_other_ledgers_lead_to_no_signal() {
     let Some(ground) = Ground::new() else { return };
     let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
     for (name, owner) in [
@@ -235,7 +240,12 @@ fn links_to_the_ledgers_of_others_lead_to_none_of_their_processes() {
     }
     let mut command = Command::new("/proc/self/exe");
     command
-        .args(["--exact", "signals::join", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "signals::stranger_process",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(ROOT, root.path())
         .current_dir("/")
         .uid(STRANGER)

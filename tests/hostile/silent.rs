@@ -1,4 +1,4 @@
-//! A process whose `/etc/ld.so.preload` lies on a FUSE file system that never answers a request to
+//! A process whose `/etc/ld.so.preload` lies on a FUSE file system that never answers requests to
 //! open a file.
 
 use crate::Ground;
@@ -13,12 +13,13 @@ use std::thread;
 /// for it.
 pub struct Process {
     child: Child,
-    /// Kept open: the test harness in the process writes there, too, and ends where it cannot.
+    /// Kept open: the test harness in the process writes to this pipe, and would end if it were
+    /// closed.
     out: BufReader<ChildStdout>,
 }
 
 impl Process {
-    /// Starts it in a mount namespace of its own. `None` where there is no FUSE.
+    /// Starts the process in a mount namespace of its own. `None` where there is no FUSE.
     pub fn start(ground: &Ground) -> Option<Self> {
         if !Path::new("/dev/fuse").exists() {
             eprintln!("SKIPPED: there is no /dev/fuse here");
@@ -27,7 +28,7 @@ impl Process {
         let mut child = Command::new("unshare")
             .arg("-m")
             .arg(std::env::current_exe().expect("known"))
-            .args(["--exact", "silent::role", "--nocapture"])
+            .args(["--exact", "silent::serving_process", "--nocapture"])
             .env("HOSTILE_FUSE", ground.make("silent", 0, 0o755))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -55,9 +56,9 @@ impl Drop for Process {
     }
 }
 
-/// Not a test: the process.
+/// The process itself, started by other tests.
 #[test]
-fn role() {
+fn serving_process() {
     let Some(place) = std::env::var_os("HOSTILE_FUSE") else {
         return;
     };
@@ -78,12 +79,12 @@ fn mount(arguments: &[&str], from: &Path, to: &Path) {
     assert!(status.expect("mount").success(), "{arguments:?}");
 }
 
-/// What the file system answers.
+/// The requests that the file system answers.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Answers {
-    /// What there is, and no request to open a file.
+    /// All requests except those to open a file.
     Names,
-    /// All but requests to write.
+    /// All requests except those to write.
     Reads,
 }
 
@@ -101,12 +102,12 @@ pub fn mount_fuse(place: &Path, options: &str, answers: Answers) {
         Path::new("none"),
         place,
     );
-    rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::CLOEXEC).expect("ours");
+    rustix::io::fcntl_setfd(fuse.as_fd(), rustix::io::FdFlags::CLOEXEC).expect("set");
     thread::spawn(move || serve(fuse, answers));
 }
 
-/// Answers what a mount asks, in the kernel's structures of version 7.31; one directory with any
-/// number of files in it.
+/// Answers a mount's requests, in the kernel's structures of version 7.31, as one directory with
+/// any number of files.
 fn serve(mut fuse: File, answers: Answers) {
     const LOOKUP: u32 = 1;
     const GETATTR: u32 = 3;
@@ -130,7 +131,7 @@ fn serve(mut fuse: File, answers: Answers) {
             LOOKUP => [words(&[2, 0, 0, 0, 0]), attributes(2)].concat(),
             GETATTR => [words(&[0, 0]), attributes(node)].concat(),
             STATFS => vec![0; 80],
-            // 7.31, no read-ahead, no flags; then the size of a write.
+            // Version 7.31, no read-ahead and no flags; then the size of a write.
             INIT => [words(&[31 << 32 | 7, 0, 0, 0]), vec![0; 32]].concat(),
             _ => Vec::new(),
         };
@@ -138,7 +139,7 @@ fn serve(mut fuse: File, answers: Answers) {
         let length = u32::try_from(16 + reply.len()).expect("small");
         let head = [length.to_ne_bytes(), error.to_ne_bytes()].concat();
         let head = [head, unique.to_ne_bytes().to_vec()].concat();
-        // A request whose process has been killed wants no answer.
+        // The reply is ignored if the requesting process was killed.
         let _ = fuse.write(&[head, reply].concat());
     }
 
@@ -146,7 +147,7 @@ fn serve(mut fuse: File, answers: Answers) {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    /// `struct fuse_attr` on a little-endian machine: node, size, blocks, three times; then, in
+    /// `struct fuse_attr` on a little-endian machine: node, size and blocks; three times; then, in
     /// pairs of 32 bits, the nanoseconds of these and the mode, links and user, group and device,
     /// size of a block and flags.
     fn attributes(node: u64) -> Vec<u8> {

@@ -1,5 +1,5 @@
-//! A member whose memory map answers nobody, as a file system of their own has its lock held:
-//! root's verbs come to an end, do what they can for the others, and name it.
+//! A member's memory map cannot be read, because a file system of the member's own holds the lock
+//! of its memory: root's commands end, act on the other members, and name the stuck one.
 #![allow(unsafe_code)]
 
 use crate::nothing::Nothing;
@@ -24,7 +24,7 @@ const FUSE: &str = "GPULIMIT_TEST_FUSE";
 const GPU: DeviceId = DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
 const GIB: u64 = 1 << 30;
 
-/// A process, with what it says from now on.
+/// A process started by a test, with the output that it has yet to print.
 pub struct Role {
     pub child: Child,
     out: BufReader<ChildStdout>,
@@ -42,11 +42,11 @@ impl Role {
         Self { child, out }
     }
 
-    /// The rest of the next line that begins so.
+    /// Returns the rest of the next line that begins with `start`.
     pub fn line(&mut self, start: &str) -> String {
         let mut lines = self.out.by_ref().lines().map(|line| line.expect("read"));
         let found = lines.find_map(|line| Some(line.strip_prefix(start)?.trim().to_owned()));
-        found.unwrap_or_else(|| panic!("it ends before {start}"))
+        found.unwrap_or_else(|| panic!("the role ends before it prints {start}"))
     }
 }
 
@@ -57,13 +57,13 @@ impl Drop for Role {
     }
 }
 
-/// A group of Alice's with two members of hers: one of them cannot be looked at.
+/// A group of Alice's with two members of hers, one of which cannot be inspected.
 struct Scene {
     ground: Ground,
     root: Root,
     stuck: u32,
     honest: Role,
-    /// Its end ends the file system, and every wait for it.
+    /// The server's end ends the file system, and every wait for it.
     _server: Role,
 }
 
@@ -123,7 +123,7 @@ impl Scene {
     }
 }
 
-/// Waits until a process waits for the file system; false if it does not.
+/// Returns whether a process comes to wait for the file system.
 fn is_held(pid: u32, server: &mut Role) -> bool {
     let start = Instant::now();
     loop {
@@ -136,7 +136,10 @@ fn is_held(pid: u32, server: &mut Role) -> bool {
         if waits {
             return true;
         }
-        assert!(start.elapsed() < PATIENCE, "it does nothing");
+        assert!(
+            start.elapsed() < PATIENCE,
+            "the process does not come to wait"
+        );
         if server.child.try_wait().expect("asked").is_some() {
             return false;
         }
@@ -144,8 +147,7 @@ fn is_held(pid: u32, server: &mut Role) -> bool {
     }
 }
 
-/// What [`Scene::new`] starts as root: serves the file system, and starts the stuck member; not a
-/// test.
+/// Started by [`Scene::new`] as root: serves the file system, and starts the stuck member.
 #[test]
 #[ignore = "a part of other tests"]
 fn server() {
@@ -153,11 +155,11 @@ fn server() {
     mount_fuse(&place, ",allow_other", Answers::Reads);
     let mut member = Command::new(std::env::current_exe().expect("known"));
     member.args(["--exact", "stuck::member", "--ignored", "--nocapture"]);
-    // Its end is this process's, unless it stays for ever.
+    // This process ends when the member does, which may never happen.
     member.uid(ALICE).gid(ALICE).status().expect("started");
 }
 
-/// Not a test either: a member of Alice's, stuck if there is such a file system.
+/// Started by a test: a member of Alice's, which gets stuck if there is such a file system.
 #[test]
 #[ignore = "a part of other tests"]
 fn member() {
@@ -175,7 +177,7 @@ fn member() {
     });
     println!("\n#member {}", std::process::id());
     match file {
-        // Until who started it closes this, or ends.
+        // The member waits until its starter closes the pipe, or ends.
         None => drop(std::io::stdin().read_line(&mut String::new())),
         Some(file) => {
             replace_unwritten(&file);
@@ -184,12 +186,12 @@ fn member() {
     }
 }
 
-/// Maps something else over a page that is not written back yet: the lock of the memory is held
-/// until the file system has taken the page.
+/// Maps something else over a page that is not written back yet: the kernel holds the lock of the
+/// memory until the file system has taken the page.
 fn replace_unwritten(file: &File) {
     const LENGTH: usize = 4096;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a page that nothing else in this process knows of.
+    // SAFETY: only this function knows the page, which it maps, writes and replaces.
     unsafe {
         let shared = libc::MAP_SHARED;
         let page = libc::mmap(ptr::null_mut(), LENGTH, access, shared, file.as_raw_fd(), 0);
@@ -201,7 +203,7 @@ fn replace_unwritten(file: &File) {
 }
 
 #[test]
-fn kill_reaches_the_others_and_names_who_cannot_be_looked_at() {
+fn kill_signals_other_members_and_names_the_stuck_one() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -211,14 +213,14 @@ fn kill_reaches_the_others_and_names_who_cannot_be_looked_at() {
     assert!(said.contains(&line), "{said}");
     let line = format!("cannot signal {} ", scene.stuck);
     assert!(
-        said.contains(&line) && said.contains("did not answer"),
+        said.contains(&line) && said.contains("took too long"),
         "{said}"
     );
     scene.honest_is_killed();
 }
 
 #[test]
-fn removal_by_force_ends_the_others_and_names_who_cannot_be_looked_at() {
+fn rm_force_ends_other_members_and_names_the_stuck_one() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -226,7 +228,7 @@ fn removal_by_force_ends_the_others_and_names_who_cannot_be_looked_at() {
     assert_eq!(status, Some(1), "{said}");
     let line = format!("cannot kill {} ", scene.stuck);
     assert!(
-        said.contains(&line) && said.contains("did not answer"),
+        said.contains(&line) && said.contains("took too long"),
         "{said}"
     );
     assert!(scene.root.group("lab").is_ok(), "{said}");
@@ -234,7 +236,7 @@ fn removal_by_force_ends_the_others_and_names_who_cannot_be_looked_at() {
 }
 
 #[test]
-fn the_epilog_of_slurm_ends_and_leaves_the_group_to_the_next() {
+fn slurms_epilog_ends_and_leaves_the_group_to_the_next_one() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -266,7 +268,7 @@ fn the_epilog_of_slurm_ends_and_leaves_the_group_to_the_next() {
 }
 
 #[test]
-fn figures_are_shown_all_the_same() {
+fn ps_shows_the_figures_of_a_stuck_member() {
     let Some(scene) = Scene::new() else { return };
     let (status, said) = scene.root_runs(&["ps", "--json"]);
     assert_eq!(status, Some(0), "{said}");
@@ -294,7 +296,7 @@ fn figures_are_shown_all_the_same() {
 }
 
 #[test]
-fn verbs_that_look_at_files_alone_do_not_wait() {
+fn commands_that_read_only_files_do_not_wait() {
     let Some(scene) = Scene::new() else { return };
     for arguments in [
         &["show"][..],
@@ -313,12 +315,12 @@ fn verbs_that_look_at_files_alone_do_not_wait() {
     let pid = scene.stuck.to_string();
     let (status, said) = scene.root_runs(&["doctor", "--pid", &pid]);
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("did not answer"), "{said}");
+    assert!(said.contains("took more than"), "{said}");
     scene.root_runs(&["doctor"]);
 }
 
 #[test]
-fn uninstall_leaves_the_library_and_says_why() {
+fn uninstall_keeps_the_library_and_explains_why() {
     let Some(scene) = Scene::new() else { return };
     scene.ground.make("lib", 0, 0o755);
     scene.ground.make("lib/gpulimit", 0, 0o755);
@@ -332,14 +334,14 @@ fn uninstall_leaves_the_library_and_says_why() {
 }
 
 #[test]
-fn who_asks_for_room_is_refused_and_does_not_wait() {
+fn a_request_for_room_is_refused_without_a_wait() {
     let Some(scene) = Scene::new() else { return };
     let (told, answer) = std::sync::mpsc::channel();
     let root = Root::at(scene.root.path()).expect("a root");
     thread::spawn(move || {
         let member = Member::join(&root, "lab").expect("joined");
         let device = member.device(GPU, 80 * GIB).expect("a device");
-        // The largest would have to be killed for it.
+        // Room for this request would need the largest process to be killed.
         let charged = member.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
         told.send(charged.is_err())
     });

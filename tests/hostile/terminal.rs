@@ -1,4 +1,4 @@
-//! Text of others with escape sequences, under every verb: the terminal gets none.
+//! Every command escapes the texts of other users: no escape sequence reaches the terminal.
 
 use crate::{ALICE, Ground, run, text};
 use gpulimit_base::identity::Identity;
@@ -12,13 +12,13 @@ use std::path::Path;
 use std::process::{Child, Command, Output};
 use std::sync::Arc;
 
-/// Clears the screen, sets the title, starts a line of its own, by C0 and C1; writes from right to
-/// left.
+/// Clears the screen, sets the title and starts a new line, by C0 and C1 control characters, and
+/// reverses the writing direction.
 const EVIL: &str = "\u{1b}[2J\u{1b}]0;x\u{7}\n\r\u{7f}\u{9b}31m\u{202e}\u{2066}";
-/// The same for a file name, with bytes that are no UTF-8.
+/// The same for a file name, with bytes that are not UTF-8.
 const EVIL_NAME: &[u8] = b"\x1b]0;x\x07\n\r\x7f\xc2\x9b2J\xe2\x80\xae\xff\x9b";
 
-/// Fails where a terminal would obey something that was printed, or show it in another order.
+/// Fails if the output contains characters that a terminal would obey, or show in another order.
 #[track_caller]
 pub fn check(what: &dyn std::fmt::Debug, output: &Output) {
     for bytes in [&output.stdout, &output.stderr] {
@@ -26,16 +26,18 @@ pub fn check(what: &dyn std::fmt::Debug, output: &Output) {
         let Ok(text) = str::from_utf8(bytes) else {
             panic!("{what:?} prints no UTF-8: {shown}");
         };
-        let obeyed = |c: char| {
-            (c.is_control() && c != '\n' && c != '\t')
-                || matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        let reorders = |c: char| {
+            ('\u{200e}'..='\u{200f}').contains(&c)
+                || ('\u{2028}'..='\u{202e}').contains(&c)
+                || ('\u{2066}'..='\u{2069}').contains(&c)
         };
+        let obeyed = |c: char| (c.is_control() && c != '\n' && c != '\t') || reorders(c);
         assert!(!text.contains(obeyed), "{what:?} prints {shown}");
     }
     assert!(!text(output).contains("panicked"), "{}", text(output));
 }
 
-/// Runs a verb, and returns what it says.
+/// Runs a command, and returns what it prints.
 #[track_caller]
 fn said(command: &mut Command) -> String {
     let output = command.output().expect("started");
@@ -43,7 +45,7 @@ fn said(command: &mut Command) -> String {
     text(&output)
 }
 
-/// A member that lives as long as this process, as one that has written to its ledger.
+/// Writes forged slots to a ledger, as a member can, with processes that live as long as this one.
 fn forge(ledger: &Path) {
     let ledger = Arc::new(Ledger::open(ledger).expect("opened"));
     let mut command = [0; 64];
@@ -51,7 +53,7 @@ fn forge(ledger: &Path) {
         *to = from;
     }
     let identity = Identity {
-        // Above the largest number that Linux gives.
+        // A number above the largest pid that Linux assigns.
         pid: 1 << 23,
         command,
         ..Identity::of_self()
@@ -80,7 +82,7 @@ impl Drop for Ended {
 }
 
 #[test]
-fn no_verb_prints_escape_sequences_of_others() {
+fn no_command_prints_escape_sequences_of_others() {
     let Some(ground) = Ground::new() else { return };
     for name in ["lab", "lab/alice", "old"] {
         let (status, said) = run(&mut ground.gpulimit(&["create", name, "max=1G"]));
@@ -90,7 +92,7 @@ fn no_verb_prints_escape_sequences_of_others() {
     for name in ["lab", "lab/alice", "old"] {
         forge(&root.group(name).expect("there").ledger_path());
     }
-    // Directories and files with such names, in the root, below a group, and in one.
+    // Directories and files get such names in the root, below a group, and inside one.
     for folder in ["groups", "groups/lab/sub", "groups/old"] {
         let evil = ground.at(folder).join(OsStr::from_bytes(EVIL_NAME));
         fs::create_dir_all(evil.join("sub")).expect("made");
@@ -156,7 +158,7 @@ max = "\u001b[2J"
     ] {
         said(&mut ground.gpulimit(arguments));
     }
-    // What a member says is shown, and escaped.
+    // Text from a member is shown, but escaped.
     let shown = said(&mut ground.gpulimit(&["ps", "lab"]));
     assert!(shown.contains("forged"), "{shown}");
     let shown = said(&mut ground.gpulimit(&["events", "lab"]));
@@ -193,7 +195,7 @@ max = "\u001b[2J"
 #[test]
 fn doctor_prints_no_escape_sequences_in_paths_of_libraries() {
     let Some(ground) = Ground::new() else { return };
-    // As in a path that the dynamic linker takes: without blanks and colons.
+    // The dynamic linker accepts only paths without spaces and colons.
     let name = OsStr::from_bytes(b"\x1b]0;x\x07\n\xc2\x9b2J\xe2\x80\xae");
     let folder = ground.at("hers").join(name);
     fs::create_dir(&folder).expect("made");

@@ -1,5 +1,5 @@
-//! Members who would rather not be killed: their names hide them from nobody, and who keeps them
-//! from ending is named.
+//! Members that try not to be killed: their names hide them from no command, and `rm --force` names
+//! the process that keeps them from ending.
 #![allow(unsafe_code)]
 
 use crate::stuck::{ROOT, Role};
@@ -13,12 +13,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 use std::ptr::null_mut;
 
-/// What a terminal obeys, then what is no UTF-8.
+/// An escape sequence that a terminal obeys, then a byte that is not UTF-8.
 const EVIL: &[u8] = b"\x1b]0;x\x07\xff";
-/// As it is shown.
+/// The name as the controller shows it.
 const SHOWN: &str = "\\u001b]0;x\\u0007\u{fffd}";
 
-/// A group of Alice's.
+/// Makes a group of Alice's.
 fn lab(ground: &Ground) -> Root {
     let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
     let access = Access {
@@ -30,14 +30,14 @@ fn lab(ground: &Ground) -> Root {
     root
 }
 
-/// A process of Alice's that plays a role of this file.
+/// Starts a process of Alice's that runs one of the helper tests of this file.
 fn start(root: &Root, role: &str) -> Role {
     let mut command = Command::new("/proc/self/exe");
     command.env(ROOT, root.path()).uid(ALICE).gid(ALICE);
     Role::start(command.current_dir("/"), role)
 }
 
-/// A member, which ends with its input; not a test.
+/// A member, which ends with its standard input; started by another test.
 #[test]
 #[ignore = "a part of other tests"]
 fn member() {
@@ -48,12 +48,12 @@ fn member() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// The name of the process is that of its first thread; it is open to its threads.
+/// Sets the process's name, which is that of its first thread, from any of its threads.
 fn take_name() {
     fs::write("/proc/self/comm", EVIL).expect("named");
 }
 
-/// Traces a member so that it stops before it ends, and then stops itself; not a test.
+/// Traces a member so that it stops before it ends, and then stops itself; started by another test.
 #[test]
 #[ignore = "a part of other tests"]
 fn tracer() {
@@ -62,7 +62,7 @@ fn tracer() {
     let pid = member.line("#member ").parse().expect("a pid");
     let seize = |task: i32| {
         let options = libc::PTRACE_O_TRACEEXIT as usize;
-        // SAFETY: plain numbers; the call writes no memory of ours.
+        // SAFETY: the call gets only numbers and writes no memory of this process.
         let done = unsafe {
             libc::ptrace(
                 libc::PTRACE_SEIZE,
@@ -77,12 +77,12 @@ fn tracer() {
     take_name();
     println!("\n#traces {pid}");
     std::io::stdout().flush().expect("written");
-    // SAFETY: a plain number.
+    // SAFETY: the call gets only a number.
     unsafe { libc::raise(libc::SIGSTOP) };
 }
 
 #[test]
-fn a_name_that_is_no_text_keeps_no_signal_away() {
+fn kill_reaches_a_process_whose_name_is_not_text() {
     let Some(ground) = Ground::new() else { return };
     let root = lab(&ground);
     let mut member = start(&root, "unkilled::member");
@@ -96,7 +96,7 @@ fn a_name_that_is_no_text_keeps_no_signal_away() {
 }
 
 #[test]
-fn removal_by_force_names_who_does_not_end_and_who_traces_it() {
+fn rm_force_names_a_stuck_process_and_its_tracer() {
     let Some(ground) = Ground::new() else { return };
     let root = lab(&ground);
     let mut tracer = start(&root, "unkilled::tracer");
@@ -107,6 +107,7 @@ fn removal_by_force_names_who_does_not_end_and_who_traces_it() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let tracer = tracer.child.id();
-    let line = format!("still there: {pid} ({SHOWN}), which {tracer} ({SHOWN}) traces");
+    let line =
+        format!("not gone yet: {pid} ({SHOWN}), kept from ending by its tracer {tracer} ({SHOWN})");
     assert!(said.contains(&line), "{said}");
 }

@@ -1,15 +1,15 @@
-//! The rooms of the preloaded library know each other one way only.
+//! The modules at the top of the preloaded library depend on each other in one direction only.
 //!
-//! A room is a file of `shim/src` with the folder of the same name. What a file knows is read from
-//! the paths in its code, with or without `use`.
+//! A room is a file of `shim/src` with the folder of the same name. The dependencies of a file are
+//! read from the paths in its code, with or without `use`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{code, none, read, sources};
 
-/// From the bottom to the top: a room may know those before it, and none after it.
+/// The rooms from the bottom to the top: a room may use those before it, and none after it.
 const ROOMS: [&str; 14] = [
-    // What all rooms may use.
+    // Every room may use these.
     "backtrace",
     "table",
     "fault",
@@ -17,10 +17,10 @@ const ROOMS: [&str; 14] = [
     "message",
     "membership",
     "refusal",
-    // CUDA, and what code images say.
+    // The types of CUDA, and the contents of code images.
     "abi",
     "image",
-    // The way of a call, from its end.
+    // The path of a call, from its end to its beginning.
     "driver",
     "account",
     "handler",
@@ -28,7 +28,7 @@ const ROOMS: [&str; 14] = [
     "entry",
 ];
 
-/// Rooms of which some files know each other. In the others there is no circle at all.
+/// Rooms with files that use each other; in all other rooms dependencies have no cycle.
 const TURNING: [&str; 2] = ["account", "entry"];
 
 /// `["account", "pools", "lent"]` for `shim/src/account/pools/lent.rs`.
@@ -39,7 +39,8 @@ fn module(path: &str) -> Option<Module> {
     Some(name.split('/').map(str::to_owned).collect())
 }
 
-/// Adds the paths of a tree such as `a::{b, c::d}`, below `front`. Returns what comes after it.
+/// Adds the paths of a `use` tree such as `a::{b, c::d}` below `front`. Returns the text after the
+/// tree.
 fn tree<'a>(mut text: &'a str, front: &[&'a str], paths: &mut Vec<Vec<&'a str>>) -> &'a str {
     let mut path = front.to_vec();
     loop {
@@ -47,7 +48,7 @@ fn tree<'a>(mut text: &'a str, front: &[&'a str], paths: &mut Vec<Vec<&'a str>>)
         if let Some(mut list) = text.strip_prefix('{') {
             while !list.trim_start().starts_with('}') && !list.is_empty() {
                 list = tree(list, &path, paths);
-                // To the next one, past `as name`.
+                // Skips `as name` up to the next path.
                 list = &list[list.find([',', '}']).unwrap_or(list.len())..];
                 list = list.strip_prefix(',').unwrap_or(list);
             }
@@ -66,7 +67,7 @@ fn tree<'a>(mut text: &'a str, front: &[&'a str], paths: &mut Vec<Vec<&'a str>>)
     text
 }
 
-/// All paths in the text that may be of modules.
+/// Returns all paths in the text that may name modules.
 fn paths(mut text: &str) -> Vec<Vec<&str>> {
     let mut paths = Vec::new();
     while let Some(start) = text.find(|c: char| c.is_alphabetic() || c == '_') {
@@ -81,12 +82,12 @@ fn paths(mut text: &str) -> Vec<Vec<&str>> {
     paths
 }
 
-/// The module that a path in `here` leads to, or leads into.
+/// Returns the module that a path in `here` names or leads into.
 fn target(path: &[&str], here: &[String], modules: &BTreeSet<Module>) -> Option<Module> {
     let mut to: Vec<String> = Vec::new();
     let mut rest = path;
     match *path.first()? {
-        // A glob is an inner module's, of the file that it is in.
+        // A glob import of `super` occurs in an inner module of the same file.
         "super" if path[1..] == [""] => return None,
         "crate" => rest = &path[1..],
         "super" => {
@@ -110,7 +111,7 @@ fn target(path: &[&str], here: &[String], modules: &BTreeSet<Module>) -> Option<
     Some(to)
 }
 
-/// What each module of the library knows.
+/// Returns the modules that each module of the library uses.
 fn known() -> BTreeMap<Module, BTreeSet<Module>> {
     let files = sources();
     let modules: BTreeSet<Module> = files.iter().filter_map(|path| module(path)).collect();
@@ -140,7 +141,7 @@ fn name(module: &[String]) -> String {
 }
 
 #[test]
-fn a_room_knows_only_those_below_it() {
+fn a_room_uses_only_rooms_below_it() {
     let place = |module: &Module| ROOMS.iter().position(|room| *room == module[0]);
     let mut found = Vec::new();
     for (from, all) in known() {
@@ -164,7 +165,7 @@ fn a_room_knows_only_those_below_it() {
 }
 
 #[test]
-fn files_of_different_rooms_make_no_circle() {
+fn files_of_different_rooms_have_no_cycle() {
     let known = known();
     let reached = |from: &Module| {
         let (mut reached, mut next) = (BTreeSet::new(), vec![from]);

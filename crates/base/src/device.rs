@@ -1,13 +1,13 @@
-//! GPUs and MIG instances by UUID, the only name of a device that is the same everywhere.
+//! Identities of GPUs and MIG instances: their UUIDs.
 //!
-//! Ordinals differ between CUDA, NVML and containers; a UUID does not. It is written as NVML writes
-//! it.
+//! A UUID is the only name of a device that is the same everywhere; ordinals differ between CUDA,
+//! NVML and containers. UUIDs are written as NVML writes them.
 
 use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// What a [`DeviceId`] names.
+/// The kind of device that a [`DeviceId`] names.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub enum DeviceKind {
     /// A whole GPU.
@@ -17,7 +17,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// How NVML begins the UUID of this kind: `GPU-` or `MIG-`.
+    /// Returns the text that NVML puts before a UUID of this kind: `GPU-` or `MIG-`.
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::Gpu => "GPU-",
@@ -29,14 +29,14 @@ impl DeviceKind {
 /// The identity of a GPU or MIG instance.
 #[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct DeviceId {
-    /// The sixteen bytes in the order in which they are written.
+    /// The sixteen bytes of the UUID, in the order in which they are written.
     pub uuid: [u8; 16],
-    /// GPU or MIG instance.
+    /// Whether the device is a whole GPU or a MIG instance.
     pub kind: DeviceKind,
 }
 
 impl DeviceId {
-    /// A whole GPU.
+    /// Returns the identity of a whole GPU.
     pub const fn gpu(uuid: [u8; 16]) -> Self {
         Self {
             uuid,
@@ -44,7 +44,7 @@ impl DeviceId {
         }
     }
 
-    /// A MIG instance.
+    /// Returns the identity of a MIG instance.
     pub const fn mig(uuid: [u8; 16]) -> Self {
         Self {
             uuid,
@@ -52,15 +52,15 @@ impl DeviceId {
         }
     }
 
-    /// The short form for people: `GPU-1a2b…`. Does not allocate.
+    /// Returns the short form for people: `GPU-1a2b…`. Does not allocate.
     pub const fn short(self) -> Short {
         Short(self)
     }
 
-    /// Whether the written UUID begins with `prefix`, in either case of letters.
+    /// Returns whether the written UUID begins with `prefix`, ignoring case.
     ///
-    /// `GPU-1a2b` and, without the kind, `1a2b` both match `GPU-1a2b…`. An empty prefix matches
-    /// nothing. Does not allocate.
+    /// Both `GPU-1a2b` and `1a2b`, without the kind, match `GPU-1a2b…`. An empty prefix matches no
+    /// device. Does not allocate.
     pub fn matches(&self, prefix: &str) -> bool {
         let written = self.written();
         let prefix = prefix.as_bytes();
@@ -70,7 +70,7 @@ impl DeviceId {
         !prefix.is_empty() && (begins(&written) || begins(&written[4..]))
     }
 
-    /// The full form as bytes, all of them ASCII.
+    /// Returns the full form as ASCII bytes.
     fn written(&self) -> [u8; LEN] {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut out = [b'-'; LEN];
@@ -88,11 +88,11 @@ impl DeviceId {
     }
 }
 
-/// Characters of the full form, `GPU-` and 36 more.
+/// Length of the full form in bytes: `GPU-` and 36 more characters.
 const LEN: usize = 40;
 
 impl fmt::Display for DeviceId {
-    /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    /// Writes the full form: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(std::str::from_utf8(&self.written()).unwrap_or_default())
     }
@@ -104,7 +104,7 @@ impl fmt::Debug for DeviceId {
     }
 }
 
-/// See [`DeviceId::short`].
+/// Displays the short form of a device's identity: see [`DeviceId::short`].
 #[derive(Copy, Clone)]
 pub struct Short(DeviceId);
 
@@ -118,43 +118,25 @@ impl fmt::Display for Short {
 impl FromStr for DeviceId {
     type Err = DeviceError;
 
-    /// Reads the full form only; see [`DeviceId::matches`] for prefixes.
+    /// Reads the full form only, ignoring case; [`DeviceId::matches`] accepts prefixes.
     fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let bytes = text.as_bytes();
-        let error = || DeviceError { text: text.into() };
-        let kind = match bytes.get(..4) {
-            Some(p) if p.eq_ignore_ascii_case(b"GPU-") => DeviceKind::Gpu,
-            Some(p) if p.eq_ignore_ascii_case(b"MIG-") => DeviceKind::Mig,
-            _ => return Err(error()),
-        };
-        if bytes.len() != LEN {
-            return Err(error());
-        }
-        let mut uuid = [0; 16];
-        let mut at = 4;
-        for (i, out) in uuid.iter_mut().enumerate() {
-            if matches!(i, 4 | 6 | 8 | 10) {
-                if bytes[at] != b'-' {
-                    return Err(error());
-                }
-                at += 1;
+        let read = || {
+            let mut digits = text.get(4..)?.chars().filter_map(|c| c.to_digit(16));
+            let mut uuid = [0; 16];
+            for byte in &mut uuid {
+                *byte = (digits.next()? << 4 | digits.next()?) as u8;
             }
-            let high = hex(bytes[at]).ok_or_else(error)?;
-            let low = hex(bytes[at + 1]).ok_or_else(error)?;
-            *out = high << 4 | low;
-            at += 2;
-        }
-        Ok(Self { uuid, kind })
+            // Reading skips characters that are not hexadecimal digits. Comparing the written form
+            // with the text rejects texts that have such characters anywhere but in the right
+            // places.
+            let mut both = [Self::gpu(uuid), Self::mig(uuid)].into_iter();
+            both.find(|id| id.written().eq_ignore_ascii_case(text.as_bytes()))
+        };
+        read().ok_or_else(|| DeviceError { text: text.into() })
     }
 }
 
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit)
-        .to_digit(16)
-        .and_then(|d| d.try_into().ok())
-}
-
-/// A text that is no device UUID.
+/// The error for a text that is not a device UUID.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DeviceError {
     text: Box<str>,
@@ -164,7 +146,8 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "'{}' is no GPU UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx as `nvidia-smi -L` prints it, or MIG-… for a MIG instance",
+            "invalid GPU UUID '{}': expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx as \
+             `nvidia-smi -L` prints it, or MIG-… for a MIG instance",
             self.text.escape_debug()
         )
     }
@@ -193,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_refused_and_shown() {
+    fn other_text_is_an_error_that_shows_the_text() {
         for text in [
             "",
             "0",

@@ -1,13 +1,12 @@
-//! Text that others wrote, made fit for a terminal.
+//! Escaping of text from other users and programs, so that a terminal can show it safely.
 
 use std::fmt;
 
-/// Displays a text as one line without characters that a terminal obeys or that hide other
-/// characters: control characters (C0, DEL, C1), separators of lines, and marks of writing
-/// direction.
+/// Displays a text as one line, and escapes the characters that a terminal obeys or that hide other
+/// characters: control characters (C0, DEL, C1), line separators, and marks of writing direction.
 ///
-/// Each becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON, so that escaped JSON
-/// has the same value.
+/// Each such character becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON, so
+/// that escaped JSON keeps its value.
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -16,10 +15,10 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// The same for a text of several lines: line feeds and tabs stay.
+/// Escapes a text of several lines as [`Escaped`] does, but keeps line feeds and tabs.
 pub fn lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    // Writing to a string does not fail.
+    // Writing to a string never fails.
     let _ = escape(text, &mut out, |c| matches!(c, '\n' | '\t'));
     out
 }
@@ -40,7 +39,7 @@ fn escape(text: &str, out: &mut dyn fmt::Write, stays: impl Fn(char) -> bool) ->
 fn is_printable(c: char) -> bool {
     let invisible = matches!(
         c,
-        // Marks of direction, zero widths, separators, tags.
+        // Marks of writing direction, characters of no width, separators, and tags.
         '\u{61c}'
             | '\u{200b}'..='\u{200f}'
             | '\u{2028}'..='\u{202e}'

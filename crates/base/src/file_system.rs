@@ -1,8 +1,8 @@
-//! The file system that a path lies on, and whether a group can lie there.
+//! Detection of the file system that a path lies on, and of whether a group can lie there.
 //!
-//! Members share memory by mapping the files of a group, and say by a kernel lock that they live.
-//! Both need a file system of one machine whose mappings keep the opened file, and whose files stay
-//! the same when they are written.
+//! The members of a group share memory by mapping the group's files, and show by a kernel lock that
+//! they are alive. Both work only on a file system of one machine where a mapping keeps the opened
+//! file (and its locks), and where a written file stays the same file.
 #![allow(unsafe_code)]
 
 use crate::proc;
@@ -17,43 +17,44 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A file system, as far as it concerns groups.
+/// The properties of a file system that matter for groups.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// The name that `mount` shows, such as `tmpfs` or `fuse.sshfs`; a number where nobody knows a
-    /// name.
+    /// The name that `mount` shows, such as `tmpfs` or `fuse.sshfs`; `file system 0x…` with the
+    /// magic number where the name is unknown.
     pub name: Cow<'static, str>,
-    /// Why no group can lie there.
+    /// Why a group cannot lie there; `None` if it can.
     pub fault: Option<Fault>,
 }
 
-/// Why no group can lie on a file system.
+/// A reason why a group cannot lie on a file system.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Other hosts have it mounted, and memory mapped there is not shared with them.
+    /// Other hosts may mount the same files, but mapped memory is not shared between hosts.
     Network,
-    /// The first write to a file makes another file of it: who mapped it before does not see the
-    /// change.
+    /// The first write to a file replaces it by a copy: processes that mapped the file before do
+    /// not see the change.
     CopiesUp,
-    /// A mapping does not keep a lock when the descriptor is closed: nobody can tell that a program
-    /// lives.
+    /// A mapping does not keep a lock after the descriptor is closed, so the lock of a living
+    /// process may be lost.
     LosesLocks,
 }
 
-/// A path on a file system that cannot have groups.
+/// The error for a path on a file system that cannot hold groups.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unsuitable {
-    /// The root, the group or a file of it.
+    /// The root, a group's directory, or a file in one.
     pub path: PathBuf,
     /// The name of the file system.
     pub name: Cow<'static, str>,
-    /// Why not.
+    /// Why the file system cannot hold groups.
     pub fault: Fault,
 }
 
 const FUSE: u32 = 0x6573_5546;
 
-/// Magic numbers of `statfs(2)`: linux/magic.h, and those of the projects themselves.
+/// File systems by the magic number in `statfs(2)`, from linux/magic.h and from the file systems'
+/// own sources.
 const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x0102_1994, "tmpfs", None),
     (0x8584_58f6, "ramfs", None),
@@ -85,8 +86,8 @@ const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x786f_4256, "vboxsf", Some(Fault::Network)),
 ];
 
-/// What `/proc/self/mountinfo` calls file systems in user space whose files lie on other machines,
-/// and the virtio file system of virtual ones.
+/// Names, as in `/proc/self/mountinfo`, of file systems in user space whose files lie on other
+/// machines, and of the virtio file system, whose files lie on a virtual machine's host.
 const REMOTE: [&str; 22] = [
     "virtiofs",
     "fuse.beegfs",
@@ -113,7 +114,7 @@ const REMOTE: [&str; 22] = [
 ];
 
 impl FileSystem {
-    /// The file system that a path lies on.
+    /// Returns the file system that a path lies on.
     pub fn of(path: &Path) -> io::Result<Self> {
         let magic = magic(path)?;
         if let Some((_, name, fault)) = KNOWN.iter().find(|(known, ..)| *known == magic) {
@@ -134,7 +135,8 @@ impl FileSystem {
     }
 }
 
-/// Refuses a path on a file system that cannot have groups. What cannot be told is no reason.
+/// Returns an error if the path lies on a file system that cannot hold groups. A file system that
+/// cannot be determined is accepted.
 pub fn check(path: &Path) -> Result<(), Unsuitable> {
     match FileSystem::of(path) {
         Ok(FileSystem {
@@ -150,9 +152,9 @@ pub fn check(path: &Path) -> Result<(), Unsuitable> {
 }
 
 impl Unsuitable {
-    /// The file system of this path was found to lose locks.
+    /// Returns the error for a path on whose file system a test has lost a lock.
     pub fn loses_locks(path: &Path) -> Self {
-        // A file that was not made, because of this, has a directory.
+        // The file at the path may not exist, because it was not created; its directory does.
         let there = path.ancestors().find(|path| path.exists());
         let found = FileSystem::of(there.unwrap_or(path));
         Self {
@@ -163,11 +165,11 @@ impl Unsuitable {
     }
 }
 
-/// The number by which `statfs(2)` names a file system.
+/// Returns the magic number by which `statfs(2)` identifies a file system.
 fn magic(path: &Path) -> io::Result<u32> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: a path that ends with a zero, and room for one `statfs`, which the call fills where
+    // SAFETY: the path ends with a zero byte; the call writes at most one `statfs`, and fills it if
     // it succeeds.
     let about = unsafe {
         match libc::statfs(path.as_ptr(), about.as_mut_ptr()) {
@@ -175,11 +177,11 @@ fn magic(path: &Path) -> io::Result<u32> {
             _ => return Err(io::Error::last_os_error()),
         }
     };
-    // Of different widths and signs on different architectures; the numbers have 32 bits.
+    // The field's width and sign differ between architectures; magic numbers have 32 bits.
     Ok(about.f_type as u32)
 }
 
-/// The name under which the file system of a path is mounted here.
+/// Returns the name under which the file system of a path is mounted.
 fn mounted_as(path: &Path) -> Option<String> {
     let device = fs::metadata(path).ok()?.dev();
     let mounts = proc::read("/proc/self/mountinfo").ok()?;
@@ -190,8 +192,8 @@ fn mounted_as(path: &Path) -> Option<String> {
         .map(Into::into)
 }
 
-/// The name in a line of `mountinfo`, if that is about this device: the third field, and the first
-/// one after the ` - `.
+/// Returns the file system's name from a line of `mountinfo` if the line is about this device: the
+/// device is the third field, and the name is the first field after ` - `.
 fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
     let (mount, file_system) = line.split_once(" - ")?;
     (mount.split(' ').nth(2)? == device).then_some(())?;
@@ -224,8 +226,8 @@ impl fmt::Display for Fault {
 
 impl Error for Unsuitable {}
 
-/// Returns whether a directory is the top of a file system of its own. False where that cannot be
-/// told.
+/// Returns whether a directory is the top of a mounted file system. False if that cannot be
+/// determined.
 pub fn is_mount_point(path: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).ok().map(|about| about.dev());
     match (device(path), device(&path.join(".."))) {
@@ -239,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_system_of_other_machines_is_refused() {
+    fn network_file_systems_are_refused() {
         let fault = |name| {
             let found = KNOWN.iter().find(|(_, known, _)| *known == name);
             found.map(|(.., fault)| *fault)
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_system_here_has_its_name() {
+    fn a_mounted_file_system_is_recognised() {
         let here = FileSystem::of(Path::new("/dev/shm")).expect("there");
         let name = mounted_as(Path::new("/dev/shm")).expect("mounted");
         assert_eq!((&*here.name, here.fault), (&*name, None));
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_that_of_its_device() {
+    fn the_name_is_read_from_the_line_of_the_device() {
         let line = "79 63 0:53 / /mnt/x rw,nosuid shared:1 - fuse.sshfs host:/ rw,user_id=0";
         assert_eq!(name_in(line, "0:53"), Some("fuse.sshfs"));
         assert_eq!(name_in(line, "0:5"), None);

@@ -1,9 +1,9 @@
-//! Holds back the signals that a write sends to its own thread: of a pipe without a reader, of a
-//! file at the largest size that the process may give it (`ulimit -f`), and of a terminal that is
-//! another job's.
+//! Suppression of the signals that the kernel sends to a thread whose write fails: SIGPIPE for a
+//! pipe without a reader, SIGXFSZ for a file that reaches the process's size limit (`ulimit -f`),
+//! and SIGTTOU for a terminal that belongs to another job.
 //!
-//! Each of them ends a program that does not expect it. The write fails as well, and that is
-//! enough: see [`during`].
+//! Each of these signals ends a program that does not expect it. The failed write also returns an
+//! error, which is all that gpulimit needs: see [`during`].
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -11,16 +11,17 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
-/// Bytes of a signal set in the kernel.
+/// Size in bytes of the kernel's signal set.
 const KERNEL_SET: usize = 8;
 
-/// Runs `write` with these signals blocked in the calling thread, and takes the signal of a failed
-/// write back. The program sees no signal but those that somebody else sends.
+/// Runs `write` with SIGPIPE, SIGXFSZ and SIGTTOU blocked in the calling thread, and removes the
+/// signal that a failed write has raised. The program sees only the signals that another process or
+/// thread has sent.
 pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let held = set(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTTOU]);
     let mut before = set(&[]);
     let mut pending = set(&[]);
-    // SAFETY: reads and writes sets of this function.
+    // SAFETY: the calls read and write only signal sets on this function's stack.
     unsafe {
         libc::sigprocmask(libc::SIG_BLOCK, &raw const held, &raw mut before);
         libc::sigpending(&raw mut pending);
@@ -32,10 +33,12 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         Some(libc::EFBIG) => libc::SIGXFSZ,
         _ => 0,
     };
-    // SAFETY: as above; waits for no time for a signal that is blocked, and restores the mask.
+    // SAFETY: the calls read and write only sets and a timeout on this function's stack. The
+    // timeout is zero, so the call does not wait for the signal, which is blocked. The old mask is
+    // restored.
     unsafe {
-        // One that was pending before is the program's, and that of the write has become one with
-        // it.
+        // A signal that was pending before belongs to the program, and the write's signal has
+        // merged with it.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(
@@ -51,8 +54,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     written
 }
 
-/// What to do where a write failed because of a limit that [`during`] turns into an error; empty
-/// for other errors.
+/// Returns the remedy for a write that failed because of a limit for which [`during`] suppresses
+/// the signal; empty for other errors.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (`ulimit -f`)",
@@ -62,7 +65,7 @@ pub fn remedy(error: &io::Error) -> &'static str {
 
 fn set(signals: &[c_int]) -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: changes a set of this function, whose every bit pattern is one.
+    // SAFETY: the calls change only this function's own set, for which every bit pattern is valid.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in signals {

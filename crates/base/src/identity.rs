@@ -1,4 +1,4 @@
-//! What a process says of itself, and what `/proc` shows of others.
+//! Identities of processes: as a process describes itself, and as `/proc` shows other processes.
 
 use crate::{interrupted, process};
 use std::fmt;
@@ -6,50 +6,53 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-/// A process as it says of itself. For people and for asking the driver; whether it lives is the
-/// lock's to say.
+/// A process as it describes itself.
+///
+/// Only for display and for asking the driver about the process. The process's lock shows whether
+/// it is alive.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
-    /// In the process's own pid namespace.
+    /// The pid in the process's own pid namespace.
     pub pid: u32,
-    /// Inode of `/proc/self/ns/pid`; 0 unknown.
+    /// Inode of the process's pid namespace, `/proc/self/ns/pid`; 0: unknown.
     pub pid_ns: u64,
-    /// In clock ticks since boot, field 22 of `/proc/self/stat`; 0 unknown.
+    /// Start time in clock ticks since boot, field 22 of `/proc/self/stat`; 0: unknown.
     pub start_time: u64,
     /// Real user id.
     pub uid: u32,
-    /// The program's name, filled up with zeros. Never its arguments, which may hold secrets: all
-    /// members read the ledger.
+    /// The program's name, padded with zeros. Its arguments are never stored, because they may hold
+    /// secrets and all members can read the ledger.
     pub command: [u8; 64],
 }
 
 impl Identity {
-    /// The calling process. What `/proc` does not tell is 0.
+    /// Returns the identity of the calling process. Fields that `/proc` does not show are 0.
     pub fn of_self() -> Self {
         let (mut line, mut name) = ([0; 512], [0; 64]);
         let line = head("/proc/self/cmdline", &mut line);
         let name = head("/proc/self/comm", &mut name);
         Self {
             pid: std::process::id(),
-            pid_ns: Self::own_pid_ns(),
+            pid_ns: process::pid_ns(),
             start_time: Self::own_start_time(),
             uid: process::uid(),
             command: program(line, name),
         }
     }
 
-    /// When this process started: as [`Identity::start_time`].
+    /// Returns the start time of the calling process, as in [`Identity::start_time`].
     pub fn own_start_time() -> u64 {
         let mut stat = [0; 1024];
         let mut of = |path: &str| start_time(head(path, &mut stat));
-        // The number is another one where `/proc` is of an outer pid namespace.
+        // The first path does not exist if `/proc` belongs to an outer pid namespace, where this
+        // process has another pid.
         of(&first_thread("self", std::process::id()))
             .or_else(|| of("/proc/self/stat"))
             .unwrap_or(0)
     }
 
-    /// Whether this process is on its way out: killed, or exiting, and its lock not dropped yet.
-    /// False when that cannot be told, as across pid namespaces.
+    /// Returns whether this process has been killed or is exiting, and so will soon drop its lock.
+    /// False if that cannot be determined, as for a process in another pid namespace.
     ///
     /// A killed process with much memory keeps its lock for up to 30 ms (measured).
     pub fn is_ending(&self, own_pid_ns: u64) -> bool {
@@ -59,7 +62,8 @@ impl Identity {
         let mut stat = [0; 1024];
         let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
-            // Reaped by its parent and the lock about to go, or hidden from us.
+            // The parent has already reaped the process, which is about to drop its lock; or
+            // `/proc` hides the process from this user.
             return !process::exists(self.pid);
         }
         if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
@@ -70,27 +74,24 @@ impl Identity {
             || has_kill_pending(head(&format!("/proc/{}/status", self.pid), &mut status))
     }
 
-    /// Whether both are programs of one process, before and after `exec`.
+    /// Returns whether both identities belong to one process, before and after `exec`.
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
         key(self) == key(other) && self.start_time != 0
     }
 
-    /// The inode of this process's pid namespace; 0 unknown.
-    pub fn own_pid_ns() -> u64 {
-        process::pid_ns()
-    }
-
-    /// The command for people: not UTF-8 and control characters are replaced. Does not allocate.
+    /// Displays the command for people: control characters and bytes that are not UTF-8 become `?`.
+    /// Does not allocate.
     pub fn command(&self) -> impl fmt::Display + '_ {
         Command(&self.command)
     }
 
-    /// The begin of the command line of the process with this number here; `None` where it has
-    /// none, as a zombie, or the caller may not read it: `/proc` decides, as for `ps`.
+    /// Returns the beginning of a process's command line. `pid` is the process's number in this pid
+    /// namespace. `None` if the process has no command line, as a zombie, or if `/proc` does not
+    /// let the caller read it.
     ///
-    /// Waits for the lock and the pages of that process's memory, which its user can keep from it
-    /// for ever.
+    /// Waits for the lock and the pages of that process's memory; the process's user can make both
+    /// wait forever.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
@@ -99,8 +100,8 @@ impl Identity {
         }
     }
 
-    /// The same with what [`Self::command_line`] said of this number, unless it is another
-    /// process's by now.
+    /// Returns this identity with the command that [`Self::command_line`] found under `pid`, or
+    /// unchanged if the pid now belongs to another process.
     pub fn with_command(self, pid: u32, command: [u8; 64]) -> Self {
         match SeenProcess::by_pid(pid).is(&self) {
             true => Self { command, ..self },
@@ -109,26 +110,27 @@ impl Identity {
     }
 }
 
-/// A process as the `/proc` of the caller shows it: what of an [`Identity`] can be seen from
-/// outside, also from an outer pid namespace.
+/// A process as the caller's `/proc` shows it: the parts of an [`Identity`] that other processes
+/// can see, also from an outer pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct SeenProcess {
-    /// In the process's own pid namespace.
+    /// The pid in the process's own pid namespace.
     pid: u32,
-    /// 0 unknown.
+    /// Inode of the process's pid namespace; 0: unknown.
     pid_ns: u64,
-    /// As the clock of the caller's time namespace says; 0 unknown.
+    /// Start time by the clock of the caller's time namespace, in ticks since boot; 0: unknown.
     start_time: u64,
-    /// Whether the process has the same clock, so that it says the same of itself.
+    /// Whether the process is in the caller's time namespace, so that it reads the same start time
+    /// for itself.
     same_clock: bool,
 }
 
 impl SeenProcess {
-    /// The number that a process has in the caller's pid namespace; `None` when it is not to be
+    /// Returns the pid of a process in the caller's pid namespace; `None` if the process is not
     /// found there.
     ///
-    /// In a namespace within ours it has another number than it knows itself, which `/proc` tells
-    /// of `everybody`.
+    /// A process in an inner pid namespace has a different pid there; `everybody` lists the
+    /// processes in `/proc` to find it.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -136,31 +138,32 @@ impl SeenProcess {
     where
         Everybody: Iterator<Item = (u32, Self)>,
     {
-        if process.pid_ns == Identity::own_pid_ns() {
+        if process.pid_ns == process::pid_ns() {
             return Self::by_pid(process.pid).is(process).then_some(process.pid);
         }
         Self::find(process, everybody())
     }
 
-    /// The numbers of all processes in `/proc`.
+    /// Returns the pids of all processes in `/proc`.
     pub fn numbers() -> impl Iterator<Item = u32> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
     }
 
-    /// All processes, with their numbers.
+    /// Returns all processes in `/proc`, with their pids.
     pub fn everybody() -> impl Iterator<Item = (u32, Self)> {
         Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
-    /// Which of these is a process of another namespace, which has to be known here.
+    /// Returns the pid of the listed process that matches an identity from another pid namespace.
+    /// Requires that the namespace of the listed process is known.
     fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
         seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
             .map(|(pid, _)| pid)
     }
 
-    /// The process that has this pid in the caller's namespace. One that is gone is taken for one
-    /// of that namespace.
+    /// Returns the process that has this pid in the caller's pid namespace. A process that no
+    /// longer exists is assumed to have been in that namespace.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
         let stat = head(&first_thread(pid, pid), &mut stat);
@@ -170,33 +173,34 @@ impl SeenProcess {
             pid: inner.unwrap_or(pid),
             pid_ns: match fs::metadata(format!("/proc/{pid}/ns/pid")) {
                 Ok(namespace) => namespace.ino(),
-                // Of another user, perhaps.
+                // The link may be unreadable because the process belongs to another user.
                 Err(_) => Self::unseen_pid_ns(pid, inner),
             },
             start_time: start_time(stat).unwrap_or(0),
-            // Of another user's process that is not shown. Theirs is mostly the same.
+            // The clock of another user's process is not shown; nearly all processes share the
+            // caller's clock.
             same_clock: has_own_clock(pid).unwrap_or(true),
         }
     }
 
-    /// The namespace of a process by its pids, here and in the innermost one: ours where they are
-    /// one and the same. 0 unknown.
+    /// Returns the pid namespace of a process by its pid here and its pid in its innermost
+    /// namespace: if both are equal, the caller's own namespace; else 0, unknown.
     fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
         if inner.is_none_or(|inner| inner == pid) {
-            Identity::own_pid_ns()
+            process::pid_ns()
         } else {
             0
         }
     }
 
-    /// When it started, in clock ticks since boot; `None` where that cannot be told.
+    /// Returns the start time in clock ticks since boot; `None` if it is unknown.
     pub fn start_time(&self) -> Option<u64> {
         (self.start_time != 0).then_some(self.start_time)
     }
 
-    /// Whether it is this one. What is not known decides nothing, and the start of a process with
-    /// another clock is not known: whoever makes a time namespace shifts what they write into a
-    /// slot.
+    /// Returns whether this is the process of an identity. Unknown fields match any value. The
+    /// start times of a process with another clock are not compared: a user who creates a time
+    /// namespace shifts the start time that the process writes into its slot.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
@@ -205,8 +209,8 @@ impl SeenProcess {
     }
 }
 
-/// Whether a process is in the time namespace of the caller; `None` where that is not shown. Before
-/// Linux 5.6 there is one for all.
+/// Returns whether a process is in the caller's time namespace; `None` if `/proc` does not show
+/// that. Before Linux 5.6 there is only one time namespace.
 fn has_own_clock(pid: u32) -> Option<bool> {
     let clock = |process: &dyn fmt::Display| {
         fs::metadata(format!("/proc/{process}/ns/time")).map(|namespace| namespace.ino())
@@ -217,7 +221,8 @@ fn has_own_clock(pid: u32) -> Option<bool> {
     }
 }
 
-/// The pid in the innermost namespace, by the process's `/proc/PID/status`: the last of `NSpid`.
+/// Returns a process's pid in its innermost pid namespace: the last number of `NSpid` in
+/// `/proc/PID/status`.
 pub fn innermost_pid(status: &[u8]) -> Option<u32> {
     String::from_utf8_lossy(status)
         .lines()
@@ -246,7 +251,8 @@ impl fmt::Display for Command<'_> {
     }
 }
 
-/// The first bytes of a file; none when it cannot be read.
+/// Reads the first bytes of a file into `buffer`; returns an empty slice if the file cannot be
+/// read.
 fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     let mut len = 0;
     if let Ok(mut file) = fs::File::open(path) {
@@ -260,34 +266,35 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     buffer.get(..len).unwrap_or(&[])
 }
 
-/// The `stat` of a process's first thread, which started when that did. qemu-user makes up the
-/// process's own.
+/// Returns the path of the `stat` file of a process's first thread, which has the process's start
+/// time. qemu-user fakes `/proc/PID/stat` but not this file.
 fn first_thread(process: impl fmt::Display, pid: u32) -> String {
     format!("/proc/{process}/task/{pid}/stat")
 }
 
-/// Field 22. The name, field 2, may hold spaces and parentheses; the last `)` ends it.
-fn start_time(stat: &[u8]) -> Option<u64> {
+/// Returns a field of a `stat` file by its number in proc(5), from 3 on. Field 2, the name, may
+/// contain spaces and parentheses; the last `)` ends it.
+fn field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    rest.split_ascii_whitespace().nth(number - 3)
 }
 
-/// State zombie or dead (field 3), or PF_EXITING among the flags (field 9).
+fn start_time(stat: &[u8]) -> Option<u64> {
+    field(stat, 22)?.parse().ok()
+}
+
+/// Returns whether the state (field 3) is zombie or dead, or the flags (field 9) contain
+/// PF_EXITING.
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
-    let field = |n: usize| {
-        let end = stat.iter().rposition(|&b| b == b')')?;
-        let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-        rest.split_ascii_whitespace().nth(n - 3)
-    };
-    matches!(field(3), Some("Z" | "X"))
-        || field(9)
+    matches!(field(stat, 3), Some("Z" | "X"))
+        || field(stat, 9)
             .and_then(|flags| flags.parse::<u64>().ok())
             .is_some_and(|flags| flags & PF_EXITING != 0)
 }
 
-/// SIGKILL among the pending signals, of the process or of its first thread.
+/// Returns whether SIGKILL is pending for the process or for its first thread.
 fn has_kill_pending(status: &[u8]) -> bool {
     const KILL: u64 = 1 << (9 - 1);
     String::from_utf8_lossy(status)
@@ -300,12 +307,12 @@ fn has_kill_pending(status: &[u8]) -> bool {
         .any(|mask| mask & KILL != 0)
 }
 
-/// The name of the program of this command line, without its directory. `name` is the kernel's name
-/// of the process.
+/// Returns the name of the program that runs with this command line, without its directory. `name`
+/// is the kernel's name for the process.
 fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
     let first = first(line);
-    // Some programs write their whole command line into the first argument, with blanks. The
-    // kernel's name has none of it.
+    // Some programs write their whole command line, separated by spaces, into the first argument.
+    // The kernel's name contains no arguments.
     if first.is_empty() || first.contains(&b' ') {
         let mut program = [0; 64];
         for (to, &from) in program.iter_mut().zip(name.trim_ascii_end()) {
@@ -317,12 +324,12 @@ fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
     }
 }
 
-/// The first argument.
+/// Returns the first argument of a command line.
 fn first(line: &[u8]) -> &[u8] {
     line.split(|&b| b == 0).next().unwrap_or(&[])
 }
 
-/// The begin of a command line, without the program's directory.
+/// Returns the beginning of a command line, without the program's directory.
 fn command(line: &[u8]) -> [u8; 64] {
     let program = first(line);
     let skip = program
@@ -354,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_on_the_way_out() {
+    fn exiting_and_killed_processes_are_ending() {
         assert!(is_exiting(b"42 (a) b) Z 1 2 3 4 5 4194304"));
         assert!(is_exiting(b"42 (a) S 1 2 3 4 5 4194308 7"));
         assert!(!is_exiting(b"42 (Z) S 1 2 3 4 5 4194304 7"));
@@ -396,10 +403,13 @@ mod tests {
         assert!(!seen.is(&other(|other| other.pid += 1)));
         assert!(
             !seen.is(&other(|other| other.start_time += 1)),
-            "its pid again"
+            "another process has its pid now"
         );
-        assert!(!seen.is(&other(|other| other.pid_ns += 1)), "elsewhere");
-        // Above the largest pid that Linux gives: gone.
+        assert!(
+            !seen.is(&other(|other| other.pid_ns += 1)),
+            "in another pid namespace"
+        );
+        // Linux gives no pid as large as this, so the process does not exist.
         let gone = other(|other| other.pid = 1 << 23);
         assert!(SeenProcess::by_pid(gone.pid).is(&gone));
         assert_eq!(SeenProcess::by_pid(gone.pid).start_time(), None);
@@ -410,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_of_a_process_with_another_clock_decides_nothing() {
+    fn the_start_time_of_a_process_with_another_clock_is_not_compared() {
         let own = Identity::of_self();
         let mut command = std::process::Command::new("unshare");
         command.args(["--time", "--boottime", "864000", "--fork", "--kill-child"]);
@@ -432,7 +442,7 @@ mod tests {
         let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
         let identity = Identity {
             pid: pid.unwrap_or(0),
-            // As the process itself would write it.
+            // The start time that the process itself would write.
             start_time: start_time(line.as_bytes()).unwrap_or(0),
             ..own
         };
@@ -440,9 +450,13 @@ mod tests {
         let is_ending = identity.is_ending(own.pid_ns);
         drop(shifted.stdin.take());
         assert!(shifted.wait().is_ok_and(|status| status.success()));
-        assert_ne!(seen.start_time(), Some(identity.start_time), "shifted");
+        assert_ne!(
+            seen.start_time(),
+            Some(identity.start_time),
+            "the clock is shifted"
+        );
         assert!(seen.is(&identity));
-        assert!(!is_ending, "it lived");
+        assert!(!is_ending, "the process was alive");
     }
 
     #[test]
@@ -462,16 +476,16 @@ mod tests {
     }
 
     #[test]
-    fn the_gone_and_the_ended_are_on_their_way_out() {
+    fn processes_that_are_gone_or_zombies_are_ending() {
         let own = Identity::of_self();
-        // Above the largest pid that Linux gives.
+        // Linux gives no pid as large as this.
         let gone = Identity {
             pid: 1 << 23,
             ..own
         };
         assert!(gone.is_ending(own.pid_ns));
         let unknown = Identity { pid_ns: 0, ..gone };
-        assert!(!unknown.is_ending(0), "nothing is known of its namespace");
+        assert!(!unknown.is_ending(0), "the namespace is unknown");
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
@@ -485,17 +499,17 @@ mod tests {
         assert!(child_of.start_time >= own.start_time);
         assert!(!identity.is_ending(own.pid_ns));
         child.kill().expect("killed");
-        // A zombie from now on, or soon.
+        // The child is a zombie, or soon will be.
         let started = std::time::Instant::now();
         while !identity.is_ending(own.pid_ns) {
-            assert!(started.elapsed().as_secs() < 60, "it ends");
+            assert!(started.elapsed().as_secs() < 60, "the child never ends");
         }
         child.wait().expect("reaped");
         assert!(identity.is_ending(own.pid_ns));
     }
 
     #[test]
-    fn who_ends_by_itself_is_on_its_way_out() {
+    fn a_process_that_exits_by_itself_is_ending() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
@@ -509,18 +523,18 @@ mod tests {
         };
         assert!(!identity.is_ending(own.pid_ns));
         drop(child.stdin.take());
-        // A zombie that nobody has killed.
+        // The child is a zombie, and was not killed by a signal.
         let path = format!("/proc/{}/stat", child.id());
         let started = std::time::Instant::now();
         while !is_exiting(head(&path, &mut [0; 1024])) {
-            assert!(started.elapsed().as_secs() < 60, "it ends");
+            assert!(started.elapsed().as_secs() < 60, "the child never ends");
         }
         assert!(identity.is_ending(own.pid_ns));
         child.wait().expect("reaped");
     }
 
     #[test]
-    fn a_process_of_our_namespace_has_the_pid_it_says() {
+    fn a_process_in_the_callers_namespace_is_found_by_its_own_pid() {
         let own = Identity::of_self();
         assert_eq!(
             SeenProcess::pid_of(&own, SeenProcess::everybody),
@@ -530,15 +544,15 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&Identity { start_time, ..own }, SeenProcess::everybody),
             None,
-            "its pid again"
+            "another process has its pid now"
         );
         let pid_ns = own.pid_ns + 1;
         assert_eq!(
             SeenProcess::pid_of(&Identity { pid_ns, ..own }, SeenProcess::everybody),
             None,
-            "not to be found"
+            "not in the list of processes"
         );
-        // As where `/proc` hides the processes of other users.
+        // The result is the same where `/proc` hides the processes of other users.
         let gone = Identity {
             pid: 1 << 23,
             ..own
@@ -546,12 +560,12 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&gone, SeenProcess::everybody),
             Some(gone.pid),
-            "is not seen"
+            "assumed to exist where `/proc` hides it"
         );
     }
 
     #[test]
-    fn a_process_of_another_namespace_is_found_by_its_pid_there() {
+    fn a_process_in_another_namespace_is_found_by_its_pid_there() {
         let own = Identity::of_self();
         let seen = |pid, pid_ns| SeenProcess {
             pid,
@@ -574,19 +588,19 @@ mod tests {
             SeenProcess::find(&inner, processes.into_iter())
         };
         assert_eq!(found(seen(7, inner.pid_ns)), Some(700));
-        assert_eq!(found(seen(7, 0)), None, "it may be of any namespace");
+        assert_eq!(found(seen(7, 0)), None, "the namespace is unknown");
     }
 
     #[test]
-    fn whose_namespace_is_hidden_is_of_ours_if_it_has_one_pid() {
-        let own = Identity::own_pid_ns();
+    fn a_process_with_one_pid_is_in_the_callers_namespace() {
+        let own = process::pid_ns();
         assert_eq!(SeenProcess::unseen_pid_ns(7, Some(7)), own);
         assert_eq!(SeenProcess::unseen_pid_ns(7, None), own, "before Linux 4.1");
         assert_eq!(SeenProcess::unseen_pid_ns(7, Some(1)), 0);
     }
 
     #[test]
-    fn what_is_not_known_of_a_process_decides_nothing() {
+    fn unknown_fields_match_any_process() {
         let own = Identity::of_self();
         let seen = SeenProcess::by_pid(own.pid);
         let start_time = 0;
@@ -600,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_of_a_file_is_what_fits() {
+    fn as_much_of_a_file_is_read_as_fits_the_buffer() {
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
         fs::write(&path, b"0123456789").expect("written");
@@ -621,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn self_is_known() {
+    fn a_process_knows_its_own_identity() {
         let id = Identity::of_self();
         assert_eq!(id.pid, std::process::id());
         assert!(id.pid_ns != 0 && id.start_time != 0);
@@ -648,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_says_its_name_and_not_its_arguments() {
+    fn a_process_stores_its_name_without_arguments() {
         let shown = |line: &[u8], name: &[u8]| Command(&program(line, name)).to_string();
         let line = b"/usr/bin/python3\0train.py\0--token=secret\0";
         assert_eq!(shown(line, b"python3\n"), "python3");
@@ -671,15 +685,18 @@ mod tests {
             None => who,
         };
         let started = std::time::Instant::now();
-        // `exec` lets the parent go on before the arguments are in place.
+        // The parent continues during the child's `exec`, before the child has its arguments.
         while named(of_child) == of_child {
-            assert!(started.elapsed().as_secs() < 60, "it has arguments");
+            assert!(
+                started.elapsed().as_secs() < 60,
+                "the child never gets its arguments"
+            );
         }
         let seen = named(of_child);
         assert_eq!(named(own), own, "another process");
         child.kill().expect("killed");
         child.wait().expect("reaped");
         assert_eq!(seen.command().to_string(), "sleep 60");
-        assert_eq!(named(of_child), of_child, "gone");
+        assert_eq!(named(of_child), of_child, "no longer there");
     }
 }

@@ -1,13 +1,13 @@
-//! System calls that a signal has interrupted.
+//! Repetition of system calls that a signal has interrupted.
 
 use std::io::{self, ErrorKind};
 
-/// Calls that one call is worth. Signals may come faster than it gets done: profilers send
-/// thousands a second.
+/// Number of attempts before giving up. Signals may arrive faster than a call completes: profilers
+/// send thousands a second.
 const TRIES: u32 = 1_000;
 
-/// Makes a call again when a signal has interrupted it. The error is `Interrupted` where each of a
-/// thousand was.
+/// Repeats a system call while a signal interrupts it, at most a thousand times. Returns the error
+/// `Interrupted` if the last attempt was interrupted too.
 pub fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..TRIES {
         match call() {
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_made_until_it_is_not_interrupted_but_not_for_ever() {
+    fn an_interrupted_call_is_repeated_up_to_a_bound() {
         let mut calls = 0;
         let mut call = |interrupted, end: io::Result<u32>| {
             calls = 0;

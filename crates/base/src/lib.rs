@@ -1,6 +1,6 @@
-//! What every part of gpulimit is made with: sizes, identities of GPUs and of processes, names,
-//! mapped pages, file systems, held signals, and the numbers of the file formats. It knows neither
-//! groups nor CUDA.
+//! The foundation of all parts of gpulimit: sizes, identities of GPUs and of processes, names,
+//! mapped pages, file systems, held signals, and the versions of the file formats. This crate knows
+//! neither groups nor CUDA.
 
 pub mod device;
 pub mod escaped;

@@ -1,18 +1,20 @@
-//! Sorting for the preloaded library: a twentieth of the code of the standard library's sorts, of
-//! which there is a copy for each type. Lists are short there, and sorted seldom.
+//! Sorting for the preloaded library, with a twentieth of the machine code of the standard
+//! library's sorts, which are instantiated for each type. The library's lists are short and rarely
+//! sorted.
 
-/// Sorts in place: nothing is before what it follows. A heap sort: O(n log n) for every input,
-/// allocates nothing; the order of equals is not kept.
+/// Sorts in place, so that `is_before(b, a)` is false for every `a` that ends up before `b`.
+///
+/// This is a heap sort: it takes O(n log n) for every input and does not allocate. It is not
+/// stable.
 pub fn sort_by<T>(items: &mut [T], is_before: impl Fn(&T, &T) -> bool) {
     let mut unordered = items.len() / 2;
     let mut end = items.len();
     while end > 1 {
         if unordered > 0 {
-            // First everything becomes a heap, from its last parent to its first: no child comes
-            // after its parent.
+            // Phase one builds a heap, from the last parent to the first.
             unordered -= 1;
         } else {
-            // Then the last of all goes to the end, again and again.
+            // Phase two repeatedly moves the greatest item, at the top of the heap, to the end.
             end -= 1;
             items.swap(0, end);
         }
@@ -34,7 +36,7 @@ pub fn sort_by<T>(items: &mut [T], is_before: impl Fn(&T, &T) -> bool) {
     }
 }
 
-/// As [`sort_by`], from the least to the greatest.
+/// Sorts in place from the least to the greatest, as [`sort_by`] does.
 pub fn sort<T: Ord>(items: &mut [T]) {
     sort_by(items, |a, b| a < b);
 }
@@ -43,7 +45,7 @@ pub fn sort<T: Ord>(items: &mut [T]) {
 mod tests {
     use super::*;
 
-    /// Every list of up to seven of three kinds, and some long ones.
+    /// Tries every list of up to seven items with three values, and some long lists.
     #[test]
     fn sorts_as_the_standard_library_does() {
         for length in 0..=7u32 {

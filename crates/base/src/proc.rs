@@ -1,15 +1,15 @@
-//! Files of `/proc`, which hold what users chose: names of programs, mounts and control groups, of
-//! any bytes but few.
+//! Reading of files in `/proc`. They contain text that users choose, such as the names of programs,
+//! mounts and control groups, which may be almost any bytes.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads such a file. What is no UTF-8 is replaced: whoever has such a name is looked at like
-/// everybody else.
+/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced, so that a process cannot hide
+/// behind a name that is not UTF-8.
 ///
 /// # Errors
-/// Whatever the system says.
+/// Any error of the system.
 pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
     let text = String::from_utf8(fs::read(path)?);
     Ok(text.unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_no_text_hides_nothing() {
+    fn a_name_that_is_not_utf8_does_not_hide_a_process() {
         fs::write("/proc/thread-self/comm", b"a\xff)\n").expect("named");
         let text = read("/proc/thread-self/status").expect("read");
         assert!(text.starts_with("Name:\ta\u{fffd})\\n\n"), "{text}");

@@ -1,26 +1,26 @@
-//! What the system says of processes without `/proc/PID`.
+//! Facts about processes that the system tells without `/proc/PID`.
 #![allow(unsafe_code)]
 
 use std::os::unix::fs::MetadataExt;
 
-/// The real user id.
+/// Returns the real user id of this process.
 pub fn uid() -> u32 {
-    // SAFETY: always succeeds and touches nothing.
+    // SAFETY: getuid always succeeds and accesses no memory.
     unsafe { libc::getuid() }
 }
 
-/// The inode of this process's pid namespace; 0 unknown.
+/// Returns the inode of this process's pid namespace; 0: unknown.
 pub fn pid_ns() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
 }
 
-/// Whether there is a process of this pid, whoever owns it. The answer of a `/proc` that hides
-/// other users' processes would be no.
+/// Returns whether a process with this pid exists, whichever user it belongs to. A `/proc` mounted
+/// with `hidepid` would not show other users' processes.
 pub fn exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else {
         return false;
     };
-    // SAFETY: signal 0 is sent to nobody.
+    // SAFETY: signal 0 is only a check; no signal is sent.
     let sent = unsafe { libc::kill(pid, 0) } == 0;
     sent || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
@@ -30,17 +30,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_there_is_told_whoever_it_belongs_to() {
+    fn processes_of_all_users_exist() {
         assert!(exists(std::process::id()) && exists(1));
         assert!(!exists(1 << 23) && !exists(u32::MAX));
     }
 
     #[test]
-    fn the_user_is_the_real_one() {
+    fn the_user_id_is_the_real_one() {
         let owner = std::fs::metadata("/proc/self").expect("there").uid();
         assert_eq!(uid(), owner);
         let other = std::thread::spawn(|| {
-            // SAFETY: changes the user of this thread alone, and takes plain integers.
+            // SAFETY: the raw system call changes the user of this thread alone, and takes plain
+            // integers.
             let changed =
                 unsafe { libc::syscall(libc::SYS_setreuid, 65_534usize, libc::c_long::from(-1)) }
                     == 0;
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_is_ours() {
+    fn the_namespace_is_that_of_this_process() {
         let link = std::fs::read_link("/proc/self/ns/pid").expect("readable");
         assert_eq!(link.to_string_lossy(), format!("pid:[{}]", pid_ns()));
     }

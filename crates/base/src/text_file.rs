@@ -1,21 +1,21 @@
-//! Small files of a root that somebody else may have put there: never waited for, and never read
-//! beyond a bound.
+//! Reading of small files in a directory that other users may write: the read neither waits nor
+//! exceeds a bound.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Reads a regular file of at most `longest` bytes, not through a link.
+/// Reads a regular file of at most `longest` bytes. Does not follow a symbolic link.
 ///
 /// # Errors
-/// Whatever the system says, and `InvalidData` where it is something else than a regular file, or
-/// longer.
+/// Any error of the system, and `InvalidData` if the file is longer or is not a regular file.
 pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let file = OpenOptions::new()
         .read(true)
-        // Not waiting for the writer of a FIFO that stands where the file should.
+        // O_NONBLOCK: another user may put a FIFO there, and opening a FIFO would wait for a
+        // writer.
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)
         .map_err(|error| match error.raw_os_error() {

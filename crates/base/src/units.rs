@@ -1,4 +1,4 @@
-//! Sizes as people write them, and bytes as people read them.
+//! Parsing of sizes that people write, and display of bytes for people.
 //!
 //! Every unit is base 1024, whichever way it is spelled: `4G`, `4GB`, `4Gi` and `4GiB` are the same
 //! 4,294,967,296 bytes.
@@ -10,28 +10,29 @@ use std::str::FromStr;
 /// A size that a person asked for.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Size {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// A part of the device's memory, in hundredths of a percent, 0 to 10,000.
     Percent(u32),
-    /// No limit.
+    /// Unlimited.
     Max,
 }
 
-/// How much of a GPU's memory somebody asks for, before it is known how large the GPU is.
+/// An amount of a GPU's memory that a person asked for, before the size of the GPU is known.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Extent {
-    /// This size.
+    /// A size.
     Size(Size),
-    /// All of the GPU but so many bytes.
+    /// All of the GPU's memory except this number of bytes.
     AllBut(u64),
 }
 
-/// What [`Extent::AllBut`] leaves out at least: a smaller figure is one whose unit was forgotten.
+/// Least number of bytes in [`Extent::AllBut`]. A smaller number was probably written without its
+/// unit.
 const SMALLEST_REST: u64 = 1 << 20;
 
 impl fmt::Display for Extent {
-    /// As it reads back: as the size, or `-2GiB`.
+    /// Writes the form that parses back: the size, or `-2GiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(size) => size.fmt(f),
@@ -68,11 +69,11 @@ impl FromStr for Extent {
     }
 }
 
-/// Hundredths of a percent in the whole.
+/// 100% in hundredths of a percent.
 const WHOLE: u32 = 10_000;
 
 impl Size {
-    /// The bytes that this means on a device of `capacity` bytes; `u64::MAX` for [`Size::Max`].
+    /// Returns this size in bytes on a device of `capacity` bytes; `u64::MAX` for [`Size::Max`].
     pub fn resolve(self, capacity: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -86,8 +87,8 @@ impl Size {
 }
 
 impl fmt::Display for Size {
-    /// The shortest exact form, which reads back as the same size: `4GiB`, `1536MiB`, `4097`,
-    /// `12.5%`, `max`.
+    /// Writes the shortest exact form, which parses back as the same size: `4GiB`, `1536MiB`,
+    /// `4097`, `12.5%`, `max`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Max => f.write_str("max"),
@@ -111,7 +112,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Binary units and their power of two.
+/// Binary units and their powers of two.
 const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
 impl FromStr for Size {
@@ -155,7 +156,7 @@ fn parse(text: &str) -> Result<Size, Reason> {
     Ok(Size::Bytes(bytes))
 }
 
-/// The power of two that a unit stands for, in any case of letters.
+/// Returns the power of two that a unit stands for, ignoring case.
 fn shift(unit: &str) -> Option<u32> {
     let bytes = unit.as_bytes();
     let (Some(first), rest) = (bytes.first(), bytes.get(1..).unwrap_or_default()) else {
@@ -176,16 +177,16 @@ fn shift(unit: &str) -> Option<u32> {
         .then_some(power)
 }
 
-/// A decimal number at the start of a text.
+/// A decimal number at the beginning of a text.
 struct Number {
     whole: u128,
-    /// The digits after the point, as a number, and ten to the power of how many they are.
+    /// The digits after the point as a number, and ten to the power of the number of those digits.
     fraction: Option<(u128, u128)>,
-    /// Characters read.
+    /// Length of the number in bytes.
     length: usize,
 }
 
-/// Digits after the point beyond this many cannot move a size by a byte and are dropped.
+/// Digits after the point beyond this many are dropped: they cannot change a size by a byte.
 const FRACTION_DIGITS: usize = 18;
 
 impl Number {
@@ -223,7 +224,7 @@ impl Number {
         })
     }
 
-    /// The number times `by`, rounded down; `None` beyond 64 bits.
+    /// Returns the number times `by`, rounded down; `None` if the result exceeds 64 bits.
     fn scaled(&self, by: u64) -> Option<u64> {
         let (value, scale) = self.fraction.unwrap_or((0, 1));
         let by = u128::from(by);
@@ -234,18 +235,19 @@ impl Number {
         u64::try_from(total).ok()
     }
 
-    /// Whether the number is more than `whole`, be it by a fraction.
+    /// Returns whether the number is greater than `whole`, if only by a fraction.
     fn beyond(&self, whole: u128) -> bool {
         self.whole > whole || (self.whole == whole && self.fraction.is_some_and(|(v, _)| v != 0))
     }
 }
 
-/// A text that is no size.
+/// The error for a text that is not a size.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SizeError {
     text: Box<str>,
     reason: Reason,
-    /// Whether all but a size was accepted as well.
+    /// Whether the text was parsed as an [`Extent`], so that the message also names `-2G` as
+    /// accepted.
     extent: bool,
 }
 
@@ -262,29 +264,30 @@ enum Reason {
     RestNotBytes,
 }
 
-/// What every message about a size ends with.
-const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), a part of the GPU such as 50%, or max";
+/// The end of every message about a size: the accepted forms.
+const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), \
+                        a part of the GPU such as 50%, or max";
 
-/// What the message adds where all but a size is accepted.
-const ACCEPTED_TOO: &str = ", or all of the GPU but a size, such as -2G";
+/// The additional form that is accepted for an [`Extent`].
+const ACCEPTED_TOO: &str = ", or all of the GPU except a size, such as -2G";
 
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let more = if self.extent { ACCEPTED_TOO } else { "" };
         let why = match self.reason {
             Reason::Empty => return write!(f, "empty size: {ACCEPTED}{more}"),
-            Reason::Negative => "it is negative",
+            Reason::Negative => "negative",
             Reason::NoNumber => "it does not begin with a decimal number",
-            Reason::Unit => "its unit is unknown",
-            Reason::PartOfByte => "there is no part of a byte",
-            Reason::Overflow => "it is more than 64 bits hold",
-            Reason::OverWhole => "it is more than 100%",
-            Reason::RestWithoutUnit => "it leaves out less than 1 MiB",
+            Reason::Unit => "unknown unit",
+            Reason::PartOfByte => "fraction of a byte",
+            Reason::Overflow => "more than 64 bits",
+            Reason::OverWhole => "more than 100%",
+            Reason::RestWithoutUnit => "it leaves out less than 1 MiB of the GPU",
             Reason::RestNotBytes => "only a number of bytes can be left out",
         };
         write!(
             f,
-            "'{}' is no size, {why}: {ACCEPTED}{more}",
+            "invalid size '{}': {why}; {ACCEPTED}{more}",
             self.text.escape_debug()
         )
     }
@@ -292,19 +295,19 @@ impl fmt::Display for SizeError {
 
 impl Error for SizeError {}
 
-/// Bytes for people: one decimal in the unit that fits, `3.6 GiB`, `518.0 MiB`, `17 B`. Does not
-/// allocate.
+/// Displays bytes for people, with one decimal in the fitting unit: `3.6 GiB`, `518.0 MiB`, `17 B`.
+/// Does not allocate.
 pub const fn gib(bytes: u64) -> Gib {
     Gib(bytes)
 }
 
-/// See [`gib`].
+/// Displays bytes for people: see [`gib`].
 #[derive(Copy, Clone, Debug)]
 pub struct Gib(u64);
 
 impl Gib {
-    /// The figure in the unit that another one is shown in, and without the unit: the `3.6` of
-    /// `3.6 of 4.0 GiB`.
+    /// Displays this figure in the unit of another one, without the unit: the `3.6` of `3.6 of 4.0
+    /// GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,
@@ -320,7 +323,7 @@ impl Gib {
         }
     }
 
-    /// Name and shift of the unit that fits; bytes below 1 KiB.
+    /// Returns the name and the power of two of the fitting unit; below 1 KiB the unit is bytes.
     fn unit(self) -> (&'static str, u32) {
         if self.0 < 1024 {
             return ("B", 0);
@@ -338,7 +341,7 @@ impl fmt::Display for Gib {
     }
 }
 
-/// See [`Gib::in_unit_of`].
+/// Displays bytes in the unit of another figure: see [`Gib::in_unit_of`].
 #[derive(Copy, Clone, Debug)]
 pub struct Figure {
     bytes: u64,
@@ -346,7 +349,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Whether these bytes read the same.
+    /// Returns whether `bytes` is displayed as the same text.
     pub fn shows_as(self, bytes: u64) -> bool {
         let (_, shift) = Gib(self.like).unit();
         Gib(self.bytes).tenths(shift) == Gib(bytes).tenths(shift)
@@ -418,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_and_shown() {
+    fn other_text_is_an_error_that_shows_it() {
         for text in [
             "",
             " ",
@@ -476,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_some_bytes() {
+    fn a_minus_means_all_but_that_many_bytes() {
         let read = |text: &str| text.parse::<Extent>();
         assert_eq!(read("-2G"), Ok(Extent::AllBut(2 << 30)));
         assert_eq!(read(" -1.5 GiB "), Ok(Extent::AllBut(3 << 29)));

@@ -1,17 +1,18 @@
-//! Which builds of gpulimit work together: those that keep the files that they share in the same
-//! formats, whatever their versions are.
+//! The versions of the file formats. Builds of gpulimit work together if they use the same formats
+//! for the files that they share, whatever their release versions are.
 //!
-//! Each file names its format, and who reads another one refuses it. This is for those who want to
-//! know before.
+//! Each file contains the version of its format, and a build with another format refuses the file.
+//! These constants let programs compare builds before that happens.
 
-/// The layout of a ledger, and the protocol on it.
+/// Format of a ledger: its layout, and the protocol of its users.
 pub const LEDGER: u64 = format(2);
-/// The layout of a limits file.
+/// Format of a limits file: its layout.
 pub const LIMITS: u64 = format(3);
-/// The text of the rules.
+/// Format of the text of the rules.
 pub const RULES: u64 = format(1);
 
-/// The number of a format. In a build for the tests of mixed versions it is another one.
+/// Returns a format's version. A build with the feature `other-formats`, for tests of mixed
+/// versions, has other numbers.
 const fn format(number: u64) -> u64 {
     if cfg!(feature = "other-formats") {
         number + 1_000
@@ -20,11 +21,11 @@ const fn format(number: u64) -> u64 {
     }
 }
 
-/// The version of this build, and after it [`formats`] in parentheses:
-/// `0.1.0 (ledger 2, limits 3, rules 1)`. Zeros follow.
+/// The version of this build, followed by its [`formats`] in parentheses and by zeros: `0.1.0
+/// (ledger 2, limits 3, rules 1)`.
 ///
-/// The library exports this constant, so that its version can be read out of the file without
-/// loading it.
+/// The library exports this constant, so that other programs can read the version from the
+/// library's file without loading it.
 pub const BYTES: [u8; 128] = {
     let mut all = ([0; 128], 0);
     all = put(all, env!("CARGO_PKG_VERSION"));
@@ -34,7 +35,7 @@ pub const BYTES: [u8; 128] = {
     put(all, ")").0
 };
 
-/// Appends a text. A zero stays at the end, or it does not compile.
+/// Appends a text. Compilation fails if no zero would remain at the end.
 const fn put((mut bytes, mut end): ([u8; 128], usize), text: &str) -> ([u8; 128], usize) {
     let mut at = 0;
     while at < text.len() {
@@ -59,18 +60,18 @@ const fn number((mut bytes, mut end): ([u8; 128], usize), value: u64) -> ([u8; 1
     (bytes, end)
 }
 
-/// [`BYTES`] as a text.
+/// Returns [`BYTES`] as a text.
 pub fn text() -> String {
     let text = BYTES.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// The formats of this build's files: `ledger 2, limits 3, rules 1`.
+/// Returns the formats of this build's files: `ledger 2, limits 3, rules 1`.
 pub fn formats() -> String {
     format!("ledger {}, limits {}, rules {}", LEDGER, LIMITS, RULES)
 }
 
-/// The version and the formats in what [`text`] says of another build.
+/// Splits the [`text`] of a build into its version and its formats.
 pub fn parts(text: &str) -> Option<(&str, &str)> {
     text.strip_suffix(')')?.split_once(" (")
 }
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_can_be_read() {
+    fn the_version_text_splits_into_version_and_formats() {
         let text = text();
         assert_eq!(
             parts(&text),

@@ -1,9 +1,9 @@
-//! Entries of fat binaries that are compressed, as `nvcc --compress-mode` says: by LZ4 (`speed`,
-//! and all before CUDA 12.8) or by zstd.
+//! Decompression of fat binary entries. `nvcc --compress-mode` compresses entries with LZ4
+//! (`speed`, and always before CUDA 12.8) or with zstd.
 
 use super::{lz4, zstd};
 
-/// How an entry is compressed.
+/// The compression method of an entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
     Lz4,
@@ -11,7 +11,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// By the flags of an entry; `None` for one that is not compressed.
+    /// Returns the method that an entry's flags name; `None` for an entry that is not compressed.
     pub fn of(flags: u64) -> Option<Method> {
         const LZ4: u64 = 0x2000;
         const ZSTD: u64 = 0x8000;
@@ -22,15 +22,17 @@ impl Method {
         }
     }
 
-    /// What is compressed in `packed`, if it is as large as stated.
+    /// Decompresses `packed`. Returns `None` unless the result has the stated size.
     pub fn decode(self, packed: &[u8], stated: u64) -> Option<Vec<u8>> {
-        /// The largest cubin of NVIDIA's own libraries has 105 MB. Larger ones than this are left
-        /// to the measurement.
+        /// Largest size that is decompressed. The largest cubin in NVIDIA's own libraries has 105
+        /// MB; the memory of larger ones is found by measuring.
         const MOST: u64 = 512 << 20;
-        /// Bytes that one byte of LZ4 and one of zstd (a block of 128 KiB in four) can stand for.
+        /// Largest number of bytes that one compressed byte can stand for, in LZ4 and in zstd (a
+        /// block of 128 KiB in four bytes).
         const DENSEST: [u64; 2] = [256, 32 << 10];
         let size = usize::try_from(stated).ok()?;
-        // A few bytes that say that they are many are not worth the memory.
+        // A few bytes that claim to stand for more than they can are rejected before memory is
+        // allocated.
         let most = DENSEST[self as usize].saturating_mul(packed.len() as u64);
         if !(1..=MOST.min(most)).contains(&stated) {
             return None;
@@ -57,7 +59,7 @@ mod tests {
         }
     }
 
-    /// Repeats itself here and there, as code does.
+    /// Returns bytes that partly repeat themselves, as machine code does.
     fn content(size: usize) -> Vec<u8> {
         (0..size)
             .map(|at| ((at / 7) * (at / 1000 + 1) % 251) as u8)
@@ -72,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn of_any_size() {
+    fn decoding_works_for_all_sizes() {
         for method in METHODS {
             for size in [1, 5, 100, 4096, 200_000, 9 << 20] {
                 let content = content(size);
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn of_absurd_sizes() {
+    fn absurd_sizes_are_rejected() {
         for method in METHODS {
             let packed = pack(method, b"text");
             for stated in [0, (512 << 20) + 1, 1 << 40, u64::MAX] {

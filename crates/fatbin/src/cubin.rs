@@ -1,66 +1,38 @@
-//! What a cubin says that it takes. A cubin is an ELF file: variables lie in sections with names of
-//! their own, and symbols tell which of them are managed and which functions of the device's
-//! runtime are called.
+//! Memory needs of a cubin. A cubin is an ELF file. Its variables lie in sections with special
+//! names; its symbols tell which variables are managed, and which functions of the device's runtime
+//! are called.
 //!
-//! Nothing in the file is believed: whatever lies outside of it or does not add up leaves the needs
-//! [unknown](Needs::unknown), and what is known stays counted.
+//! The file is not trusted: parts that lie outside the file or contradict each other make the needs
+//! [unknown](Needs::unknown), while the parts that can be read still count.
 
+use super::numbers::File;
 use super::{Needs, runtime};
 
-/// The size of the ELF header, and of the header of a section.
+/// Size of the ELF header, and of a section's header.
 const HEADER: usize = 64;
-/// The size of the header of a segment.
+/// Size of a segment's header.
 const SEGMENT: usize = 56;
-/// `e_machine` of cubins.
+/// The value of `e_machine` in cubins.
 const EM_CUDA: u16 = 190;
-/// `SHT_SYMTAB`.
+/// The section type `SHT_SYMTAB`.
 const SYMBOLS: u32 = 2;
 
-/// The numbers in a file, in little-endian order.
-#[derive(Clone, Copy)]
-struct File<'a>(&'a [u8]);
-
 impl<'a> File<'a> {
-    fn bytes<const N: usize>(self, at: usize) -> Option<[u8; N]> {
-        self.0.get(at..at.checked_add(N)?)?.try_into().ok()
-    }
-
-    fn byte(self, at: usize) -> Option<u8> {
-        self.0.get(at).copied()
-    }
-
-    fn half(self, at: usize) -> Option<u16> {
-        self.bytes(at).map(u16::from_le_bytes)
-    }
-
-    fn word(self, at: usize) -> Option<u32> {
-        self.bytes(at).map(u32::from_le_bytes)
-    }
-
-    fn long(self, at: usize) -> Option<u64> {
-        self.bytes(at).map(u64::from_le_bytes)
-    }
-
-    /// A place in the file, or in memory of its size.
-    fn place(self, at: usize) -> Option<usize> {
-        self.long(at).and_then(|place| usize::try_from(place).ok())
-    }
-
-    /// The header of a section.
+    /// Returns the offset of a section's header.
     fn section(self, number: u16) -> Option<usize> {
         self.place(40)?
             .checked_add(usize::from(number).checked_mul(HEADER)?)
     }
 
-    /// The content of the section with this header.
+    /// Returns the content of the section whose header is at this offset.
     fn content(self, header: usize) -> Option<&'a [u8]> {
         let (start, length) = (self.place(header + 24)?, self.place(header + 32)?);
         self.0.get(start..start.checked_add(length)?)
     }
 }
 
-/// Returns the bytes that a cubin has by its own header: up to the end of its tables of sections
-/// and segments, which come last (ptxas 11 to 13). `None` where that is more than memory can hold.
+/// Returns the length of a cubin according to its header: up to the end of its section and segment
+/// tables, which come last (ptxas 11 to 13). `None` if the length exceeds the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
     let end = |table: usize, count: usize, each: usize| match header.half(count)? {
@@ -72,13 +44,14 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     Some(end(40, 60, HEADER)?.max(end(32, 56, SEGMENT)?).max(HEADER))
 }
 
-/// Returns what a cubin takes.
+/// Returns the memory needs of a cubin.
 pub fn needs(cubin: &[u8]) -> Needs {
     needs_within(cubin, &mut cubin.len())
 }
 
-/// The same where no more than `left` bytes of headers and tables are read. In a real cubin none
-/// lies over another one.
+/// Returns the memory needs of a cubin, but reads at most `left` bytes of headers and tables, and
+/// subtracts the bytes read from `left`. The tables of a real cubin do not overlap, so the bound
+/// never affects one.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);
@@ -98,17 +71,18 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections of variables, in the order of their numbers, with the bytes of each as it says
-    /// and as its symbols do, the managed ones among them.
+    /// The sections with variables, in the order of their numbers. For each section: its number,
+    /// its size according to its header, and its size according to its symbols. Both sizes include
+    /// managed variables.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,
-    /// Something could not be read.
+    /// Whether some part could not be read.
     broken: bool,
 }
 
 impl Found {
-    /// `None` where the sections cannot be found.
+    /// Reads the sections and symbols. Returns `None` if the sections cannot be found.
     fn read(&mut self, file: File<'_>, left: &mut usize) -> Option<()> {
         let is_cubin = file.bytes::<6>(0)? == *b"\x7fELF\x02\x01"
             && file.half(18)? == EM_CUDA
@@ -132,7 +106,7 @@ impl Found {
                 None => self.broken = true,
             }
         }
-        // Without symbols the driver loads nothing (measured).
+        // The driver loads no cubin without symbols (measured).
         self.broken |= tables.is_empty();
         for number in tables {
             self.broken |= self.table(file, number, left).is_none();
@@ -140,7 +114,7 @@ impl Found {
         Some(())
     }
 
-    /// Returns whether the section is a table of symbols.
+    /// Reads a section's header. Returns whether the section is a symbol table.
     fn section(
         &mut self,
         file: File<'_>,
@@ -148,7 +122,7 @@ impl Found {
         header: usize,
         names: &[u8],
     ) -> Option<bool> {
-        let name = names.get(usize::try_from(file.word(header)?).ok()?..)?;
+        let name = names.get(file.short_place(header)?..)?;
         if name.starts_with(b".nv.global") {
             self.globals.push((number, file.long(header + 32)?, 0));
         }
@@ -166,15 +140,15 @@ impl Found {
 
     fn symbols(&mut self, table: &[u8], strings: &[u8]) -> Option<()> {
         const SYMBOL: usize = 24;
-        /// `STT_OBJECT`, of which the type is the lower half of `st_info`.
+        /// The symbol type `STT_OBJECT`, in the low half of `st_info`.
         const OBJECT: u8 = 1;
-        /// `STO_CUDA_MANAGED` in `st_other` (nvcc's `__managed__`, ptxas 12.9).
+        /// The flag `STO_CUDA_MANAGED` in `st_other` (for `__managed__` variables, ptxas 12.9).
         const MANAGED: u8 = 4;
         for symbol in table.chunks_exact(SYMBOL).map(File) {
             let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
             if symbol.half(6)? == 0 {
-                let name = strings.get(usize::try_from(symbol.word(0)?).ok()?..)?;
-                // A longer one is none of those: not all of it is looked through.
+                let name = strings.get(symbol.short_place(0)?..)?;
+                // A longer name is not a runtime function, so the rest of it is not read.
                 let name = name.get(..=runtime::LONGEST).unwrap_or(name);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 self.runtime = self.runtime.with(runtime::of(name));
@@ -183,7 +157,8 @@ impl Found {
                 if other & MANAGED != 0 {
                     self.managed = self.managed.saturating_add(size);
                 }
-                // The driver goes by these where a section says something else (measured).
+                // If a section's header contradicts the symbols, the driver follows the symbols
+                // (measured).
                 let section = symbol.half(6)?;
                 let found = self
                     .globals

@@ -1,19 +1,22 @@
-//! Fat binaries: images for different GPUs in one, each perhaps compressed.
+//! Memory needs of a fat binary, which contains images for different GPUs. Each image may be
+//! compressed.
 //!
-//! Layout: 16 bytes of header, then entries, each a header of its own and a payload. Seen in what
-//! nvcc 11 to 13 make, and in NVIDIA's libraries.
+//! The layout is a header of 16 bytes, followed by entries, each of which has its own header and a
+//! payload (seen in the output of nvcc 11 to 13, and in NVIDIA's libraries).
 
 use super::Needs;
 use super::compressed::Method;
 use super::cubin;
+use super::numbers::File;
 use super::ptx;
 
-/// The size of a fat binary's header, and the least that an entry's header has.
+/// Size of a fat binary's header, and the least size of an entry's header.
 pub const HEADER: usize = 16;
 const ENTRY: usize = 64;
-/// Entries that are remembered. What a fat binary with more of them takes is unknown.
+/// Largest number of images that are stored. If a fat binary has more, its needs are unknown.
 const MOST: usize = 1 << 16;
-/// Bytes that are decoded of one fat binary. What it has beyond that is unknown.
+/// Largest number of bytes that are decompressed per fat binary. The needs of further images are
+/// unknown.
 const MOST_DECODED: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,11 +25,11 @@ enum Kind {
     Cubin,
 }
 
-/// The kind of an entry that holds several.
+/// The kind of an entry that contains several images.
 const JOINED: u16 = 256;
 
 impl Kind {
-    /// `None` for what is not loaded.
+    /// Returns the kind of an entry; `None` if the driver does not load such entries.
     fn of(kind: u16) -> Option<Kind> {
         match kind {
             1 => Some(Kind::Ptx),
@@ -36,13 +39,13 @@ impl Kind {
     }
 }
 
-/// One image.
+/// An image in a fat binary.
 #[derive(Clone, Copy, Debug)]
 struct Entry<'a> {
     kind: Kind,
-    /// 90 for compute capability 9.0.
+    /// The compute capability times ten: 90 for 9.0.
     capability: u32,
-    /// The image, perhaps padded, or what it is compressed in.
+    /// The image, perhaps with padding, or the compressed data that contains it.
     payload: &'a [u8],
     compressed: Option<Compressed>,
 }
@@ -51,33 +54,21 @@ struct Entry<'a> {
 struct Compressed {
     method: Method,
     packed: usize,
-    /// The size without compression.
+    /// The size after decompression.
     stated: u64,
-    /// Where in that the image begins.
+    /// Offset of the image in the decompressed data.
     from: usize,
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-/// Returns the bytes that a fat binary has by its own header; `None` where that is more than memory
-/// can hold.
+/// Returns the length of a fat binary according to its header; `None` if the length exceeds the
+/// address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
-    usize::from(half(header, 6)?).checked_add(usize::try_from(long(header, 8)?).ok()?)
+    usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
 }
 
-/// Returns what a fat binary takes: the images that the driver may choose for GPUs of these compute
-/// capabilities are alternatives, and the largest counts. One that is not compressed costs nothing
-/// to look at, and so is seen whatever GPU it is for.
+/// Returns the memory needs of a fat binary. The images that the driver may choose for GPUs of
+/// these compute capabilities are alternatives, so the largest needs count. Uncompressed images are
+/// cheap to read, so they count for every GPU.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -86,11 +77,11 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
         true => chosen_for(&entries, &capabilities()),
         false => Vec::new(),
     };
-    // Images that are compressed together are decoded once.
+    // Images that share compressed data are decompressed only once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
-    // Images that are joined in one payload each have a part of it: they are not all read to its
-    // end.
+    // Joined images each use a part of one payload. This bound keeps overlapping images from being
+    // read again and again to the payload's end.
     let mut unread = fatbin.len();
     for (number, entry) in entries.iter().enumerate() {
         let image = match entry.compressed {
@@ -128,7 +119,7 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
 }
 
 impl Compressed {
-    /// Decodes the payload, if that is not more than is `left`.
+    /// Decompresses the payload if its size is at most `left`, and subtracts the size from `left`.
     fn decode(self, payload: &[u8], left: &mut u64) -> Option<Vec<u8>> {
         let rest = left.checked_sub(self.stated)?;
         let packed = payload.get(..self.packed)?;
@@ -137,45 +128,44 @@ impl Compressed {
     }
 }
 
-/// Adds the images of a fat binary to `entries`. `None` where not all is there; what has been added
-/// stays.
+/// Appends the images of a fat binary to `entries`. Returns `None` if the fat binary is incomplete;
+/// images that were found before stay in `entries`.
 fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
     let end = whole.min(fatbin.len());
-    let mut at = usize::from(half(fatbin, 6)?);
+    let mut at = usize::from(File(fatbin).half(6)?);
     while at < end {
-        let entry = fatbin.get(at..end)?;
-        let kind = half(entry, 0)?;
-        let size = usize::try_from(word(entry, 4)?).ok()?;
+        let entry = File(fatbin.get(at..end)?);
+        let (kind, size) = (entry.half(0)?, entry.short_place(4)?);
         if kind == 0 && size == 0 {
-            // Padding.
-            return entry.iter().all(|byte| *byte == 0).then_some(());
+            // Padding ends the list of entries.
+            return entry.0.iter().all(|byte| *byte == 0).then_some(());
         }
-        let next = size.checked_add(usize::try_from(long(entry, 8)?).ok()?)?;
-        let payload = entry.get(size..next)?;
+        let next = size.checked_add(entry.place(8)?)?;
+        let payload = entry.0.get(size..next)?;
         if size < ENTRY || entries.len() >= MOST {
             return None;
         }
-        let compressed = match Method::of(long(entry, 40)?) {
+        let compressed = match Method::of(entry.long(40)?) {
             Some(method) => Some(Compressed {
                 method,
-                packed: usize::try_from(word(entry, 16)?).ok()?.min(payload.len()),
-                stated: long(entry, 56)?,
+                packed: entry.short_place(16)?.min(payload.len()),
+                stated: entry.long(56)?,
                 from: 0,
             }),
             None => None,
         };
-        let image = |record: &[u8]| {
+        let image = |record: File<'_>| {
             Some(Entry {
-                kind: Kind::of(half(record, 0)?)?,
-                capability: word(record, 28)?,
+                kind: Kind::of(record.half(0)?)?,
+                capability: record.word(28)?,
                 payload,
                 compressed,
             })
         };
         if kind == JOINED {
-            joined(entry.get(..size)?, &image, entries)?;
+            joined(entry.0.get(..size)?, &image, entries)?;
         } else {
             entries.extend(image(entry));
         }
@@ -184,22 +174,22 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     (at >= whole).then_some(())
 }
 
-/// Several images in one payload (`fatbinary --concat`): behind the entry's own header is one for
-/// each.
+/// Appends the images of an entry with several images in one payload (`fatbinary --concat`). The
+/// entry's header is followed by one header per image.
 fn joined<'a>(
     header: &[u8],
-    image: &dyn Fn(&[u8]) -> Option<Entry<'a>>,
+    image: &dyn Fn(File<'_>) -> Option<Entry<'a>>,
     entries: &mut Vec<Entry<'a>>,
 ) -> Option<()> {
     const COUNT: usize = 64;
     const FIRST: usize = 72;
     const RECORD: usize = 64;
-    let count = usize::try_from(word(header, COUNT)?).ok()?;
+    let count = File(header).short_place(COUNT)?;
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
-        let record = records.next()?;
-        // What is the header's size elsewhere.
-        let from = usize::try_from(word(record, 4)?).ok()?;
+        let record = File(records.next()?);
+        // This field is the offset of the image; in an entry's header it is the header's size.
+        let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;
         };
@@ -215,9 +205,10 @@ fn joined<'a>(
     Some(())
 }
 
-/// Which entries the driver may choose, for any of the GPUs: machine code of the same major version
-/// and the nearest minor one that is not above the GPU's; without any, the latest PTX that is not
-/// above it. Those for one GPU in several variants (`sm_90a`) all count.
+/// Returns which entries the driver may choose for any of the GPUs. For each GPU, these are cubins
+/// with the same major version and the highest minor version up to the GPU's. If there is none,
+/// they are PTX texts with the highest version up to the GPU's. If a version has several variants
+/// (`sm_90a`), all of them count.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
@@ -252,17 +243,17 @@ mod tests {
         needs(fatbin, &|| capabilities.to_vec())
     }
 
-    /// The variables of a fat binary that can be read.
+    /// Returns the variables of a fat binary, and asserts that all of it can be read.
     fn variables(fatbin: &[u8], capabilities: &[u32]) -> u64 {
         let needs = all(fatbin, capabilities);
         assert!(!needs.unknown);
         needs.variables
     }
 
-    /// What `fixtures/variables.cu` has in its version for so many MiB, beside 4,000 bytes of a
-    /// table.
+    /// Returns the bytes of variables in the version of `fixtures/variables.cu` with this many MiB,
+    /// including a table of 4,000 bytes.
     fn version(mib: u64) -> u64 {
-        // In PTX each variable is rounded up.
+        // In PTX the size of each variable is rounded up.
         (mib << 20) + if mib == 50 { 4096 } else { 4000 }
     }
 
@@ -290,8 +281,7 @@ mod tests {
         }
     }
 
-    /// A zstd frame of one block that repeats a byte, `size` times as its header says: a few bytes
-    /// that stand for many.
+    /// Returns a zstd frame of a few bytes that decompresses to `size` equal bytes.
     fn bomb(size: u32) -> Vec<u8> {
         const LARGEST: u32 = 128 << 10;
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
@@ -305,14 +295,15 @@ mod tests {
         frame
     }
 
-    /// Each byte read anew for each of as many images as an entry can name would take days.
+    /// If every byte were read again for each of as many images as an entry can name, the test
+    /// would take days.
     #[test]
-    fn images_over_each_other_are_read_once() {
+    fn overlapping_images_are_read_once() {
         const COUNT: usize = 60_000;
         const SIZE: u32 = 2 << 20;
         let packed = bomb(SIZE);
         let mut record = [0u8; 64];
-        // PTX for every GPU, by zstd, which begins where the payload does.
+        // A PTX image for every GPU, compressed by zstd, at the beginning of the payload.
         record[..2].copy_from_slice(&1u16.to_le_bytes());
         let header = 72 + COUNT * 64;
         let mut entry = vec![0u8; 72];
@@ -335,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decoded_has_a_bound() {
+    fn decoding_is_bounded() {
         const SIZE: u32 = 2 << 20;
         let packed = bomb(SIZE);
         let compressed = Compressed {
@@ -352,7 +343,7 @@ mod tests {
         }
         assert_eq!(compressed.decode(&packed, &mut left), None);
         assert_eq!(left, 1 << 20);
-        // As an entry: read while there is room, else unknown.
+        // The same as an entry: it is read while the bound allows, and is otherwise unknown.
         let entry = |stated: u64| {
             let mut header = [0u8; ENTRY];
             (header[0], header[4], header[28]) = (1, ENTRY as u8, 90);
@@ -372,15 +363,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_compressed_is_chosen_among() {
+    fn only_compressed_entries_are_chosen_by_gpu() {
         let mut plain = LZ4.to_vec();
-        // Its PTX, said to be a plain one: no text that declares anything, but it is looked at.
+        // The PTX entry claims to be uncompressed: its bytes declare no variables, but they are
+        // read.
         plain[16 + 40..16 + 48].copy_from_slice(&0x11u64.to_le_bytes());
         assert_eq!(all(&plain, &[80]).variables, version(100));
         assert_eq!(all(&plain, &[70]).variables, 0);
     }
 
-    /// Whatever is wrong in an image: no panic, and nothing is read that is not there.
+    /// Damaged images cause no panic and no read outside the image.
     #[test]
     fn damaged() {
         let mut state = 1u64;
@@ -406,7 +398,7 @@ mod tests {
                 if random(4) == 0 {
                     image.truncate(random(image.len()));
                 }
-                // An allocation of its own: reading beyond it would be seen by tools that look.
+                // A separate allocation, so that tools can detect reads beyond its end.
                 let image = image.into_boxed_slice();
                 match all(&image, &[86]) == whole {
                     true => same += 1,

@@ -1,14 +1,15 @@
-//! What a code image says of the device memory that it will take.
+//! Estimates of the device memory that a code image takes when it is loaded.
 //!
-//! Loading code is measured, but a module with large `__device__` arrays, or one that uses device
-//! `malloc`, `assert` or `printf`, must be refused before the driver takes the memory for them. PTX
-//! text, cubins (ELF) and fat binaries of these, compressed or not, say how much that is. Layouts:
-//! the PTX ISA, and binaries of nvcc 11 to 13.
+//! gpulimit measures the memory of loaded code. But code with large `__device__` arrays, or with
+//! device `malloc`, `assert` or `printf`, must be refused before the driver takes the memory for
+//! them. The estimate comes from the image itself: a PTX text, a cubin (ELF), or a fat binary of
+//! these, compressed or not. The layouts come from the PTX ISA, and from binaries of nvcc 11 to 13.
 
 mod compressed;
 mod cubin;
 mod fatbin;
 pub mod lz4;
+mod numbers;
 mod output;
 mod ptx;
 mod runtime;
@@ -17,27 +18,27 @@ pub mod zstd;
 pub use cubin::length as length_of_cubin;
 pub use fatbin::length as length_of_fat_binary;
 
-/// What an image says that it takes beside its code.
+/// The memory needs of an image besides its code.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Needs {
-    /// Bytes of device memory for its variables.
+    /// Largest number of bytes of device memory that its variables take.
     pub variables: u64,
-    /// Of these, what it takes for certain.
+    /// Least number of bytes of device memory that its variables take.
     pub least: u64,
     /// Bytes of managed memory for its variables.
     pub managed: u64,
-    /// Its kernels use device `malloc`.
+    /// Whether its kernels use device `malloc`.
     pub device_malloc: bool,
-    /// Its kernels use device `assert`.
+    /// Whether its kernels use device `assert`.
     pub device_assert: bool,
-    /// Its kernels use device `printf`.
+    /// Whether its kernels use device `printf`.
     pub device_printf: bool,
-    /// Something of the image could not be read: it may take more than this.
+    /// Whether some part of the image could not be read: it may need more memory.
     pub unknown: bool,
 }
 
 impl Needs {
-    /// Of an image that takes nothing.
+    /// The needs of an image that takes no memory.
     pub const NOTHING: Needs = Needs {
         variables: 0,
         least: 0,
@@ -48,18 +49,18 @@ impl Needs {
         unknown: false,
     };
 
-    /// Of an image that could not be read at all.
+    /// The needs of an image that cannot be read at all.
     pub const UNKNOWN: Needs = Needs {
         unknown: true,
         ..Needs::NOTHING
     };
 
-    /// Whether there is something of the device's runtime that it uses.
+    /// Returns whether the image uses any function of the device's runtime.
     pub fn uses_runtime(self) -> bool {
         self.device_malloc || self.device_assert || self.device_printf
     }
 
-    /// What either takes at most.
+    /// Returns the needs of an image that is one of two alternatives.
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
@@ -72,7 +73,7 @@ impl Needs {
         }
     }
 
-    /// What it takes with a use of the runtime.
+    /// Returns these needs plus a use of the runtime.
     fn with(self, runtime: Needs) -> Needs {
         Needs {
             least: self.least,
@@ -80,7 +81,7 @@ impl Needs {
         }
     }
 
-    /// What both take.
+    /// Returns the needs of two images together.
     pub fn and(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.saturating_add(other.variables),
@@ -91,7 +92,8 @@ impl Needs {
         .bounded()
     }
 
-    /// With sizes that can be added up: no GPU has so much.
+    /// Returns these needs with sizes capped at 2^48 bytes, more than any GPU has, so that sums do
+    /// not overflow.
     fn bounded(self) -> Needs {
         const MOST: u64 = 1 << 48;
         Needs {
@@ -103,15 +105,15 @@ impl Needs {
     }
 }
 
-/// What a fat binary begins with.
+/// The first bytes of a fat binary.
 pub const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-/// What `__fatBinC_Wrapper_t` begins with, which programs of nvcc register: the address of a fat
-/// binary is at its eighth byte.
+/// The first bytes of a `__fatBinC_Wrapper_t`, which programs built by nvcc register. The address
+/// of a fat binary is at byte 8 of it.
 pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
-/// What a cubin begins with.
+/// The first bytes of a cubin.
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 
-/// Returns what an image or the content of a file takes, which may be anything.
+/// Returns the memory needs of an image or of a file's content, which may be any bytes.
 pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let needs = match bytes.first_chunk() {
         Some(&FATBIN) => fatbin::needs(bytes, capabilities),
@@ -122,7 +124,7 @@ pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Need
     needs.bounded()
 }
 
-/// The text up to its NUL.
+/// Returns the text before the first NUL.
 fn text(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
@@ -131,7 +133,7 @@ fn text(bytes: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
 
-    /// A cubin with these sections, and a table of no symbols.
+    /// Returns a cubin with these sections and an empty symbol table.
     fn cubin(sections: &[(&str, u64)]) -> Vec<u8> {
         let mut names = vec![0u8];
         let mut headers = vec![[0u8; 64]];
@@ -181,7 +183,7 @@ mod tests {
         image
     }
 
-    /// What an image says that lies in memory and in a file.
+    /// Returns the needs of an image, and asserts that they are the same in memory and in a file.
     fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
         let file = needs_of_bytes(image, &gpus);
@@ -197,7 +199,7 @@ mod tests {
         file
     }
 
-    /// The variables of an image, and whether there may be more.
+    /// Returns the variables of an image, and whether there may be more.
     fn variables(image: &[u8]) -> (u64, bool) {
         let needs = all(image);
         (needs.variables, needs.unknown)
@@ -210,7 +212,7 @@ mod tests {
         image[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Where the header of a section is.
+    /// Returns the offset of a section's header.
     fn section(image: &[u8], number: usize) -> usize {
         u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize + number * 64
     }
@@ -238,10 +240,10 @@ mod tests {
         }
     }
 
-    /// Headers that no compiler writes: what they hide is unknown, what they do not stays counted,
-    /// and nothing outside of the image is read.
+    /// Headers that no compiler writes: the parts that they hide are unknown, the other parts still
+    /// count, and no byte outside the image is read.
     #[test]
-    fn odd_headers() {
+    fn contradictory_headers_are_unknown() {
         let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
         let all_of_it = (300 << 20) + 4000;
         for (at, value, found) in [
@@ -255,18 +257,22 @@ mod tests {
         ] {
             let mut image = whole.clone();
             put(&mut image, at, value);
-            // What says that it goes on is a file here.
+            // An image that claims to be longer can only be tested as a file's content.
             let needs = needs_of_bytes(&image, &Vec::new);
             assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
         }
         let mut image = whole.clone();
         let name = section(&image, 1);
         put(&mut image, name, &u32::MAX.to_le_bytes());
-        assert_eq!(variables(&image), (300 << 20, UNKNOWN), "a name outside");
+        assert_eq!(
+            variables(&image),
+            (300 << 20, UNKNOWN),
+            "a name outside the image"
+        );
         let mut image = whole.clone();
         let size = section(&image, 1) + 32;
         put(&mut image, size, &u64::MAX.to_le_bytes());
-        assert_eq!(variables(&image), (1 << 48, KNOWN), "a sum too large");
+        assert_eq!(variables(&image), (1 << 48, KNOWN), "a capped sum");
         for at in [24, 32] {
             let mut image = symbols(&[("malloc", 0, 0)]);
             let table = section(&image, 1) + at;
@@ -276,11 +282,11 @@ mod tests {
         let mut image = symbols(&[("malloc", 0, 0)]);
         let strings = section(&image, 1) + 40;
         put(&mut image, strings, &9999u32.to_le_bytes());
-        assert!(all(&image).unknown, "names of symbols outside");
+        assert!(all(&image).unknown, "names of symbols outside the image");
     }
 
-    /// A cubin with these symbols: the name, the section (0: defined elsewhere), and for a managed
-    /// variable its size.
+    /// Returns a cubin with these symbols. For each: the name, the section (0: defined elsewhere),
+    /// and the size if it is a managed variable.
     fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
         for (name, own, managed) in list {
@@ -310,7 +316,7 @@ mod tests {
         put(&mut image, second + 24, &(end + lengths[0]).to_le_bytes());
         image.extend(table);
         image.extend(texts);
-        // One segment comes last.
+        // A segment table with one entry comes last.
         let end = image.len() as u64;
         put(&mut image, 32, &end.to_le_bytes());
         put(&mut image, 56, &1u16.to_le_bytes());
@@ -318,9 +324,10 @@ mod tests {
         image
     }
 
-    /// The driver takes what the symbols say where the size of the section is another (measured).
+    /// If a section's size contradicts the symbols, the driver takes as much as the symbols say
+    /// (measured).
     #[test]
-    fn sections_that_seem_smaller_than_their_variables() {
+    fn symbols_beyond_the_size_of_their_section_count() {
         let mut image = symbols(&[("k", 1, 0), ("m", 3, 1 << 30)]);
         let size = section(&image, 3) + 32;
         put(&mut image, size, &0u64.to_le_bytes());
@@ -359,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_of_the_runtime_are_symbols_of_another() {
+    fn undefined_symbols_show_the_use_of_the_runtime() {
         for (list, uses) in [
             (&[("kernel", 1, 0), ("malloc", 0, 0)][..], (true, false)),
             (&[("free", 0, 0)], (true, false)),
@@ -394,14 +401,18 @@ mod tests {
         assert_eq!(variables(&padded), (3072, KNOWN));
     }
 
-    /// What cannot be read of a fat binary discards nothing of what can be.
+    /// The readable parts of a damaged fat binary still count.
     #[test]
     fn damaged_fat_binaries() {
         let small = cubin(&[(".nv.global", 100)]);
         let large = cubin(&[(".nv.global", 5000)]);
         let text = b".global .b8 data[3000];";
         let packed = fatbin(&[(2, 0x8011, &large), (1, 0x2011, text)]);
-        assert_eq!(variables(&packed), (0, UNKNOWN), "not compressed really");
+        assert_eq!(
+            variables(&packed),
+            (0, UNKNOWN),
+            "payloads that are not compressed"
+        );
         let mut odd = large.clone();
         put(&mut odd, 58, &[0]);
         for entries in [
@@ -420,11 +431,11 @@ mod tests {
     }
 
     #[test]
-    fn however_many_entries_come_first() {
+    fn an_entry_after_many_others_counts() {
         let large = cubin(&[(".nv.global", 5000)]);
         for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
             let mut entries = vec![(2, 0x11, &[][..]); count];
-            // Nothing is known of an empty cubin; text is cheaper.
+            // The needs of an empty cubin would be unknown; PTX text is cheaper to read.
             entries.fill((1, 0x11, b".version"));
             entries.insert(0, (2, 0x11, &large));
             entries.push((1, 0x11, b".global .b8 x[30000];"));
@@ -434,10 +445,10 @@ mod tests {
         }
     }
 
-    /// What takes a step for each byte in each of many sections, or for each of many names, would
-    /// take days for these.
+    /// An algorithm that takes a step per byte for each of many sections, or for each of many
+    /// names, would take days for these images.
     #[test]
-    fn tables_over_each_other_and_endless_names_are_read_once() {
+    fn overlapping_tables_and_endless_names_are_read_once() {
         const SECTIONS: u16 = 40_000;
         let mut image = vec![0u8; 64 * usize::from(SECTIONS) + 64];
         let length = image.len() as u64 - 64;
@@ -447,14 +458,14 @@ mod tests {
         image[58..60].copy_from_slice(&64u16.to_le_bytes());
         image[60..62].copy_from_slice(&SECTIONS.to_le_bytes());
         for header in image[64..].chunks_exact_mut(64) {
-            // A table of symbols that is all headers, with its names.
+            // Each section is a symbol table that consists of all section headers.
             header[..4].copy_from_slice(&1u32.to_le_bytes());
             header[4..8].copy_from_slice(&2u32.to_le_bytes());
             header[24..32].copy_from_slice(&64u64.to_le_bytes());
             header[32..40].copy_from_slice(&length.to_le_bytes());
         }
         assert!(needs_of_bytes(&image, &Vec::new).unknown);
-        // One table of symbols without sections, each with a name that has no end.
+        // One symbol table, each of whose symbols has a name without an end.
         let symbols = vec![0u8; 24 << 17];
         let names = vec![b'x'; 8 << 20];
         let mut image = cubin(&[(".x", 0)]);

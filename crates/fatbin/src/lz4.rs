@@ -1,17 +1,17 @@
-//! One block of LZ4 as it lies in a fat binary: without a frame around it, of a size that is stated
-//! elsewhere.
+//! Decompression of one LZ4 block as it lies in a fat binary: without a frame, and with its size
+//! stated elsewhere.
 //!
-//! Layout: LZ4 block format description.
+//! The layout is the LZ4 block format.
 
 use super::output::{Output, STEP};
 
-/// What a match is longer than its code says.
+/// Length of a match with code 0.
 const SHORTEST_MATCH: usize = 4;
-/// A length of so much in its four bits goes on in the bytes behind them.
+/// A four-bit length with this value continues in the following bytes.
 const GOES_ON: usize = 15;
 
-/// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no
-/// memory for them.
+/// Decompresses `packed`. Returns `None` unless the result has exactly `size` bytes, and if memory
+/// is short.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut out = Output::new(size)?;
     let mut rest = packed;
@@ -24,7 +24,7 @@ pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
         }
         rest = rest.get(literals..)?;
         if rest.is_empty() {
-            // The last sequence has no match.
+            // The last sequence consists of literals only.
             return out.done();
         }
         let offset = usize::from(take(&mut rest)?) | usize::from(take(&mut rest)?) << 8;
@@ -60,9 +60,9 @@ mod tests {
     #[test]
     fn literals_and_matches() {
         assert_eq!(decode(b"\x50hello", 5).unwrap(), b"hello");
-        // Three literals, nine bytes from three before, one literal.
+        // Three literals, a match of nine bytes at distance three, one literal.
         assert_eq!(decode(b"\x35abc\x03\0\x10!", 13).unwrap(), b"abcabcabcabc!");
-        // A run: what is copied is what has just been appended.
+        // A run: the match copies bytes that it has just written.
         assert_eq!(
             decode(b"\x1fx\x01\0\xff\x00\x00", 275).unwrap(),
             [b'x'; 275]
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_right_says_nothing() {
+    fn invalid_data_is_rejected() {
         for (packed, size) in [
             (&b""[..], 0),
             (b"\x50hell", 5),

@@ -1,9 +1,10 @@
-//! Where decoders put what they find: so many bytes and no more, each once.
+//! The output buffer of the decoders, which has a fixed size and is written once from front to
+//! back.
 
-/// Copies go on in steps of this many bytes, beyond where they end.
+/// Short copies write whole steps of this many bytes, and so beyond their end.
 pub const STEP: usize = 16;
 
-/// What has been decoded, and room for the rest.
+/// Decoded bytes, and space for the rest.
 pub struct Output {
     bytes: Vec<u8>,
     at: usize,
@@ -11,7 +12,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// For so many bytes; `None` where there is no memory for them.
+    /// Returns a buffer for `size` bytes; `None` if memory is short.
     pub fn new(size: usize) -> Option<Output> {
         let mut bytes = Vec::new();
         let room = size.checked_add(STEP)?;
@@ -20,13 +21,13 @@ impl Output {
         Some(Output { bytes, at: 0, size })
     }
 
-    /// All of it; `None` where some is missing.
+    /// Returns the decoded bytes; `None` if some are missing.
     pub fn done(mut self) -> Option<Vec<u8>> {
         self.bytes.truncate(self.size);
         (self.at == self.size).then_some(self.bytes)
     }
 
-    /// The place for so many bytes more.
+    /// Returns the space for the next `count` bytes.
     fn next(&mut self, count: usize) -> Option<&mut [u8]> {
         if count > self.size - self.at {
             return None;
@@ -46,7 +47,7 @@ impl Output {
         Some(())
     }
 
-    /// The first `count` bytes of `from`, which goes on for at least a step behind them.
+    /// Appends the first `count` bytes of `from`, which must have at least `STEP` bytes more.
     #[inline]
     pub fn append_front(&mut self, from: &[u8], count: usize) -> Option<()> {
         if count > STEP {
@@ -61,7 +62,8 @@ impl Output {
         Some(())
     }
 
-    /// `count` bytes from `offset` before the end on; they may be what is being appended.
+    /// Appends `count` bytes that begin `offset` bytes before the end. They may overlap the bytes
+    /// being appended.
     #[inline]
     pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
         if offset == 0 || offset > self.at || count > self.size - self.at {
@@ -76,7 +78,7 @@ impl Output {
                 (from, to) = (from + STEP, to + STEP);
             }
         } else {
-            // Twice as much each time.
+            // Each copy doubles the repeated part.
             let bytes = self.bytes.get_mut(start..end)?;
             let mut there = offset;
             while there < bytes.len() {

@@ -1,27 +1,27 @@
-//! What a PTX text says that it takes: its variables, and the parts of the device's runtime that
-//! its kernels call.
+//! Memory needs of a PTX text: its variables, and the functions of the device's runtime that its
+//! kernels call.
 //!
-//! The text is read token by token, so that a comment, a string or white space can neither hide a
-//! declaration nor make one up. A declaration that the reader does not understand leaves the needs
-//! [unknown](Needs::unknown). What is accepted was tried with ptxas 12.9: dimensions are single
-//! numbers (decimal, hexadecimal, octal or binary), and declarations may stand in functions.
+//! The text is split into tokens, so that a comment, a string or white space can neither hide a
+//! declaration nor fake one. A declaration that cannot be parsed makes the needs
+//! [unknown](Needs::unknown). The accepted syntax was checked with ptxas 12.9: array dimensions are
+//! single numbers (decimal, hexadecimal, octal or binary), and functions may contain declarations.
 
 use std::iter::Peekable;
 
 use super::Needs;
 use super::runtime::NAMES;
 
-/// Two variables never share these bytes.
+/// The alignment of variables in bytes: two variables never share such a block.
 const GRAIN: u64 = 256;
-/// Bytes that a texture, sampler or surface reference takes at most.
+/// Largest number of bytes that a texture, sampler or surface reference takes.
 const REFERENCE: u64 = 256;
-/// `.extern` declarations that are compared with the definitions. More of them leave the needs
-/// unknown.
+/// Largest number of `.extern` declarations that are matched with definitions. If there are more,
+/// the needs are unknown.
 const MOST_EXTERNS: usize = 64;
 /// Directives that may stand before `.global` in a declaration.
 const LINKAGE: [&[u8]; 4] = [b".visible", b".extern", b".weak", b".common"];
 
-/// Returns what a PTX text takes.
+/// Returns the memory needs of a PTX text.
 pub fn needs(text: &[u8]) -> Needs {
     let mut reader = Reader {
         tokens: Tokens(text).peekable(),
@@ -40,26 +40,26 @@ pub fn needs(text: &[u8]) -> Needs {
 enum Token<'a> {
     /// A name, a number, or a directive with its dot.
     Word(&'a [u8]),
-    /// A string in quotes.
+    /// A quoted string.
     Text,
     /// Any other character.
     Sign(u8),
-    /// A comment or string without an end.
+    /// A comment or a string that does not end.
     Broken,
 }
 
-/// The tokens of a text, without its comments.
+/// An iterator over the tokens of a text. Comments are skipped.
 struct Tokens<'a>(&'a [u8]);
 
 impl<'a> Tokens<'a> {
-    /// Takes the first `length` bytes off.
+    /// Removes the first `length` bytes and returns them.
     fn take(&mut self, length: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// Skips up to the end of what is skipped. False when that has no end.
+    /// Skips up to and including `end`. Returns false if `end` does not follow.
     fn skip_past(&mut self, end: &[u8]) -> bool {
         let found = self
             .0
@@ -81,7 +81,7 @@ impl<'a> Iterator for Tokens<'a> {
             if first.is_ascii_whitespace() {
                 self.take(1);
             } else if self.0.starts_with(b"//") {
-                // The last line may end with the text.
+                // The last line may end without a line feed.
                 self.skip_past(b"\n");
             } else if self.0.starts_with(b"/*") {
                 self.take(2);
@@ -106,28 +106,28 @@ impl<'a> Iterator for Tokens<'a> {
     }
 }
 
-/// One variable.
+/// A variable.
 #[derive(Clone, Copy)]
 struct Variable<'a> {
     name: &'a [u8],
     bytes: u64,
-    /// Rounded up to what it takes at most.
+    /// The size rounded up to the alignment: the most that the variable takes.
     room: u64,
     is_managed: bool,
 }
 
 struct Reader<'a> {
     tokens: Peekable<Tokens<'a>>,
-    /// The token before the next one; `None` where a statement begins.
+    /// The token before the next one; `None` at the beginning of a statement.
     previous: Option<Token<'a>>,
-    /// The statement has said `.extern`.
+    /// Whether the current statement contains `.extern`.
     is_extern: bool,
     /// Which functions of the runtime have been declared.
     called: [bool; NAMES.len()],
     needs: Needs,
-    /// The names of the variables that the text defines.
+    /// Names of the variables that the text defines.
     defined: Vec<&'a [u8]>,
-    /// The variables that it declares as defined elsewhere.
+    /// Variables that the text declares as defined elsewhere.
     externs: Vec<Variable<'a>>,
 }
 
@@ -167,8 +167,9 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Whether a `.global` after `before` begins a declaration. In an instruction (`ld.global`,
-    /// `cvta.to.global`) it follows the name or a modifier of that, and in a parameter `.ptr`.
+    /// Returns whether a `.global` after the token `before` begins a declaration. In an instruction
+    /// (`ld.global`, `cvta.to.global`) `.global` follows the instruction's name or a modifier, and
+    /// in a parameter it follows `.ptr`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,
@@ -183,7 +184,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips the names behind `.target`, which no semicolon ends.
+    /// Skips the names after `.target`, which no semicolon ends.
     fn target(&mut self) {
         while let Some(Token::Word([b'a'..=b'z' | b'A'..=b'Z' | b'_', ..]) | Token::Sign(b',')) =
             self.peek()
@@ -193,7 +194,7 @@ impl<'a> Reader<'a> {
         self.previous = None;
     }
 
-    /// Notes which functions of the runtime a statement `.extern .func …;` declares.
+    /// Records which runtime functions a statement `.extern .func …;` declares.
     fn extern_function(&mut self) {
         while let Some(token) = self.next() {
             match token {
@@ -208,8 +209,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A word outside of declarations: of a function that is only declared nothing comes
-    /// (measured).
+    /// Records the use of a runtime function, for a word outside declarations. A function that is
+    /// only declared takes no memory (measured).
     fn used(&mut self, word: &[u8]) {
         for ((name, use_of), called) in NAMES.iter().zip(self.called) {
             if called && word == *name {
@@ -218,9 +219,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads on behind `.global`:
-    /// `.attribute(.managed) .align 16 .v4 .f32 name[10][20] = {1, 2}, other;`. `None` where that
-    /// is not what follows; what has been entered stays.
+    /// Parses a declaration after `.global`, such as `.attribute(.managed) .align 16 .v4 .f32
+    /// name[10][20] = {1, 2}, other;`. Returns `None` for other text; variables that were found
+    /// before still count.
     fn declaration(&mut self) -> Option<()> {
         let (mut width, mut vector, mut align, mut is_managed) = (None, 1u64, 1u64, false);
         while let Token::Word(word @ [b'.', ..]) = self.peek()? {
@@ -275,7 +276,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads `(…)` behind `.attribute`. Returns whether that has `.managed`.
+    /// Parses `(…)` after `.attribute`. Returns whether it contains `.managed`.
     fn attribute(&mut self) -> Option<bool> {
         let (mut depth, mut is_managed) = (0u32, false);
         loop {
@@ -292,8 +293,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads `= {1, {2, 3}}` up to the `,` or `;` behind it. Returns how many values there are at
-    /// most.
+    /// Parses `= {1, {2, 3}}` up to the following `,` or `;`. Returns the largest possible number
+    /// of values.
     fn values(&mut self) -> Option<u64> {
         let (mut depth, mut count) = (0u32, 1u64);
         loop {
@@ -337,8 +338,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds the variables that are declared as defined elsewhere, and are not defined here: the
-    /// compiler gives them room, each once.
+    /// Adds the variables that are declared as defined elsewhere but are not defined in this text.
+    /// The compiler reserves memory for each of them once.
     fn add_externs(&mut self) {
         for variable in std::mem::take(&mut self.externs) {
             if !self.defined.contains(&variable.name) {
@@ -349,7 +350,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Bytes of one item of a type: `.b8`, `.f16x2`, `.bf16`.
+/// Returns the bytes of one item of a type such as `.b8`, `.f16x2` or `.bf16`.
 fn width_of(word: &[u8]) -> Option<u64> {
     let word = word.strip_prefix(b".")?;
     let (kind, digits) = word.split_at(word.iter().position(u8::is_ascii_digit)?);
@@ -367,7 +368,7 @@ fn is_number(word: &[u8]) -> bool {
     number(word).is_some()
 }
 
-/// A number as C writes it: `16`, `0x10`, `020`, `0b10000`, each perhaps with a `U`.
+/// Parses a number in C syntax: `16`, `0x10`, `020` or `0b10000`, each with an optional `U`.
 fn number(word: &[u8]) -> Option<u64> {
     let digits = word.strip_suffix(b"U").unwrap_or(word);
     let (digits, base) = match digits {
@@ -376,7 +377,7 @@ fn number(word: &[u8]) -> Option<u64> {
         [b'0', digits @ ..] if !digits.is_empty() => (digits, 8),
         digits => (digits, 10),
     };
-    // A sign would pass for a part of the number.
+    // `from_str_radix` would accept a sign.
     if !digits.iter().all(u8::is_ascii_alphanumeric) {
         return None;
     }
@@ -393,7 +394,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The variables of a text that is understood.
+    /// Returns the variables of a text, and asserts that all of it was understood.
     fn ptx(text: &str) -> u64 {
         let needs = needs(text.as_bytes());
         assert_eq!((needs.unknown, needs.managed), (false, 0), "{text}");
@@ -421,12 +422,13 @@ mod tests {
     }
 
     #[test]
-    fn state_spaces_of_instructions_and_parameters_declare_nothing() {
+    fn global_in_instructions_and_parameters_is_not_a_declaration() {
         for text in [
             ".entry k() { ld.global.u32 %r1, [%rd1]; st.global.u32 [%rd1], %r1; }",
             ".entry k() { @%p ld.relaxed.gpu.global.b8 r, [a]; cvta.to.global.u64 x, y; }",
             ".entry k(.param .u64 .ptr .global .align 4 p) { ret; }",
-            "{ cp.async.ca.shared::cta.global [d], [s], 4; cp.reduce.async.bulk.global.add.u32 x; }",
+            "{ cp.async.ca.shared::cta.global [d], [s], 4; \
+             cp.reduce.async.bulk.global.add.u32 x; }",
             "{ prefetch.global.L2 [a]; ld.L1::evict_last.global.b8 r, [a]; }",
         ] {
             assert_eq!(ptx(text), 0, "{text}");
@@ -434,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_white_space_hide_nothing() {
+    fn comments_and_white_space_do_not_hide_declarations() {
         for text in [
             "// .extern declarations: none\n.visible .global .b8 x[4096];",
             "/* .extern */ .global .b8 x[4096];",
@@ -476,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_defined_elsewhere_counts_once() {
+    fn external_variables_count_once() {
         assert_eq!(ptx(".extern .global .align 4 .b8 theirs[4096];"), 4096);
         assert_eq!(
             ptx(".extern .global .b8 x[4096]; .global .b8 x[4096]; .extern .global .b8 x[4096];"),
@@ -518,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_unknown_and_discards_nothing() {
+    fn unknown_declarations_keep_the_known_ones() {
         let known = ".global .b8 known[4096];\n";
         let last = "\n.global .b8 last[256];";
         for text in [
@@ -555,7 +557,8 @@ mod tests {
                 [true, false, false],
             ),
             (
-                ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t.param .b64 malloc_param_0\n)\n;\ncall.uni (r),\nmalloc,\n(n);",
+                ".extern .func  (.param .b64 func_retval0) malloc\n(\n\t\
+                 .param .b64 malloc_param_0\n)\n;\ncall.uni (r),\nmalloc,\n(n);",
                 [true, false, false],
             ),
             (

@@ -1,16 +1,17 @@
-//! What an image uses of the device's runtime: it then refers to functions that the driver has.
+//! Functions of the device's runtime. An image that uses one refers to it by name; the driver
+//! provides the function.
 
 use super::Needs;
 
-/// Device `new` and `delete` come down to the first two (measured: `free` alone takes what `malloc`
-/// does).
+/// The functions, and the memory that each needs. Device `new` and `delete` call `malloc` and
+/// `free` (measured: `free` alone takes as much memory as `malloc`).
 pub const NAMES: [(&[u8], Needs); 4] = [
     (b"malloc", MALLOC),
     (b"free", MALLOC),
     (b"__assertfail", ASSERT),
     (b"vprintf", PRINTF),
 ];
-/// Bytes of the longest of them.
+/// Length of the longest name in bytes.
 pub const LONGEST: usize = b"__assertfail".len();
 const MALLOC: Needs = Needs {
     device_malloc: true,
@@ -25,7 +26,7 @@ const PRINTF: Needs = Needs {
     ..Needs::NOTHING
 };
 
-/// Returns what a reference to the function `name` takes.
+/// Returns the memory needs of a reference to the function `name`.
 pub fn of(name: &[u8]) -> Needs {
     let found = NAMES.iter().find(|(known, _)| *known == name);
     found.map_or(Needs::NOTHING, |(_, use_of)| *use_of)

@@ -1,8 +1,8 @@
-//! One frame of zstd, as it lies in a fat binary: without a dictionary, of a size that is stated
-//! elsewhere.
+//! Decompression of one zstd frame as it lies in a fat binary: without a dictionary, and with its
+//! size stated elsewhere.
 //!
-//! Layout: RFC 8878. The checksum, where there is one, is left alone: what comes out is read with
-//! suspicion anyway.
+//! The layout is RFC 8878. An optional checksum is not verified, because the decompressed bytes are
+//! not trusted anyway.
 
 mod bits;
 mod fse;
@@ -14,11 +14,11 @@ use super::output::Output;
 use literals::Literals;
 use sequences::Sequences;
 
-/// Of any block, compressed or not.
+/// Largest size of a block in bytes, compressed or not.
 const MOST_OF_A_BLOCK: usize = 128 << 10;
 
-/// The `size` bytes that `packed` says; `None` where it says anything else, or where there is no
-/// memory for them.
+/// Decompresses `packed`. Returns `None` unless the result has exactly `size` bytes, and if memory
+/// is short.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut rest = packed;
     if header(&mut rest)?.is_some_and(|content| content != size as u64) {
@@ -45,7 +45,7 @@ pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     }
 }
 
-/// The size of the content, where the frame says it.
+/// Reads the frame's header. Returns the size of the content if the header contains it.
 fn header(rest: &mut &[u8]) -> Option<Option<u64>> {
     const MAGIC: u64 = 0xfd2f_b528;
     if number(rest, 4)? != MAGIC {
@@ -75,7 +75,7 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// A little-endian number of so many bytes, at most eight.
+/// Reads a little-endian number of at most eight bytes.
 fn number(rest: &mut &[u8], width: usize) -> Option<u64> {
     let mut wide = [0; 8];
     wide.get_mut(..width)?.copy_from_slice(take(rest, width)?);
@@ -90,7 +90,7 @@ mod tests {
     const PACKED: &[u8] = include_bytes!("fixtures/license.zst");
     const MAGIC: &[u8] = b"\x28\xb5\x2f\xfd";
 
-    /// A frame of one segment with these blocks: kind and length, then what is in it.
+    /// Returns a frame of one segment with these blocks, each given as kind, length and content.
     fn frame(size: u8, blocks: &[(usize, usize, &[u8])]) -> Vec<u8> {
         let mut frame = [MAGIC, &[0x20, size]].concat();
         for (number, (kind, length, content)) in blocks.iter().enumerate() {
@@ -108,17 +108,17 @@ mod tests {
         assert_eq!(decode(&raw, 5).unwrap(), b"hello");
         let mixed = frame(9, &[(0, 3, b"abc"), (1, 6, b"x")]);
         assert_eq!(decode(&mixed, 9).unwrap(), b"abcxxxxxx");
-        // Three literals as they are, and no sequences.
+        // Three uncompressed literals and no sequences.
         let literals = frame(3, &[(2, 5, b"\x18abc\0")]);
         assert_eq!(decode(&literals, 3).unwrap(), b"abc");
-        // One of five, and no sequences.
+        // Five equal literals and no sequences.
         let repeated = frame(5, &[(2, 3, b"\x29z\0")]);
         assert_eq!(decode(&repeated, 5).unwrap(), b"zzzzz");
         assert_eq!(decode(PACKED, LICENSE.len()).unwrap(), LICENSE);
     }
 
     #[test]
-    fn what_is_not_right_says_nothing() {
+    fn invalid_data_is_rejected() {
         let raw = frame(5, &[(0, 5, b"hello")]);
         for (frame, size) in [
             (&raw[..], 4),
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(decode(&raw, usize::MAX), None);
     }
 
-    /// No panic, whatever it says, and no more than was stated.
+    /// A damaged frame causes no panic, and decodes to the stated size or not at all.
     #[test]
     fn damaged() {
         let mut state = 1u64;
@@ -152,7 +152,7 @@ mod tests {
         let mut refused = 0;
         for number in 0..20_000 {
             let mut frame = PACKED.to_vec();
-            // The descriptions of the codes stand at the front.
+            // Half of the damage goes to the front, where the codes are described.
             let most = if number % 2 == 0 { 200 } else { frame.len() };
             for _ in 0..=random(2) {
                 frame[random(most)] = random(256) as u8;

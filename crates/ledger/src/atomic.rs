@@ -1,8 +1,8 @@
-//! The only door to the atomic operations of this crate.
+//! The atomic operations of this crate; no other module uses `std::sync::atomic` directly.
 //!
-//! The file is made of [`AtomicU64`] from `std`. Under `--cfg loom` it is that of the models, whose
-//! operations are steps there. The charge algorithm is written against [`Word`], so that it runs on
-//! loom's own atomics as well.
+//! The file consists of `AtomicU64` words of `std`. Under `--cfg loom` they are the models' words,
+//! whose operations a model checker schedules one by one. The charge algorithm is generic over
+//! [`Word`], so that it can also run on loom's own atomics.
 
 #[cfg(all(test, loom))]
 pub(crate) use super::model::word::{AtomicU64, fence};
@@ -14,11 +14,11 @@ pub(crate) use std::sync::atomic::{AtomicU64, fence};
 pub(super) trait Word {
     /// Reads the word.
     fn load(&self, order: Ordering) -> u64;
-    /// Adds and returns the value before.
+    /// Adds to the word and returns the previous value.
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
-    /// Subtracts and returns the value before.
+    /// Subtracts from the word and returns the previous value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
-    /// A memory fence of the same world as the word.
+    /// Issues a memory fence, of the model checker if the word belongs to a model.
     fn fence(order: Ordering);
 }
 

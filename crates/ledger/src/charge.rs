@@ -1,130 +1,138 @@
-//! Charging: reserve first, then look. No lock, no shared total.
+//! The charge algorithm: reserve first, then check the sum. It uses neither a lock nor a shared
+//! total.
 //!
-//! A request is *published* in the process's own word, as charged and undecided at once, before the
-//! sum over all slots is read. Of two processes that race for the last bytes at least one therefore
-//! sees the other; both may (and then both withdraw and look again), none cannot.
+//! A process *publishes* a request: in one step it adds the request to its own word both as charged
+//! and as undecided. Only then does the process read the sum over all slots. If two processes race
+//! for the last bytes, at least one of them therefore sees the other's request. Both may see the
+//! other; then both withdraw and look again. It cannot happen that neither sees the other.
 //!
-//! Everything here is generic over where the words live, so that loom runs the same code.
+//! The code is generic over the location of the words, so that the model checker loom runs the same
+//! code.
 
 use super::atomic::{Ordering, Word};
 
-/// Bytes of one unit of a word.
+/// Bytes per unit of a word.
 pub(super) const UNIT: u64 = 4096;
 /// Largest request in units (4 TiB).
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// A word that holds more units (8 TiB) gets nothing further, so that concurrent requests of one
-/// process cannot carry from the charged half into the undecided half: that would take three
-/// threads at once with 4 TiB each.
+/// A word with more units than this (8 TiB) receives no further charge, so that concurrent requests
+/// of one process cannot carry from the charged half into the undecided half. A carry would take
+/// three threads that request 4 TiB each at the same time.
 const WORD_MAX: u64 = 1 << 31;
-/// Further looks that a refusal takes while the looks differ, that is while memory moves under
-/// them.
+/// Number of additional looks at the words before a refusal, while successive looks differ because
+/// memory moves between slots.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// Of so many looks that find undecided requests in the way one asks whether those who made them
-/// live.
+/// After this many looks that find undecided requests in the way, the algorithm checks whether the
+/// requesting processes are alive.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
-/// Times that one request asks its process for idle memory.
+/// Number of times that one request asks its own process to give back idle memory.
 const RECLAIMS: u32 = 16;
 
-/// Units charged in a word, undecided ones included.
+/// Returns the charged units of a word, undecided ones included.
 #[inline]
 pub(super) const fn charged(word: u64) -> u64 {
     word & 0xffff_ffff
 }
 
-/// Undecided units of a word.
+/// Returns the undecided units of a word.
 #[inline]
 pub(super) const fn undecided(word: u64) -> u64 {
     word >> 32
 }
 
-/// Units of a word that were granted. Never underflows, whatever the file says.
+/// Returns the granted units of a word. Never underflows, whatever the file contains.
 #[inline]
 pub(super) const fn granted(word: u64) -> u64 {
     charged(word).saturating_sub(undecided(word))
 }
 
-/// `n` units, charged and undecided.
+/// Returns the change that publishes a request of `n` units: charged and undecided.
 #[inline]
 const fn published(n: u64) -> u64 {
     n | n << 32
 }
 
-/// One device of one ledger on the path leaf → root, as the charging process sees it.
+/// One device of one ledger, on the path from the process's own group up to the root, as the
+/// charging process sees it.
 pub(super) trait Rung {
     type Word: Word;
-    /// This process's own word.
+    /// Returns this process's own word.
     fn own(&self) -> &Self::Word;
-    /// The number of slots to look at.
+    /// Returns the word that holds the number of slots to read.
     fn high_water(&self) -> &Self::Word;
-    /// The words of the slots below `high_water`, the own one included.
+    /// Returns the words of the slots below `high_water`, including this process's own.
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// The limit in units, less what is kept for others. To be read before the words that it is
-    /// compared with.
+    /// Returns the limit in units, minus the units that are protected for other groups. Must be
+    /// read before the words that it is compared with.
     fn max(&self) -> u64;
-    /// Whether what was read is not the words that others write. To be asked after they were read.
+    /// Returns whether the mapping was replaced by zeros, so that the words just read were not the
+    /// shared ones. Call after reading the words.
     fn is_lost(&self) -> bool {
         false
     }
-    /// A request was granted: `total` units were granted in sum, `own` of them to this process.
+    /// Records the usage after a grant: `total` units are granted in sum, `own` of them to this
+    /// process.
     fn note(&self, total: u64, own: u64);
-    /// Before the own word is changed; one of the next three comes after it. False: somebody else
-    /// has changed what only this process may. That is put right, and nothing is to be granted.
+    /// Call before changing the own word, and then one of the next three methods afterwards.
+    /// Returns false if another process has changed this process's word; the word is then repaired,
+    /// and no request may be granted.
     fn begin(&self) -> bool;
-    /// The own word was not changed, or is as it was before.
+    /// Ends a change: the own word is as it was at [`Self::begin`].
     fn withdrawn(&self);
-    /// `n` units were added to it.
+    /// Ends a change: `n` units were added to the own word.
     fn added(&self, n: u64);
-    /// `n` units were taken from it.
+    /// Ends a change: `n` units were taken from the own word.
     fn taken(&self, n: u64);
 }
 
-/// What the slow path needs from outside.
+/// The actions that the slow path needs from its caller.
 pub(super) trait Surroundings<R> {
-    /// Gives back idle memory of this process; false when there is none.
+    /// Gives back idle memory of this process; false if there is none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the dead slots of a level. Says for a bounded time only that something was freed.
+    /// Cleans the dead slots of a level. Reports freed memory only for a bounded time, so that the
+    /// slow path ends.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other processes at a level for idle memory; false when none came, or the time for
-    /// that is over.
+    /// Asks the other processes of a level for their idle memory; false if no memory came, or if
+    /// the time for asking is over.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
-    /// Waits a random short time for other requests to be decided; false when the time for that is
-    /// over.
+    /// Waits for a short random time, so that other requests can be decided; false if the time for
+    /// waiting is over.
     fn back_off(&mut self) -> bool;
-    /// Waits a moment for dead slots to drain; false when the time for that is over.
+    /// Waits a moment for dead slots to drain; false if the time for draining is over.
     fn wait_for_drain(&mut self) -> bool;
 }
 
-/// What cleaning a level came to.
+/// The result of cleaning a level.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Reaped {
-    /// Memory came back, or what a dead process had asked for is withdrawn.
+    /// Whether memory was freed or a dead process's undecided request was withdrawn.
     pub freed: bool,
-    /// Units that will come back soon without anybody's doing: of slots that drain or that somebody
-    /// is cleaning.
+    /// Units that will be freed soon without further action: those of slots that drain or that
+    /// another process is cleaning.
     pub pending: u64,
 }
 
-/// The level that said no, and the units granted there.
+/// The level that refused a request, and the units granted there.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Refusal {
     pub level: usize,
     pub charged: u64,
 }
 
-/// The count of what a process has charged and does not use.
+/// A counter of memory that a process has charged but does not use.
 ///
-/// Both calls come while the units of the request are undecided in the process's words: who reads a
-/// word and the count by `settled` sees the change of both, or of neither.
+/// Both methods are called while the units of the request are undecided in the process's words.
+/// `settled` can therefore read a word and the counter so that it sees both changes or neither.
 pub trait Idle {
-    /// The request is granted: its bytes are charged, and not used yet.
+    /// Adds the request's bytes: the request is granted, and its bytes are not used yet.
     fn add(&self);
-    /// The bytes are given back unused.
+    /// Removes the request's bytes: they are given back unused.
     fn remove(&self);
 }
 
-/// The bytes are used as soon as they are charged.
+/// For requests whose bytes are used as soon as they are charged.
 impl Idle for () {
     #[inline]
     fn add(&self) {}
@@ -133,9 +141,10 @@ impl Idle for () {
     fn remove(&self) {}
 }
 
-/// One try. `Err` is the level that was over its limit.
+/// Makes one attempt to charge `n` units at every level. On failure returns the level that was over
+/// its limit.
 ///
-/// Not `inline`: it would be in the library once for each crate that calls it.
+/// Not `inline`, because each calling crate would then add a copy to the library.
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
@@ -143,7 +152,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     idle: &I,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
-        // After the fence of the last level: who sees the count sees the request, too.
+        // Called after the last level's fence, so that a process that sees the counter's change
+        // also sees the request.
         idle.add();
         return Ok(());
     };
@@ -153,13 +163,14 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
         return Err(level);
     }
     let max = rung.max();
-    // Releases, so that who sees memory arrive here also sees it gone from where it was.
+    // Release order: a process that sees moved memory arrive here also sees it gone from its old
+    // slot.
     own.fetch_add(published(n), Ordering::Release);
-    // Of two requests the one whose fence comes second sees what the other published. `high_water`
-    // is read behind it too: a slot that is not below it now will see this request when it
-    // publishes its own first.
+    // Of two requests, the one whose fence comes second sees what the other published. `high_water`
+    // is also read after the fence: the owner of a slot that is not below `high_water` now will see
+    // this request after publishing its own first one.
     R::Word::fence(Ordering::SeqCst);
-    let seen = total(rung);
+    let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
         own.fetch_sub(published(n), Ordering::Release);
         rung.withdrawn();
@@ -167,11 +178,12 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
     match attempt(above, level + 1, n, idle) {
         Ok(()) => {
-            // Only now that all levels passed: cleared earlier, a request that is withdrawn later
-            // would have looked granted to somebody, who was refused for it.
+            // The request stays undecided until all levels have passed. If it were decided earlier
+            // and then withdrawn, another process could have seen it as granted and been refused
+            // because of it.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
-            // What is not decided yet, of others or of another thread, is nobody's usage.
+            // Undecided units of other processes or other threads do not count as usage.
             let others = seen.undecided.saturating_sub(n);
             rung.note(
                 seen.charged.saturating_sub(others),
@@ -187,10 +199,10 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
 }
 
-/// Enters `n` units that the driver has handed out already, over the limit or not.
-pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
+/// Charges `n` units that the driver has already handed out, whether or not the limit allows them.
+pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        // Whatever is found there: the driver has the memory.
+        // The result is ignored, because the driver has already handed out the memory.
         rung.begin();
         if word_is_full(rung, n) {
             rung.withdrawn();
@@ -201,7 +213,7 @@ pub(super) fn enter<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// Gives `n` units back at every level. More than is charged gives back what is charged.
+/// Gives back `n` units at every level, or the charged units if they are fewer.
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
@@ -210,7 +222,7 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// As [`uncharge`], of units that were charged ahead and not used.
+/// Gives back `n` units at every level, as [`uncharge`] does, that were charged ahead and not used.
 pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let Some((rung, above)) = rungs.split_first() else {
         R::Word::fence(Ordering::SeqCst);
@@ -222,14 +234,15 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // As in `take_out`.
+    // SeqCst for the same reason as in `take_out`.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }
 
-/// A word and a figure that its process changes with it ([`Idle`]), as they were at one moment.
-/// `again` lets time go by until the next look; false: there is none left, as where the process was
-/// stopped in the middle of a request.
+/// Reads a word, and a figure that its process changes together with the word ([`Idle`]), as they
+/// were at one moment. `again` passes time until the next look; if it returns false, the last
+/// values are returned although they may be inconsistent. This happens if the process was stopped
+/// in the middle of a request.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -251,13 +264,15 @@ pub(super) fn settled<W: Word>(
     }
 }
 
-/// Takes `n` units out of a word, or what is charged there, and says how many that were.
+/// Takes `n` units out of a word, or the granted units if they are fewer. Returns the number of
+/// units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // Not exact against another thread that gives back too much at the same time; a correct caller
-    // never does.
+    // Inexact if another thread gives back too much at the same time, which a correct caller never
+    // does.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
-    // Before the look whether somebody waits: one who began to wait after that look sees this gone.
+    // Happens before the caller checks for waiting processes (SeqCst): a process that begins to
+    // wait after that check sees these units gone.
     word.fetch_sub(n, Ordering::SeqCst);
     n
 }
@@ -267,15 +282,16 @@ fn word_is_full<R: Rung>(rung: &R, n: u64) -> bool {
     charged(rung.own().load(Ordering::Relaxed)) + n > WORD_MAX
 }
 
-/// Units at a level.
+/// The sums of a level's words, in units.
 struct Total {
-    /// Undecided ones included.
+    /// Includes undecided units.
     charged: u64,
     undecided: u64,
 }
 
+/// Sums up the words of a level in one pass. Calls `each` for every word.
 #[inline]
-fn total<R: Rung>(rung: &R) -> Total {
+fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     let high_water = rung.high_water().load(Ordering::Relaxed);
     let mut sum = Total {
         charged: 0,
@@ -285,21 +301,22 @@ fn total<R: Rung>(rung: &R) -> Total {
         let word = word.load(Ordering::Relaxed);
         sum.charged += charged(word);
         sum.undecided += undecided(word);
+        each(word);
     }
     R::Word::fence(Ordering::Acquire);
     sum
 }
 
-/// A level as one pass over its words saw it; not a moment in time, as memory may move between
-/// slots meanwhile.
+/// The result of one pass over a level's words. Not a snapshot of one moment: memory may move
+/// between slots during the pass.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Look {
-    /// Units, undecided ones included.
+    /// Units, including undecided ones.
     pub charged: u64,
-    /// Units.
+    /// Undecided units.
     pub undecided: u64,
-    /// Differs when the words differ, but for rare chance.
-    print: u64,
+    /// A hash of the words: if two passes read different words, their hashes very probably differ.
+    hash: u64,
 }
 
 impl Look {
@@ -308,30 +325,25 @@ impl Look {
     }
 }
 
-/// Reads a level without publishing.
+/// Reads a level without publishing a request.
 pub(super) fn look<R: Rung>(rung: &R) -> Look {
     R::Word::fence(Ordering::SeqCst);
-    let high_water = rung.high_water().load(Ordering::Relaxed);
-    let mut look = Look {
-        charged: 0,
-        undecided: 0,
-        print: 0,
-    };
-    for word in rung.words(high_water) {
-        let word = word.load(Ordering::Relaxed);
-        look.charged += charged(word);
-        look.undecided += undecided(word);
-        look.print = (look.print.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut hash = 0_u64;
+    let Total { charged, undecided } = total(rung, |word| {
+        hash = (hash.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    });
+    Look {
+        charged,
+        undecided,
+        hash,
     }
-    R::Word::fence(Ordering::Acquire);
-    look
 }
 
-/// What a look says about a request.
+/// The verdict on a request after one look at a level.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 enum Verdict {
     Fits,
-    /// It fits unless undecided requests of others are granted.
+    /// The request fits unless undecided requests of other processes are granted.
     Contended,
     Over,
 }
@@ -348,8 +360,9 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
 
 /// The slow path, taken when the first attempt found `level` over its limit.
 ///
-/// Ends: each round but the first is one of those that [`RECLAIMS`] bounds, or one that the
-/// surroundings grant, and these are bounded in time. What does not fit then is refused.
+/// This loop ends. Every round but the first is either one of the [`RECLAIMS`] reclaiming rounds or
+/// allowed by `surroundings`, which bounds all other rounds in time. A request that still does not
+/// fit is refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -386,7 +399,7 @@ pub(super) fn contend<R: Rung>(
             },
             Verdict::Contended => {
                 contended += 1;
-                // What a dead process has asked for nobody decides.
+                // A dead process's undecided request would otherwise stay undecided.
                 if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
                     continue;
                 }
@@ -413,7 +426,8 @@ pub(super) fn contend<R: Rung>(
                         }
                         continue;
                     }
-                    // As with other requests in the way: room may come and go for ever.
+                    // Treated like requests in the way, with a bound in time, because room may come
+                    // and go forever.
                     Confirmed::Not => {}
                 }
             }
@@ -435,9 +449,10 @@ enum Confirmed {
     Not,
 }
 
-/// Looks at least twice: one look may count memory twice that moves from a low slot to a high one
-/// under it. Two equal looks saw no movement; while they differ, it looks on, so that even steady
-/// movement does not make a refusal.
+/// Confirms a refusal with at least two looks. One look may count memory twice if the memory moves
+/// from a low slot to a high one during the look. Two equal looks saw no movement. While looks
+/// differ, the function repeats them, up to [`LOOKS`] times, so that steady movement alone does not
+/// cause a refusal.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

@@ -1,4 +1,4 @@
-//! What can go wrong with a ledger.
+//! Errors of ledgers.
 
 use super::{MAX_DEVICES, MAX_SLOTS};
 use gpulimit_base::file_system::Unsuitable;
@@ -8,46 +8,46 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a ledger cannot be made, opened or joined.
+/// The reason why a ledger cannot be created, opened or joined.
 #[derive(Debug)]
 pub enum LedgerError {
     /// The system refused an operation.
     Io {
         /// The ledger.
         path: PathBuf,
-        /// What was tried: "open", "map", …
+        /// The operation that failed: "open", "map", …
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The file is not a ledger, or not a whole one.
+    /// The file is not a ledger, or is damaged.
     Damaged {
         /// The ledger.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The kind of damage.
         what: &'static str,
     },
-    /// The file was made by another version of gpulimit.
+    /// The ledger's format is that of another version of gpulimit.
     Version {
         /// The ledger.
         path: PathBuf,
-        /// The version that the file names.
+        /// The format version in the file.
         found: u64,
-        /// The version that this program reads.
+        /// The format version of this program.
         expected: u64,
     },
-    /// The path no longer leads to the file that is open: the group was removed, or removed and
-    /// made again.
+    /// The path no longer leads to the opened file: the group was removed, and perhaps created
+    /// again.
     Replaced {
         /// The ledger.
         path: PathBuf,
     },
-    /// Every slot has a living owner or still drains.
+    /// Every slot has a living owner or is still draining.
     NoSlot {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file system has no room for one more slot.
+    /// The file system has no space for another slot.
     NoSpace {
         /// The ledger.
         path: PathBuf,
@@ -57,17 +57,17 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// The ledger was opened for reading.
+    /// The ledger was opened for reading only.
     ReadOnly {
         /// The ledger.
         path: PathBuf,
     },
-    /// The group has living members, or one that is just joining.
+    /// The group has living members, or a process is just joining.
     InUse {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file system that the ledger lies on cannot have groups.
+    /// The file system of the ledger cannot hold groups.
     FileSystem(Unsuitable),
 }
 
@@ -80,7 +80,7 @@ impl LedgerError {
         }
     }
 
-    /// As [`Self::io`], of what needs room on the file system.
+    /// Returns the error of an operation that needs space on the file system.
     pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
@@ -97,7 +97,7 @@ impl LedgerError {
         }
     }
 
-    /// The ledger that the error is about.
+    /// Returns the path of the ledger that the error is about.
     pub fn path(&self) -> &Path {
         match self {
             Self::Io { path, .. }
@@ -121,7 +121,7 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // Said above.
+            // Already written above, without the ledger's path.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
@@ -129,27 +129,28 @@ impl fmt::Display for LedgerError {
             Self::Damaged { what, .. } => {
                 write!(
                     f,
-                    "{what}; end the group's programs, remove the group and make it again"
+                    "{what}; end the group's programs, then remove the group and create it again"
                 )
             }
             Self::Version {
                 found, expected, ..
             } => write!(
                 f,
-                "layout version {found}, this gpulimit reads {expected}; use one version of gpulimit \
-                 for all members, or make the group again"
+                "layout version {found}, but this gpulimit reads version {expected}; use one version \
+                 of gpulimit for all members, or create the group again"
             ),
             Self::Replaced { .. } => f.write_str("was removed while in use; join the group again"),
             Self::NoSlot { .. } => write!(
                 f,
-                "all {MAX_SLOTS} slots are taken; end some of the group's processes or use a second group"
+                "all {MAX_SLOTS} slots are taken; end some of the group's processes, or use a \
+                 second group"
             ),
             Self::NoSpace { .. } => f.write_str(
-                "no space for another process; make room on the file system that holds it",
+                "no space for another process; free some space on the ledger's file system",
             ),
             Self::NoDevice { .. } => write!(
                 f,
-                "all {MAX_DEVICES} entries of the GPU table are taken; make the group again"
+                "all {MAX_DEVICES} entries of the GPU table are taken; create the group again"
             ),
             Self::ReadOnly { .. } => f.write_str("opened for reading only"),
             Self::InUse { .. } => f.write_str("the group has living members; end them first"),

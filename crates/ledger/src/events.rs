@@ -1,14 +1,15 @@
-//! The last events of a group, in a ring in its ledger.
+//! The most recent events of a group, in a ring buffer in its ledger.
 //!
-//! Writers take turns by number and write without a lock: one that dies, or is overtaken by a whole
-//! round of the ring, leaves an entry whose stamp does not fit, and that is left out.
+//! Each writer draws an event number, and writes the event to that number's entry without a lock.
+//! An entry whose writer died halfway, or was overtaken by a whole round of the ring, has a wrong
+//! stamp; readers skip it.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
-use super::layout::{EVENT_COMMAND_WORDS, EVENTS, EventEntry, Ring};
+use super::layout::{EVENTS, EventEntry, Ring, load_bytes, store_bytes};
 use gpulimit_base::identity::Identity;
 
-/// What kind of event.
+/// The kind of an event.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 #[repr(u64)]
 pub enum EventKind {
@@ -20,18 +21,18 @@ pub enum EventKind {
     Granted = 3,
     /// Usage passed `high`.
     High = 4,
-    /// What a dead process held was given back.
+    /// The memory of a dead process was given back.
     Reap = 5,
     /// A process is killed to make room.
     Kill = 6,
     /// The limits were changed.
     Limits = 7,
-    /// A request is about to have processes killed.
+    /// Processes are about to be killed for a request.
     Oom = 8,
 }
 
 impl EventKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Refusal,
         Self::Wait,
@@ -43,7 +44,7 @@ impl EventKind {
         Self::Oom,
     ];
 
-    /// As shown to people.
+    /// Returns the name that people see.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refusal => "refusal",
@@ -58,16 +59,16 @@ impl EventKind {
     }
 }
 
-/// What happened, before it has a number.
+/// An event before it gets its number.
 #[derive(Copy, Clone, Debug)]
 pub struct Happening {
-    /// What.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// On which device; `None`: on all.
+    /// The device; `None`: all devices.
     pub device: Option<DeviceIndex>,
-    /// The process that it happened to.
+    /// The process that the event happened to.
     pub process: Identity,
-    /// Bytes asked for, waited for, given back or, of limits, the new `max`.
+    /// Bytes that were requested, waited for or given back; for changed limits, the new `max`.
     pub bytes: u64,
     /// Bytes charged in the group at that time.
     pub charged: u64,
@@ -75,14 +76,15 @@ pub struct Happening {
     pub max: u64,
 }
 
-/// An event as it was written down.
+/// An event that was read from the ring.
 #[derive(Copy, Clone, Debug)]
 pub struct Event {
-    /// Events of a group are numbered from 0.
+    /// The event's number; a group's events are numbered from 0.
     pub number: u64,
-    /// Microseconds of the wall clock.
+    /// The time in microseconds of the wall clock.
     pub time_us: u64,
-    /// What happened. The command of its process is cut at 32 bytes; when it started is not known.
+    /// The event. The process's command is cut off after 32 bytes, and its start time is not
+    /// stored.
     pub what: Happening,
 }
 
@@ -92,7 +94,7 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     let number = ring.head.fetch_add(1, Ordering::Relaxed);
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     entry.stamp.store(0, Ordering::Relaxed);
-    // Who sees a new word sees that the stamp is gone.
+    // A reader that sees one of the new words also sees the stamp cleared.
     fence(Ordering::Release);
     let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
     let process = &happening.process;
@@ -111,9 +113,7 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     ]) {
         word.store(value, Ordering::Relaxed);
     }
-    for (word, bytes) in entry.command.iter().zip(process.command.as_chunks::<8>().0) {
-        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-    }
+    store_bytes(&entry.command, &process.command);
     entry.stamp.store(number.wrapping_add(1), Ordering::Release);
 }
 
@@ -138,7 +138,7 @@ pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
         .collect()
 }
 
-/// `None` when the entry is another one, or being written.
+/// Reads the event with this number. `None` if the entry holds another event or is being written.
 fn one(ring: &Ring, number: u64) -> Option<Event> {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     let stamp = number.wrapping_add(1);
@@ -147,16 +147,7 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
     }
     let [time_us, what, pid, pid_ns, uid, bytes, charged, max] =
         words(entry).map(|word| word.load(Ordering::Relaxed));
-    let mut command = [0; 64];
-    for (bytes, word) in command
-        .as_chunks_mut::<8>()
-        .0
-        .iter_mut()
-        .zip(&entry.command)
-    {
-        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
-    }
-    const { assert!(EVENT_COMMAND_WORDS * 8 <= 64) };
+    let command = load_bytes(&entry.command);
     fence(Ordering::Acquire);
     if entry.stamp.load(Ordering::Relaxed) != stamp {
         return None;
@@ -249,7 +240,7 @@ mod tests {
             (process.pid, process.pid_ns, process.uid),
             (4711, 1 << 40, u32::MAX)
         );
-        assert_eq!(process.start_time, 0, "not kept");
+        assert_eq!(process.start_time, 0, "not stored");
         assert_eq!(process.command().to_string(), "x".repeat(32));
         let since = before
             .duration_since(std::time::UNIX_EPOCH)
@@ -258,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_kept_and_can_be_followed() {
+    fn the_most_recent_events_are_kept_and_can_be_followed() {
         let scratch = Scratch::new();
         let all = EVENTS as u64 * 2 + 7;
         for bytes in 0..all {
@@ -272,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_half_written_or_of_an_unknown_kind_is_left_out() {
+    fn incomplete_events_and_unknown_kinds_are_skipped() {
         let scratch = Scratch::new();
         let ring = &scratch.content().header.ring;
         for bytes in 0..4 {
@@ -282,11 +273,11 @@ mod tests {
         ring.entries[2].what.store(99, Ordering::Relaxed);
         assert_eq!(numbers(&scratch.events(0)), [0, 3]);
         scratch.readonly().record(&happening(4));
-        assert_eq!(scratch.events(0).len(), 2, "a reader writes nothing");
+        assert_eq!(scratch.events(0).len(), 2, "a reader does not write");
     }
 
     #[test]
-    fn kinds_have_names_of_their_own() {
+    fn event_kinds_have_distinct_names() {
         let names: std::collections::BTreeSet<_> = EventKind::ALL.map(EventKind::name).into();
         assert_eq!(names.len(), EventKind::ALL.len());
         assert_eq!(EventKind::Kill.name(), "kill");

@@ -1,4 +1,5 @@
-//! The ledger as a file: made whole or not at all, checked before it is mapped.
+//! The ledger as a file: creation, complete or not at all, and opening, with checks before it is
+//! mapped.
 
 use super::layout::{self, FILE_SIZE, MAGIC, PREFACE};
 use super::lock::{self, Description};
@@ -12,7 +13,7 @@ use std::mem::size_of;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Which file a path led to.
+/// The identity of a file.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct FileId {
     device: u64,
@@ -28,7 +29,7 @@ impl FileId {
     }
 }
 
-/// A path and the file that it led to when the ledger was opened.
+/// A path, and the identity of the file that it led to when the ledger was opened.
 pub(super) struct Place {
     pub path: PathBuf,
     id: FileId,
@@ -36,8 +37,8 @@ pub(super) struct Place {
 
 fn options(write: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
-    // Never a symbolic link of somebody else's, never waiting for the other end of a pipe.
-    // Close-on-exec by default.
+    // O_NOFOLLOW: never follow another user's symbolic link. O_NONBLOCK: never wait for the other
+    // end of a pipe. The standard library adds O_CLOEXEC.
     options
         .read(true)
         .write(write)
@@ -45,11 +46,11 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Makes a ledger with exactly this mode. That there is one already is fine, whatever it is:
-/// opening checks it. Refuses a file system that does not keep the locks of members.
+/// Creates a ledger with exactly this mode. Succeeds if any file with this name exists; opening
+/// will check that file. Fails on a file system that does not keep the locks of members.
 ///
-/// The file gets its name by link(2) when it is complete. A process that dies here leaves a file of
-/// another name behind, `.NAME.<pid>.<n>.new`.
+/// The complete file gets its name by link(2). A process that dies in between leaves a file with a
+/// temporary name behind, `.NAME.<pid>.<n>.new`.
 pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
@@ -61,7 +62,7 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         lock::are_kept(file, &other)
     });
     let made = filled.and_then(|kept| kept.then(|| name(&temporary, path)).transpose());
-    // A name that stays behind costs a directory entry; the ledger is no worse for it.
+    // If removing fails, the ledger has a second, useless name.
     let _ = fs::remove_file(&temporary);
     match made.map_err(error)? {
         Some(()) => Ok(()),
@@ -69,11 +70,12 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
 }
 
-/// Names that are tried for a draft. Each has the number of a call, so that one that is taken is
-/// rare.
+/// Number of names that are tried for a draft. Each name contains a fresh number, so the first is
+/// nearly always free.
 const DRAFTS: u32 = 1_000;
 
-/// A file beside the one that it is to be. Processes of other pid namespaces may have our pid.
+/// Creates a temporary file beside the ledger's path. The pid alone does not make its name unique,
+/// because processes in other pid namespaces may have the same pid.
 fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let pid = std::process::id();
@@ -85,11 +87,11 @@ fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, F
             Err(error) => return Err(error),
         }
     }
-    // All of these names are somebody's, or the file system says so of any name.
+    // All of these names exist, or the file system claims that every name does.
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Gives a finished draft its name, if nothing has come to have it meanwhile.
+/// Gives the finished draft its final name, unless a file with that name now exists.
 fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(temporary, path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -97,7 +99,7 @@ fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// A number that two callers of one process do not share.
+/// Returns a number that is different for each call in this process.
 fn serial() -> u64 {
     use super::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -113,11 +115,11 @@ fn fill(file: &File, mode: u32) -> io::Result<()> {
         *bytes = word.to_ne_bytes();
     }
     file.write_all_at(&bytes, 0)?;
-    // Not by the mode of open(2), which the umask changes.
+    // The mode of open(2) would be reduced by the umask.
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// A description of the file at this path, which may be anything, to ask for locks.
+/// Opens the file at a path, which may be any file, to query its locks.
 pub(super) fn describe(path: &Path) -> io::Result<Description> {
     options(false).open(path)
 }
@@ -165,19 +167,19 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
         });
     }
     if found != PREFACE {
-        return Err(LedgerError::damaged(path, "its header names other sizes"));
+        return Err(LedgerError::damaged(path, "its header has wrong sizes"));
     }
     if metadata.len() != FILE_SIZE {
         return Err(LedgerError::damaged(
             path,
-            "of another length than its header names",
+            "its length does not match its header",
         ));
     }
     Ok(())
 }
 
 impl Place {
-    /// A description of its own of the same file.
+    /// Opens the same file again, with an open file description of its own.
     pub(super) fn open(&self, write: bool) -> Result<Description, LedgerError> {
         let replaced = || LedgerError::Replaced {
             path: self.path.clone(),
@@ -195,8 +197,8 @@ impl Place {
         }
     }
 
-    /// Whether the path still leads to the file. An error other than "no such file" says nothing
-    /// against it.
+    /// Returns whether the path still leads to this file. Only a missing file or directory proves
+    /// that it does not; other errors prove nothing.
     pub(super) fn is_current(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(metadata) => FileId::of(&metadata) == self.id,
@@ -211,7 +213,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn a_ledger_is_made_whole_and_once() {
+    fn a_ledger_is_created_complete_and_once() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         create(&path, 0o642).expect("made");
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!((about.len(), about.mode() & 0o7777), (FILE_SIZE, 0o642));
         assert!(
             about.blocks() * 512 >= size_of::<layout::Header>() as u64,
-            "room for its header"
+            "space for the header is reserved"
         );
         create(&path, 0o600).expect("there already");
         let again = fs::metadata(&path).expect("there");
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn many_make_it_at_once() {
+    fn threads_that_create_a_ledger_at_once_make_one() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         std::thread::scope(|scope| {
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_has_a_name_of_its_own_and_gets_that_of_the_ledger_if_it_is_free() {
+    fn a_draft_gets_the_ledgers_name_only_if_it_is_free() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         let (first, _) = draft(&path, || 5).expect("made");
@@ -267,15 +269,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_drafts_differ() {
+    fn drafts_get_different_numbers() {
         let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
         assert_eq!(numbers.len(), 1_000);
-        // Those of a process that has this pid later do, too.
+        // A later process with the same pid also gets different numbers.
         assert!(serial() >> 16 >= os::boot_ms() - 60_000);
     }
 
     #[test]
-    fn what_is_no_ledger_is_not_opened() {
+    fn other_files_are_not_opened_as_a_ledger() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         let why = |write| match open(&path, write).map(drop) {
@@ -285,7 +287,7 @@ mod tests {
             Err(other) => other.to_string(),
             Ok(()) => "opened".into(),
         };
-        assert_eq!(why(false), "io: open", "nothing there");
+        assert_eq!(why(false), "io: open", "no file");
         fs::write(&path, [0; 63]).expect("written");
         assert_eq!(why(false), "cut short");
         fs::write(&path, [0; 64]).expect("written");
@@ -305,11 +307,11 @@ mod tests {
         assert_eq!(why(false), format!("version {}", version::LEDGER + 1));
         for (at, word) in PREFACE.iter().enumerate().skip(2) {
             write(changed(at, word + 1), FILE_SIZE);
-            assert_eq!(why(false), "its header names other sizes");
+            assert_eq!(why(false), "its header has wrong sizes");
         }
         for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
             write(PREFACE, len);
-            assert_eq!(why(true), "of another length than its header names");
+            assert_eq!(why(true), "its length does not match its header");
         }
         write(PREFACE, FILE_SIZE);
         assert_eq!(why(true), "opened");
@@ -322,11 +324,15 @@ mod tests {
         fs::remove_dir(&path).expect("removed");
         let fifo = std::process::Command::new("mkfifo").arg(&path).status();
         assert!(fifo.expect("mkfifo").success());
-        assert_eq!(why(false), "not a regular file", "and nobody waited for");
+        assert_eq!(
+            why(false),
+            "not a regular file",
+            "opening does not wait for a writer"
+        );
     }
 
     #[test]
-    fn a_place_is_its_file_and_no_other() {
+    fn a_place_detects_that_its_file_was_replaced() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         create(&path, 0o600).expect("made");
@@ -335,20 +341,23 @@ mod tests {
         let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
         let kept = folder.at("kept");
         fs::rename(&path, &kept).expect("moved");
-        assert!(!place.is_current() && is_replaced(), "gone");
+        assert!(!place.is_current() && is_replaced(), "the file is gone");
         create(&path, 0o600).expect("made anew");
-        assert!(!place.is_current() && is_replaced(), "another");
+        assert!(!place.is_current() && is_replaced(), "another file");
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&kept, &path).expect("linked");
         assert!(!place.is_current() && is_replaced(), "a link to it");
         fs::rename(&kept, &path).expect("moved back");
         assert!(place.is_current() && !is_replaced());
         fs::remove_dir_all(&folder.0).expect("removed");
-        assert!(!place.is_current() && is_replaced(), "its folder is gone");
+        assert!(
+            !place.is_current() && is_replaced(),
+            "the directory is gone"
+        );
         fs::write(&folder.0, "").expect("written");
         assert!(
             !place.is_current() && is_replaced(),
-            "something else is there"
+            "another file is in its place"
         );
         fs::remove_file(&folder.0).expect("removed");
     }

@@ -1,18 +1,20 @@
-//! The GPUs that a group has seen: inserted without a lock, never removed.
+//! The table of the GPUs that members of a group have used. Entries are inserted without a lock and
+//! never removed.
 //!
-//! An identity is three words, each written once by compare-and-swap, in order. Who finds an entry
-//! whose words so far agree with his own writes the next one, whoever began it: a process that dies
-//! half-way blocks nobody, and two that insert the same GPU end at the same entry. An entry is
-//! passed over only for a word that is set and differs, which stays so; hence all pass over the
-//! same entries, and no GPU is in the table twice. What a death can leave behind is one entry with
-//! the first words of a GPU that nobody asks for again.
+//! An identity consists of three words, which are written in order, each once, by compare-and-swap.
+//! A process that finds an entry whose words so far match its own GPU writes the next word,
+//! whichever process began the entry. Therefore a process that dies halfway blocks no other
+//! process, and two processes that insert the same GPU end at the same entry. A process skips an
+//! entry only if one of the words is set and differs. Such a word never changes again, so all
+//! processes skip the same entries, and each GPU is in the table once. The only remains of a death
+//! are the first words of one GPU in one entry, if no process inserts that GPU again.
 
 use super::atomic::{AtomicU64, Ordering};
-use super::layout::{GpuEntry, Header};
-use super::{DeviceEntry, DeviceIndex};
+use super::layout::GpuEntry;
+use super::{DeviceEntry, DeviceIndex, Ledger, LedgerError};
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
-/// Set in every word of an identity, so that none is 0.
+/// This bit is set in every word of an identity, so that no word is 0.
 const PRESENT: u64 = 1 << 63;
 const MIG: u64 = 1 << 62;
 /// Bytes of the UUID in each word.
@@ -31,7 +33,7 @@ fn words(id: &DeviceId) -> [u64; 3] {
     words
 }
 
-/// `None` for an entry that is not, or not wholly, written, or that nobody of this version wrote.
+/// Returns the identity in an entry; `None` if the entry is empty, incomplete or invalid.
 fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
     let mut uuid = [0; 16];
@@ -49,7 +51,8 @@ fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     (words(&id) == read).then_some(id)
 }
 
-/// Writes `id` into an entry unless another GPU is, or is going to be, there.
+/// Writes `wanted` into an entry. Returns false if the entry has, or is being given, the identity
+/// of another GPU.
 fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     id.iter().zip(wanted).all(|(word, wanted)| {
         match word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire) {
@@ -59,51 +62,71 @@ fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     })
 }
 
-pub(super) fn find(header: &Header, id: &DeviceId) -> Option<DeviceIndex> {
-    header
-        .gpus
-        .iter()
-        .position(|entry| identity(entry).as_ref() == Some(id))
-        .and_then(DeviceIndex::new)
-}
+impl Ledger {
+    /// Returns the index of a device, and inserts a new device into the table. `capacity` is in
+    /// bytes.
+    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
+        let path = || self.place.path.clone();
+        let known = self.find_device(&id);
+        if !self.map.writable() {
+            return known.ok_or_else(|| LedgerError::ReadOnly { path: path() });
+        }
+        let wanted = words(&id);
+        let index = known
+            .or_else(|| self.position(|entry| put(&entry.id, wanted)))
+            .ok_or_else(|| LedgerError::NoDevice { path: path() })?;
+        // All members write the same figure.
+        let entry = &self.header().gpus[index.get()];
+        entry.capacity.store(capacity, Ordering::Relaxed);
+        Ok(index)
+    }
 
-/// `None` when the table is full.
-pub(super) fn insert(header: &Header, id: &DeviceId, capacity: u64) -> Option<DeviceIndex> {
-    let wanted = words(id);
-    let index = find(header, id).or_else(|| {
-        header
-            .gpus
-            .iter()
-            .position(|entry| put(&entry.id, wanted))
-            .and_then(DeviceIndex::new)
-    })?;
-    // Everyone writes the same figure.
-    header.gpus[index.get()]
-        .capacity
-        .store(capacity, Ordering::Relaxed);
-    Some(index)
-}
+    /// Returns the index of a device that a member of the group has used.
+    pub fn find_device(&self, id: &DeviceId) -> Option<DeviceIndex> {
+        self.position(|entry| identity(entry).as_ref() == Some(id))
+    }
 
-pub(super) fn entries(header: &Header) -> Vec<DeviceEntry> {
-    DeviceIndex::all()
-        .filter_map(|index| entry(header, index))
-        .collect()
-}
+    fn position(&self, is_it: impl FnMut(&GpuEntry) -> bool) -> Option<DeviceIndex> {
+        let at = self.header().gpus.iter().position(is_it);
+        at.and_then(DeviceIndex::new)
+    }
 
-/// A device that is in the table.
-pub(super) fn entry(header: &Header, index: DeviceIndex) -> Option<DeviceEntry> {
-    let entry = &header.gpus[index.get()];
-    Some(DeviceEntry {
-        index,
-        id: identity(entry)?,
-        capacity: entry.capacity.load(Ordering::Relaxed),
-        context_bytes: entry.context.load(Ordering::Relaxed),
-    })
-}
+    /// Returns the entry of a device.
+    pub fn device_entry(&self, index: DeviceIndex) -> Option<DeviceEntry> {
+        let entry = &self.header().gpus[index.get()];
+        Some(DeviceEntry {
+            index,
+            id: identity(entry)?,
+            capacity: entry.capacity.load(Ordering::Relaxed),
+            context_bytes: entry.context.load(Ordering::Relaxed),
+        })
+    }
 
-/// The identity of a device that is in the table.
-pub(super) fn id(header: &Header, index: DeviceIndex) -> Option<DeviceId> {
-    identity(&header.gpus[index.get()])
+    /// Returns the devices that members of the group have used.
+    pub fn devices(&self) -> Vec<DeviceEntry> {
+        let entry = |index| self.device_entry(index);
+        DeviceIndex::all().filter_map(entry).collect()
+    }
+
+    /// Returns the identity of a device in the table.
+    pub(super) fn device_id(&self, index: DeviceIndex) -> Option<DeviceId> {
+        identity(&self.header().gpus[index.get()])
+    }
+
+    /// Returns the bytes that a CUDA context on the device took when a member last measured one; 0:
+    /// unknown. Only a hint, because any member can write it.
+    pub fn context_hint(&self, index: DeviceIndex) -> u64 {
+        let entry = &self.header().gpus[index.get()];
+        entry.context.load(Ordering::Relaxed)
+    }
+
+    /// Tells the other members how many bytes a CUDA context takes.
+    pub fn set_context_hint(&self, index: DeviceIndex, bytes: u64) {
+        if self.map.writable() {
+            let entry = &self.header().gpus[index.get()];
+            entry.context.store(bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -116,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_of_zeros_are_identities() {
+    fn the_words_of_an_all_zero_identity_are_not_zero() {
         let zero = words(&DeviceId::gpu([0; 16]));
         assert!(zero.iter().all(|&word| word != 0));
         let mig = words(&DeviceId::mig([0; 16]));
@@ -127,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn who_died_half_way_is_helped_or_passed_over() {
+    fn a_half_written_entry_is_completed_or_skipped() {
         let one = words(&DeviceId::gpu([1; 16]));
         let mut alike = [1; 16];
         alike[15] = 2;
@@ -138,20 +161,23 @@ mod tests {
                 word.store(value, Ordering::Relaxed);
             }
             assert!(put(&half, one), "the same GPU completes it");
-            assert!(put(&half, one), "and finds it");
-            assert!(!put(&half, alike), "another passes over it");
+            assert!(put(&half, one), "and finds the entry again");
+            assert!(!put(&half, alike), "another GPU skips the entry");
         }
         let half = entry();
         half[0].store(one[0], Ordering::Relaxed);
         half[1].store(one[1], Ordering::Relaxed);
-        assert!(put(&half, alike), "one that agrees so far may have it");
-        assert!(!put(&half, one), "and the first goes on");
+        assert!(
+            put(&half, alike),
+            "a GPU with the same first words may take the entry"
+        );
+        assert!(!put(&half, one), "and the first GPU skips it");
     }
 
     #[test]
-    fn racing_inserters_agree() {
+    fn racing_processes_agree_on_the_entry_of_each_gpu() {
         let table: Vec<_> = (0..MAX_DEVICES).map(|_| entry()).collect();
-        // Alike in the first two words, so that they meet in the same entries.
+        // The first two words are equal, so that all these GPUs compete for the same entries.
         let gpus: Vec<_> = (0..MAX_DEVICES as u8)
             .map(|last| {
                 let mut uuid = [9; 16];
@@ -183,6 +209,6 @@ mod tests {
         let mut taken: Vec<_> = places[0].iter().filter_map(|(_, place)| *place).collect();
         taken.sort_unstable();
         taken.dedup();
-        assert_eq!(taken.len(), MAX_DEVICES, "each has an entry of its own");
+        assert_eq!(taken.len(), MAX_DEVICES, "each GPU has its own entry");
     }
 }

@@ -1,39 +1,42 @@
-//! The shape of the file, byte by byte. Everything in it is an atomic word: any process may read
-//! any word at any time.
+//! The layout of the ledger file. Everything in the file is an atomic word, because any process may
+//! read any word at any time.
 //!
 //! ```text
 //! 0          header: preface, signals, group statistics, GPU table, event ring
 //! 16 KiB     words: for each block of 8 devices, one cache line per slot
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
-//! The words of one device lie in consecutive cache lines, because a charge reads all of them: with
-//! one page per slot instead, the same lines would fall into one set of the first-level cache and
-//! into as many TLB entries as slots. A change of any of this is a new [`version::LEDGER`].
+//!
+//! The words of one device lie in consecutive cache lines, because a charge reads all of them. If
+//! each slot's words lay in a page of their own, the lines would compete for one set of the
+//! first-level cache, and each slot would need a TLB entry. Any change to the layout requires a new
+//! [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
 use gpulimit_base::version;
 use std::mem::{offset_of, size_of};
 
-/// "gpulimit" as the bytes of the file's first word.
+/// The first word of the file: the bytes "gpulimit".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 
-/// Devices whose words share one cache line.
+/// Number of devices whose words share one cache line.
 pub(super) const LINE_DEVICES: usize = 8;
-/// Blocks of devices.
+/// Number of blocks of devices.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
-/// 64-bit words of a slot's command.
+/// Number of 64-bit words for the command in a slot.
 pub(super) const COMMAND_WORDS: usize = 8;
-/// 64-bit words of a slot's group below this one.
+/// Number of 64-bit words for the name of the owner's group in a slot.
 pub(super) const BELOW_WORDS: usize = 72;
-/// Events that the ring holds.
+/// Number of events in the ring.
 pub(super) const EVENTS: usize = 95;
-/// 64-bit words of a command in an event.
+/// Number of 64-bit words for the command in an event.
 pub(super) const EVENT_COMMAND_WORDS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// What the file says about itself, written once before the file has a name.
+/// The description of the format at the beginning of the file, written once, before the file gets
+/// its name.
 #[repr(C, align(64))]
 pub(super) struct Preface {
     pub magic: AtomicU64,
@@ -46,7 +49,7 @@ pub(super) struct Preface {
     pub file_size: AtomicU64,
 }
 
-/// The values of a [`Preface`] of this version, in its order.
+/// The values of this format's [`Preface`], in its order.
 pub(super) const PREFACE: [u64; 8] = [
     MAGIC,
     version::LEDGER,
@@ -72,12 +75,12 @@ impl Preface {
         ]
     }
 
-    /// Whether it is one of this version.
+    /// Returns whether the preface has this format's values.
     pub fn is_whole(&self) -> bool {
         self.words().map(|word| word.load(Ordering::Relaxed)) == PREFACE
     }
 
-    /// Makes it one, for models: a file has it from the start.
+    /// Writes this format's values, for models; files are created with them.
     #[cfg(all(test, loom))]
     pub fn write(&self) {
         for (word, value) in self.words().into_iter().zip(PREFACE) {
@@ -86,38 +89,41 @@ impl Preface {
     }
 }
 
-/// Length of the file.
+/// Length of the file in bytes.
 pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
 
-/// What members tell each other, in the one line that every charge reads anyway. Written rarely.
+/// Signals between the members. They lie in the one cache line that every charge reads anyway, and
+/// are rarely written.
 #[repr(C, align(64))]
 pub(super) struct Signals {
-    /// Slots that were ever claimed: all live slots lie below. Only grows.
+    /// Number of slots that have ever been claimed: all living members' slots lie below it. Never
+    /// decreases.
     pub high_water: AtomicU64,
-    /// Counts the groups below that came or went, and changes of what they are protected from.
+    /// Counts created and removed groups directly below this one, and changes of their protection.
     pub children: AtomicU64,
-    /// Not 0: somebody may be waiting for memory, and who gives some back wakes. Each waiter
-    /// changes it.
+    /// Not 0 if a process may be waiting for memory; a process that gives memory back must then
+    /// wake it. Each waiter changes the value.
     pub waiting: AtomicU64,
-    /// Counts the times that memory came back while somebody waited. Its low half is a futex.
+    /// Counts how often memory came back while a process may have been waiting. The low half is a
+    /// futex.
     pub returned: AtomicU64,
-    /// Counts the times that somebody asked the others for what they hold unused.
+    /// Counts how often the members were asked for unused memory.
     pub asked: AtomicU64,
-    /// Counts the waiters so far: who has the lower number is before.
+    /// Counts the waiters so far. A waiter with a lower number goes first.
     pub tickets: AtomicU64,
-    /// Milliseconds of the boot clock at which somebody last asked.
+    /// Time when the members were last asked for unused memory, in milliseconds of the boot clock.
     pub asked_at: AtomicU64,
     spare: AtomicU64,
 }
 
-/// What happened in a group; see `events`.
+/// An event of a group: see `events`.
 #[repr(C, align(64))]
 pub(super) struct EventEntry {
-    /// The event's number plus 1; 0 while it is written, or never was.
+    /// The event's number plus 1; 0 while the event is being written, and before any was written.
     pub stamp: AtomicU64,
-    /// Microseconds of the wall clock.
+    /// Time in microseconds of the wall clock.
     pub time: AtomicU64,
-    /// The kind, and the device's index plus 1 above it.
+    /// The kind in the low half, and the device's index plus 1 in the high half.
     pub what: AtomicU64,
     pub pid: AtomicU64,
     pub pid_ns: AtomicU64,
@@ -129,110 +135,114 @@ pub(super) struct EventEntry {
     pub command: [AtomicU64; EVENT_COMMAND_WORDS],
 }
 
-/// The last events of the group.
+/// The most recent events of the group.
 #[repr(C, align(64))]
 pub(super) struct Ring {
-    /// Events so far.
+    /// Number of events so far.
     pub head: AtomicU64,
     spare: [AtomicU64; 7],
     pub entries: [EventEntry; EVENTS],
     spare_high: [AtomicU64; 8],
 }
 
-/// One GPU or MIG instance that the group has seen.
+/// One GPU or MIG instance that a member of the group has used.
 #[repr(C, align(64))]
 pub(super) struct GpuEntry {
-    /// The identity, in three parts that are each written once (see `gpu_table`).
+    /// The identity, in three words that are each written once: see `gpu_table`.
     pub id: [AtomicU64; 3],
-    /// Bytes.
+    /// Bytes of memory that the device has.
     pub capacity: AtomicU64,
-    /// Bytes that a context took when it was last measured; 0 unknown.
+    /// Bytes that a CUDA context took when it was last measured; 0: unknown.
     pub context: AtomicU64,
     spare: [AtomicU64; 3],
 }
 
-/// The first bytes of the file.
+/// The beginning of the file.
 #[repr(C)]
 pub(super) struct Header {
     pub preface: Preface,
     pub signals: Signals,
-    /// Milliseconds of the boot clock at which usage was last seen above `high`, per device.
+    /// Time when usage was last recorded as above `high`, in milliseconds of the boot clock, per
+    /// device.
     pub above_high: [AtomicU64; MAX_DEVICES],
     spare_low: [AtomicU64; 16],
-    /// Largest sum in bytes that a granted request saw, per device.
+    /// Largest usage in bytes that a granted request saw, per device.
     pub peaks: [AtomicU64; MAX_DEVICES],
-    /// Refused requests since the group began, per device.
+    /// Number of refused requests since the group began, per device.
     pub refusals: [AtomicU64; MAX_DEVICES],
     pub gpus: [GpuEntry; MAX_DEVICES],
-    /// Requests that waited since the group began, per device: how many, and milliseconds in all.
+    /// Requests that waited since the group began, per device: their number here, and their total
+    /// milliseconds in `waited_ms`.
     pub waits: [AtomicU64; MAX_DEVICES],
     pub waited_ms: [AtomicU64; MAX_DEVICES],
     spare_high: [AtomicU64; 64],
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices: charged (low half) and undecided (high half), in units
-/// of 4 KiB.
+/// The words of one slot for eight devices: charged units in the low half, undecided units in the
+/// high half, in units of 4 KiB.
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
 /// The words of all slots for eight devices.
 pub(super) type Block = [WordLine; MAX_SLOTS];
 
-/// Who owns a slot. Written by the claiming and the cleaning process under the slot's claim lock.
+/// The owner of a slot. The process that claims or cleans the slot writes it, under the slot's
+/// claim lock.
 #[repr(C, align(64))]
 pub(super) struct Owner {
-    /// 0: nobody.
+    /// The owner's pid; 0: the slot has no owner.
     pub pid: AtomicU64,
     pub pid_ns: AtomicU64,
     pub start_time: AtomicU64,
     pub uid: AtomicU64,
-    /// Milliseconds of the boot clock at which the slot was claimed.
+    /// Time when the slot was claimed, in milliseconds of the boot clock.
     pub birth: AtomicU64,
-    /// Milliseconds of the boot clock at which somebody first found the owner dead; 0 not found
-    /// dead.
+    /// Time when a process first found the owner dead, in milliseconds of the boot clock; 0: not
+    /// yet.
     pub dead_since: AtomicU64,
-    /// Stands for the group directly below this one that the owner is in, or below; 0: it is in
-    /// this one.
+    /// The key (`child_key`) of the group directly below this one that contains the owner's group;
+    /// 0: the owner is in this group itself.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless said otherwise. Written by the owner only,
-/// but for `left`.
+/// Statistics of one slot on one device, in bytes unless noted. Only the owner writes them, except
+/// `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
     pub idle: AtomicU64,
     pub peak: AtomicU64,
-    /// A count.
+    /// Number of refused requests.
     pub refusals: AtomicU64,
-    /// What the owner can give back when it is asked, at most.
+    /// Largest number of bytes that the owner can give back when asked.
     pub reclaimable: AtomicU64,
-    /// What other processes may hold, too (high half), and what has left the process and is still
-    /// charged here (low half), in units of 4 KiB: see `orphans`.
+    /// Memory that has left, or may leave, the owner, in units of 4 KiB: see `orphans`. The high
+    /// half counts units that other processes may also hold; the low half counts units that have
+    /// left the process and are still charged here.
     pub left: AtomicU64,
 }
 
 /// A request of the slot's owner that waits in line.
 #[repr(C, align(64))]
 pub(super) struct Waiting {
-    /// From [`Signals::tickets`], plus 1; 0: nobody waits.
+    /// The waiter's number, from [`Signals::tickets`], counted from 1; 0: the owner does not wait.
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
-    /// Milliseconds of the boot clock at which the owner last looked.
+    /// Time when the owner last checked its place in line, in milliseconds of the boot clock.
     pub seen: AtomicU64,
     spare: [AtomicU64; 5],
 }
 
-/// A slot without its words.
+/// The page of a slot: everything but its words.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,
     pub waiting: Waiting,
-    /// The owner's group, relative to this one, filled up with zeros.
+    /// Name of the owner's group, relative to this group, padded with zeros.
     pub below: [AtomicU64; BELOW_WORDS],
     spare: [AtomicU64; 32],
     pub stats: [DeviceStats; MAX_DEVICES],
@@ -246,12 +256,30 @@ pub(super) struct Content {
     pub slots: [SlotPage; MAX_SLOTS],
 }
 
-/// Where a slot's page begins in the file.
+/// Stores bytes in words, padded with zeros. Bytes that do not fit are cut off.
+pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    let mut rest = bytes.iter();
+    for word in words {
+        let eight = std::array::from_fn(|_| rest.next().copied().unwrap_or(0));
+        word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+    }
+}
+
+/// Returns the bytes in these words, padded with zeros.
+pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
+    let mut bytes = [0; N];
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+    }
+    bytes
+}
+
+/// Returns the offset of a slot's page in the file.
 pub(super) const fn slot_offset(slot: usize) -> u64 {
     (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
 }
 
-/// Where a slot's words of a block of devices begin in the file.
+/// Returns the offset of a slot's words for a block of devices in the file.
 pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
     (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
 }
@@ -306,13 +334,13 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_file_of_this_version_begins_as_all_of_them() {
+    fn the_preface_of_this_version_does_not_change() {
         let sizes = [16_384, 1 << 20, 4096, 4096, 32, 17_842_176];
-        assert_eq!(PREFACE[2..], sizes, "another layout is another version");
+        assert_eq!(PREFACE[2..], sizes, "a changed layout needs a new version");
     }
 
     #[test]
-    fn offsets_are_where_things_are() {
+    fn offsets_match_the_layout() {
         let scratch = Scratch::new();
         let content = scratch.content();
         let at = |place: usize| (place - &raw const *content as usize) as u64;

@@ -1,4 +1,5 @@
-//! Charging a path of groups, as processes see it.
+//! Charging at all levels of a path of groups, with the waiting and reclaiming that a full group
+//! requires.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, Idle, Reaped, Rung, Surroundings, UNIT};
@@ -10,43 +11,44 @@ use super::usage;
 use super::{DeviceIndex, Slot, Witness, os, wait};
 use std::time::{Duration, Instant};
 
-/// One level of the path leaf → root.
+/// One level of the path from the process's group up to the root.
 #[derive(Copy, Clone, Debug)]
 pub struct Level<'a> {
     /// This process's slot in the level's ledger.
     pub slot: &'a Slot,
-    /// The device in that ledger's table.
+    /// The device's index in that ledger.
     pub device: DeviceIndex,
-    /// The limit in bytes; `u64::MAX` none.
+    /// The limit in bytes; `u64::MAX`: unlimited.
     pub max: u64,
-    /// Who knows what groups below are to keep; `None`: nothing.
+    /// Knows how many bytes are protected for groups below this level. `None`: this level protects
+    /// no memory.
     pub protection: Option<&'a dyn Protection>,
-    /// Whether what they are to keep as long as there is another way counts.
+    /// Whether the best-effort protection `low` counts too.
     pub keeps_low: bool,
 }
 
-/// What a process can do about a full group. Asked on the slow path only.
+/// The caller's means against a full group. Used on the slow path only.
 pub trait Pressure {
-    /// Gives back memory that the process holds but does not use, uncharging it; false when there
-    /// was none. The device is that of the first level, the leaf.
+    /// Gives back memory that the process holds but does not use, and uncharges it; false if there
+    /// was none. `device` is the index at the first level, the process's own group.
     fn reclaim(&self, device: DeviceIndex) -> bool;
-    /// Who knows what the driver still holds for dead members.
+    /// Returns the witness that knows which memory the driver still holds for dead members.
     fn witness(&self) -> &dyn Witness;
-    /// Whether the limits of the levels have changed meanwhile: a request that waits is then
-    /// refused, to be made anew with those that hold.
+    /// Returns whether the limits of the levels have changed since the request began. A waiting
+    /// request is then refused, so that the caller can repeat it with the new limits.
     fn is_outdated(&self) -> bool {
         false
     }
-    /// Whether the request has become needless, as another thread has made the same one: it waits
-    /// no longer, and nobody is killed for it.
+    /// Returns whether the request has become needless because another thread has made the same
+    /// one. A needless request stops waiting, and no process is killed for it.
     fn is_needless(&self) -> bool {
         false
     }
-    /// Tells a person what is about to happen for the request, before it does.
+    /// Tells a person what is about to be done for the request.
     fn tell(&self, _line: std::fmt::Arguments<'_>) {}
 }
 
-/// A level has no room for a request.
+/// A refusal: one level has no room for the request.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Refused {
     /// Index into the levels.
@@ -57,23 +59,24 @@ pub struct Refused {
     pub max: u64,
 }
 
-/// Charges `bytes`, rounded up to 4 KiB, at every level, or at none. Before the driver is asked.
+/// Charges `bytes`, rounded up to 4 KiB, at every level or at none. Call before asking the driver
+/// for the memory.
 ///
-/// A grant takes no lock and no system call and does not allocate. A refusal is final: the request
-/// does not fit with what is granted, nothing of the dead is left to clean, and this process has
-/// nothing to give back. It takes up to a second when another process was stopped in the middle of
-/// a charge, or of cleaning up, that stands in the way, and as long as dead members drain (a second
-/// without a witness, 30 s at most) if their memory would make room. Where somebody has lowered
-/// what this process has charged, nothing is granted for a second.
+/// A grant takes no lock, makes no system call and does not allocate. A refusal is final: the
+/// request does not fit beside the granted memory, no dead process's memory is left to clean, and
+/// this process has no idle memory to give back. A refusal takes up to a second if a process was
+/// stopped in the middle of a charge or a cleaning that stands in the way. It takes as long as dead
+/// members drain (a second without a witness, 30 s at most) if their memory would make room. If
+/// another process has lowered this process's charge, no request is granted for a second.
 ///
-/// `levels` may not name one slot and device twice.
+/// `levels` must not contain the same slot and device twice.
 #[inline]
 pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Result<(), Refused> {
     charge_ahead(levels, bytes, pressure, &())
 }
 
-/// As [`charge()`], of bytes that are not used yet: they are added to `idle` in the moment in which
-/// they are granted.
+/// Charges `bytes` as [`charge()`] does, and adds them to `idle` at the moment of the grant,
+/// because they are not used yet.
 pub fn charge_ahead(
     levels: &[Level<'_>],
     bytes: u64,
@@ -85,7 +88,7 @@ pub fn charge_ahead(
         return Ok(());
     }
     if n > charge::REQUEST_MAX {
-        return Err(refused(levels, never(levels, n).unwrap_or(0)));
+        return Err(refused(levels, unreachable_level(levels, n).unwrap_or(0)));
     }
     match charge::attempt(levels, 0, n, idle) {
         Ok(()) => Ok(()),
@@ -93,27 +96,27 @@ pub fn charge_ahead(
     }
 }
 
-/// As [`charge()`], but one attempt only: no reclaim, no waiting. May fail because of another
-/// request that is withdrawn.
+/// Charges `bytes` as [`charge()`] does, but makes only one attempt, without reclaiming or waiting.
+/// May fail because of another request that is withdrawn later.
 #[inline]
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
     try_charge_ahead(levels, bytes, &())
 }
 
-/// As [`try_charge`], of bytes that are added to `idle` in the moment in which they are granted.
+/// Charges `bytes` as [`try_charge`] does, and adds them to `idle` at the moment of the grant.
 #[inline]
 pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?Sized)) -> bool {
     let n = bytes.div_ceil(UNIT);
     n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
 }
 
-/// Charges `bytes` that the driver has taken without asking, whatever the limit: growth is refused
-/// until usage is below it again.
+/// Charges `bytes` that the driver has taken without asking, whatever the limit. If usage is then
+/// above the limit, further requests are refused until it is below again.
 pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
-    charge::enter(levels, bytes.div_ceil(UNIT));
+    charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
 
-/// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come into
+/// Updates the peaks with the present usage. Call when bytes that were charged ahead have come into
 /// use.
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
@@ -122,10 +125,10 @@ pub fn note_usage(levels: &[Level<'_>]) {
     }
 }
 
-/// Gives `bytes`, rounded up to 4 KiB, back at every level. After the driver has freed them.
+/// Gives `bytes`, rounded up to 4 KiB, back at every level. Call after the driver has freed them.
 ///
-/// What is charged together is to be given back together or in multiples of 4 KiB, as each call
-/// rounds up.
+/// Because each call rounds up, bytes that were charged together must be given back together or in
+/// multiples of 4 KiB.
 #[inline]
 pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     charge::uncharge(levels, bytes.div_ceil(UNIT));
@@ -134,8 +137,8 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
-/// As [`uncharge`], of bytes that were charged ahead and not used: they are removed from `idle` in
-/// the same moment.
+/// Gives `bytes` back as [`uncharge`] does, and at the same moment removes them from `idle`,
+/// because they were charged ahead and not used.
 pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
     for level in levels {
@@ -154,7 +157,7 @@ fn slow(
     if let Some(level) = levels.iter().position(|level| level.slot.distrusts()) {
         return Err(refused(levels, level));
     }
-    if let Some(level) = never(levels, n) {
+    if let Some(level) = unreachable_level(levels, n) {
         return Err(refused(levels, level));
     }
     let mut contention = Contention::new(levels, pressure);
@@ -165,8 +168,8 @@ fn slow(
     })
 }
 
-/// The level at which no amount of waiting helps.
-fn never(levels: &[Level<'_>], n: u64) -> Option<usize> {
+/// Returns the first level whose limit is smaller than the request, so that waiting cannot help.
+fn unreachable_level(levels: &[Level<'_>], n: u64) -> Option<usize> {
     levels.iter().position(|level| n > level.max / UNIT)
 }
 
@@ -190,7 +193,7 @@ impl Rung for Level<'_> {
 
     #[inline]
     fn high_water(&self) -> &AtomicU64 {
-        &self.slot.ledger().content().header.signals.high_water
+        &self.slot.ledger().signals().high_water
     }
 
     #[inline]
@@ -200,7 +203,7 @@ impl Rung for Level<'_> {
     {
         let index = self.device.get();
         let block = &self.slot.ledger().content().words[index / LINE_DEVICES];
-        // A file that names more slots than there are has all of them read.
+        // If the file names more slots than exist, all existing slots are read.
         let high_water = (high_water as usize).min(block.len());
         block[..high_water]
             .iter()
@@ -223,11 +226,11 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
-        // What this process has charged ahead is no usage. Of the others' that cannot be told at
-        // this price.
+        // Memory that this process has charged ahead is not usage. Other processes' idle memory is
+        // not subtracted: reading it here would cost too much.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
-        let peaks = &self.slot.ledger().content().header.peaks;
+        let peaks = &self.slot.ledger().header().peaks;
         raise(
             &peaks[self.device.get()],
             (total * UNIT).saturating_sub(idle),
@@ -255,7 +258,8 @@ impl Rung for Level<'_> {
     }
 }
 
-/// Reads first: mostly there is nothing to write, and the line stays shared.
+/// Raises a peak. Reads first: most calls need no write, and without one the cache line stays
+/// shared.
 #[inline]
 fn raise(peak: &AtomicU64, bytes: u64) {
     if bytes > peak.load(Ordering::Relaxed) {
@@ -263,20 +267,20 @@ fn raise(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// How long undecided requests of others may stand in the way. The window in which a request is
-/// undecided is a microsecond, so this is for processes that lost the processor in it, and for
-/// those stopped in it. The same for those that clean up after the dead.
+/// How long undecided requests of other processes, or their cleaning of dead slots, may stand in
+/// the way. A request is undecided for about a microsecond, so this time is for processes that lost
+/// the processor or were stopped in between.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request waits for other members to give back what it asked them for: they do at their
-/// next call, which may be far.
+/// How long a request waits for other members to give back the memory that it asked for. They do so
+/// at their next call, which may be long after.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
-/// The longest that a slot drains, and some.
+/// Slightly more than the longest time that a slot drains.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are on their way out but still hold their lock.
-/// Bounded on its own: a process whose first thread has ended looks the same.
+/// How long a request waits for processes that are exiting but still hold their lock. The bound is
+/// separate, because a process whose first thread alone has ended looks the same.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One request on the slow path.
@@ -286,10 +290,10 @@ struct Contention<'a> {
     random: Random,
     since: Instant,
     backing_off_since: Option<Instant>,
-    /// Since when slots have been cleaned by others at every look.
+    /// Time from which other processes were found cleaning slots at every look.
     busy_since: Option<Instant>,
     back_offs: u32,
-    /// Of [`ASK_PATIENCE`].
+    /// The used part of [`ASK_PATIENCE`].
     asked_for: Duration,
 }
 
@@ -319,8 +323,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
-        // Without a descriptor (the program has used them up) the dead cannot be told from the
-        // living.
+        // Without a descriptor (the program may have used up all of them) dead processes cannot be
+        // told from living ones.
         let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
@@ -342,21 +346,22 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             0
         };
         Reaped {
-            // Members may die all the time, and others take what each of them leaves.
+            // Freed memory is reported for a bounded time only: members may die all the time, and
+            // other requests may take the memory that each of them leaves.
             freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }
     }
 
     fn ask_others(&mut self, level: &Level<'_>, n: u64) -> bool {
-        let reclaimable = || usage::reclaimable(level) / UNIT;
         let ledger = level.slot.ledger();
+        let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
-        // Asking for less than is needed would take from others for nothing.
+        // Units that the request lacks. If the other members cannot give that much back, they are
+        // not asked at all, because they would give memory back in vain.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
-            // There is room by now. Not for ever, as room is of no use to a process whose word is
-            // full.
+            // There is room now. Bounded: a process with a saturated word cannot use the room.
             self.asked_for += ASK_STEP;
             return true;
         }
@@ -369,7 +374,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             if charge::look(level).granted() < before.granted() {
                 return true;
             }
-            // Somebody is gone, or has come to use it.
+            // A member has ended, or has begun to use its idle memory.
             if reclaimable() < lacking {
                 return false;
             }
@@ -394,7 +399,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
                 }
             }
             4..=8 => os::yield_now(),
-            // Up to a millisecond.
+            // Sleeps up to a millisecond.
             n => {
                 let nanos = self.random.below(50_000 << (n - 8).min(4));
                 os::sleep(Duration::from_nanos(nanos as u64));

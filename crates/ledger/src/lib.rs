@@ -1,12 +1,13 @@
-//! The shared file of a group: who has charged how much of which GPU.
+//! The ledger: the shared file that records how much of each GPU the processes of a group have
+//! charged.
 //!
-//! Every process charges only in its own slot, and no shared total exists, so that there is nothing
-//! that a dying process can leave half-changed, and nothing that a stopped one can hold. Usage is
-//! the sum over the slots. Who owns a slot is a kernel lock that ends with the process: charging
-//! takes no lock, claiming and cleaning a slot do (`lock`). The ledger knows bytes and devices,
-//! nothing of CUDA.
+//! Each process charges only in its own slot, and the file holds no shared total. A dying process
+//! therefore leaves no half-finished change behind, and a process that is stopped while charging
+//! holds no lock. The group's usage is the sum over all slots. A kernel lock, which ends with its
+//! process, marks a slot as owned. Charging takes no lock; claiming a slot and cleaning a dead
+//! process's slot do (`lock`). The ledger counts bytes per device; it does not know CUDA.
 
-// The doors of models leave unused what only files need.
+// The models' versions of `file`, `lock` and `os` leave unused what only real files need.
 #![cfg_attr(all(test, loom), allow(dead_code))]
 
 mod atomic;
@@ -58,42 +59,41 @@ pub use wait::{Line, Turn};
 
 use atomic::{AtomicU64, Ordering};
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::identity::Identity;
-use layout::{Content, LINE_DEVICES};
+use layout::{Content, Header, LINE_DEVICES, Signals};
 use lock::Bytes;
 use reap::Fate;
 use std::path::Path;
-use std::sync::Arc;
 
-/// GPUs and MIG instances that one ledger can count.
+/// Number of GPUs and MIG instances that one ledger can count.
 pub const MAX_DEVICES: usize = 32;
-/// Processes that one ledger can hold at once.
+/// Number of processes that one ledger can hold at once.
 pub const MAX_SLOTS: usize = 4096;
 
-/// What memory is used for.
+/// A use of GPU memory, for display.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 #[repr(usize)]
 pub enum Category {
     /// Plain allocations by address.
     Linear,
-    /// Reserves of stream-ordered pools.
+    /// Reserved memory of stream-ordered pools.
     Pools,
-    /// Physical memory that the program maps itself.
+    /// Physical memory that the program maps to addresses itself (virtual memory management).
     Vmm,
     /// Arrays and mipmaps.
     Arrays,
-    /// Memory nodes of graphs.
+    /// Memory nodes of CUDA graphs.
     Graphs,
-    /// Memory that migrates between host and device.
+    /// Managed memory, which migrates between host and device.
     Managed,
-    /// What the driver takes without being asked for bytes: contexts, modules, stacks, streams.
+    /// Memory that the driver takes without a request for bytes: contexts, modules, stacks,
+    /// streams.
     Driver,
 }
 
 impl Category {
     /// The number of categories.
     pub const COUNT: usize = 7;
-    /// All categories, in the order of their figures.
+    /// All categories, in the order of their figures in the file.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Linear,
         Self::Pools,
@@ -104,7 +104,7 @@ impl Category {
         Self::Driver,
     ];
 
-    /// As shown to people.
+    /// Returns the name that people see.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
@@ -118,12 +118,13 @@ impl Category {
     }
 }
 
-/// A device in one ledger's table. The same device may have another index in another ledger.
+/// The index of a device in one ledger's table. The same device may have another index in another
+/// ledger.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct DeviceIndex(u8);
 
 impl DeviceIndex {
-    /// Below [`MAX_DEVICES`] only.
+    /// Returns `None` for an index that is not below [`MAX_DEVICES`].
     fn new(index: usize) -> Option<Self> {
         (index < MAX_DEVICES).then_some(Self(index as u8))
     }
@@ -132,10 +133,10 @@ impl DeviceIndex {
         (0..MAX_DEVICES as u8).map(Self)
     }
 
-    /// The position in the table.
+    /// Returns the position in the table.
     #[inline]
     pub const fn get(self) -> usize {
-        // The compiler sees that it is in bounds.
+        // The remainder changes nothing, but shows the compiler that the index is in bounds.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -146,179 +147,122 @@ impl From<DeviceIndex> for usize {
     }
 }
 
-/// A device that a group has seen.
+/// A device that a member of the group has used.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct DeviceEntry {
-    /// In this ledger.
+    /// The device's index in this ledger.
     pub index: DeviceIndex,
-    /// Which device.
+    /// The device's identity.
     pub id: DeviceId,
-    /// Bytes.
+    /// Bytes of memory that the device has.
     pub capacity: u64,
-    /// Bytes that a context took when last measured; 0 unknown.
+    /// Bytes that a CUDA context took when a member last measured one; 0: unknown.
     pub context_bytes: u64,
 }
 
-/// What a round of cleaning came to.
+/// The result of one round of cleaning.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Cleaned {
-    /// Slots of dead processes that are empty now.
+    /// Number of dead processes' slots that are now empty.
     pub cleaned: usize,
-    /// Slots of dead processes whose memory the driver may still hold.
+    /// Number of dead processes' slots whose memory the driver may still hold.
     pub draining: usize,
 }
 
 /// A ledger, mapped into this process. No descriptor stays open.
 ///
-/// The mapping is not there in forked children: a child that touches it dies of SIGSEGV. It opens
-/// the file anew.
+/// Forked children do not inherit the mapping: a child that accesses it dies of SIGSEGV. A child
+/// must open the file anew.
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
 }
 
 impl Ledger {
-    /// Makes the file, complete and with exactly this mode, unless something has that name already.
+    /// Creates the file, complete and with exactly this mode, unless a file with this name exists.
     ///
-    /// The temporary name, in the same directory, begins with a dot; a process killed here leaves
-    /// it behind.
+    /// The file is first written under a temporary name in the same directory, which begins with a
+    /// dot. A process that is killed here leaves the temporary file behind.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
 
-    /// Opens a ledger as a member.
+    /// Opens a ledger as a member, for reading and writing.
     pub fn open(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, true)?;
         Ok(Self { place, map })
     }
 
-    /// Opens a ledger to look at it. What would change it is an error or does nothing.
+    /// Opens a ledger for reading. Methods that would change the ledger return an error or do
+    /// nothing.
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
         Ok(Self { place, map })
     }
 
-    /// Whether a file with these first bytes is a ledger, of this version or another.
+    /// Returns whether a file with these first bytes is a ledger, of this format or another.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == layout::MAGIC
     }
 
-    /// Whether somebody is a member of the ledger at this path, which may be one that cannot be
-    /// opened: members of every version lock a byte of it as long as they live. False where it
-    /// cannot be told.
+    /// Returns whether the ledger at this path has a member. Also works for a ledger of another
+    /// format, which cannot be opened: members of all formats hold a lock on one of its bytes as
+    /// long as they live. False if that cannot be determined.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
             .unwrap_or(false)
     }
 
-    /// The path that was opened.
+    /// Returns the path that was opened.
     pub fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// Whether the path leads to this file no longer: the group was removed, perhaps made again.
+    /// Returns whether the path no longer leads to this file: the group was removed, and perhaps
+    /// created again.
     pub fn is_unlinked(&self) -> bool {
         !self.place.is_current()
     }
 
-    /// What has become of the file that is mapped, where nothing in it can be relied on any more:
-    /// nothing is granted then.
+    /// Returns an error if the mapped file was truncated or overwritten. Its content then cannot be
+    /// relied on, and no request is granted.
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
             damaged("cut short")
-        } else if !self.content().header.preface.is_whole() {
+        } else if !self.header().preface.is_whole() {
             damaged("overwritten")
         } else {
             None
         }
     }
 
-    /// The index of a device; it is put into the table when it is new. `capacity` in bytes.
-    pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
-        let header = &self.content().header;
-        if !self.map.writable() {
-            return gpu_table::find(header, &id).ok_or_else(|| LedgerError::ReadOnly {
-                path: self.place.path.clone(),
-            });
-        }
-        gpu_table::insert(header, &id, capacity).ok_or_else(|| LedgerError::NoDevice {
-            path: self.place.path.clone(),
-        })
-    }
-
-    /// The index of a device that the group has seen.
-    pub fn find_device(&self, id: &DeviceId) -> Option<DeviceIndex> {
-        gpu_table::find(&self.content().header, id)
-    }
-
-    /// What the group has seen of a device.
-    pub fn device_entry(&self, device: DeviceIndex) -> Option<DeviceEntry> {
-        gpu_table::entry(&self.content().header, device)
-    }
-
-    /// The devices that the group has seen.
-    pub fn devices(&self) -> Vec<DeviceEntry> {
-        gpu_table::entries(&self.content().header)
-    }
-
-    /// Bytes that a context on the device took when a member last measured it; 0 unknown. A hint,
-    /// not to be trusted.
-    pub fn context_hint(&self, device: DeviceIndex) -> u64 {
-        let entry = &self.content().header.gpus[device.get()];
-        entry.context.load(Ordering::Relaxed)
-    }
-
-    /// Tells the other members what a context takes.
-    pub fn set_context_hint(&self, device: DeviceIndex, bytes: u64) {
-        if self.map.writable() {
-            let entry = &self.content().header.gpus[device.get()];
-            entry.context.store(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Claims a slot for this process: once per process and ledger, not once per thread. `below` is
-    /// the group that the process is in as seen from this one, such as `alice/job7`; empty: this
-    /// one.
-    pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
-        slot::claim(self, identity, below)
-    }
-
-    /// Counts the groups directly below that came or went, and the changes of their limits. One
-    /// load.
+    /// Returns a number that changes whenever a group directly below this one is created or
+    /// removed, or its limits change. Costs one load.
     pub fn children(&self) -> u64 {
-        self.content()
-            .header
-            .signals
-            .children
-            .load(Ordering::Acquire)
+        self.signals().children.load(Ordering::Acquire)
     }
 
-    /// Of `bytes` that are kept for the group directly below that `child` stands for
-    /// ([`child_key`]), those that it has not taken yet.
-    pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
-        protection::untaken(self, device, child, bytes)
-    }
-
-    /// Tells the members that a group directly below came or went, or that its limits changed.
+    /// Tells the members that a group directly below was created or removed, or that its limits
+    /// changed.
     pub fn children_changed(&self) {
         if self.map.writable() {
-            let children = &self.content().header.signals.children;
-            children.fetch_add(1, Ordering::AcqRel);
+            self.signals().children.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Counts the times that somebody asked the members for what they hold unused. One load.
+    /// Returns how often the members were asked to give unused memory back. Costs one load.
     pub fn asked(&self) -> u64 {
-        self.content().header.signals.asked.load(Ordering::Relaxed)
+        self.signals().asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members for what they hold unused: they give it back at their next call.
-    /// False when somebody has asked a moment ago: who has to give all the time cannot work.
+    /// Asks the other members to give back memory that they hold unused, which they do at their
+    /// next call. Returns false without asking if the members were asked less than 200 ms ago:
+    /// members that give memory back all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
-        let signals = &self.content().header.signals;
+        let signals = self.signals();
         let (now, before) = (os::boot_ms(), signals.asked_at.load(Ordering::Relaxed));
         if !self.map.writable() || (before <= now && now - before < OFTEN_MS) {
             return false;
@@ -328,35 +272,25 @@ impl Ledger {
         true
     }
 
-    /// Whether somebody may be waiting for memory here. One load.
+    /// Returns whether a process may be waiting for memory in this group. Costs one load.
     pub fn has_waiters(&self) -> bool {
-        self.content()
-            .header
-            .signals
-            .waiting
-            .load(Ordering::Relaxed)
-            != 0
+        self.signals().waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether another process waits for memory of the device, as it did a moment ago.
-    pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
-        wait::somebody_waits(self, slot.index(), device)
-    }
-
-    /// Notes that a request waited so long.
+    /// Records that a request has waited for this long.
     pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
         if self.map.writable() {
-            let header = &self.content().header;
+            let header = self.header();
             let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             header.waits[device.get()].fetch_add(1, Ordering::Relaxed);
             header.waited_ms[device.get()].fetch_add(millis, Ordering::Relaxed);
         }
     }
 
-    /// Notes that usage of the device is above `high`; true when that was not noted within the last
-    /// second.
+    /// Records that usage of the device is above `high`. Returns true if that was not recorded
+    /// within the last second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
-        let noted = &self.content().header.above_high[device.get()];
+        let noted = &self.header().above_high[device.get()];
         let now = os::boot_ms();
         let before = noted.load(Ordering::Relaxed);
         let fresh = before <= now && now - before < 1_000;
@@ -367,36 +301,21 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// What the group uses of a device. Sums only: the dead count until somebody cleans them.
-    pub fn usage(&self, device: DeviceIndex) -> Usage {
-        usage::usage(self, device)
-    }
-
-    /// Bytes granted on a device, of the living and of the dead that nobody has cleaned. The fast
-    /// part of [`Self::usage`].
-    pub fn charged(&self, device: DeviceIndex) -> u64 {
-        usage::charged(self, device)
-    }
-
-    /// The living members, and the dead that drain.
-    pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        usage::processes(self, witness)
-    }
-
-    /// Writes down what happened; the oldest event goes. Nothing on a ledger opened for reading.
+    /// Adds an event to the ring, where it replaces the oldest one. Does nothing if the ledger was
+    /// opened for reading.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
-            events::record(&self.content().header.ring, happening);
+            events::record(&self.header().ring, happening);
         }
     }
 
-    /// The events from number `since` on that are still there, oldest first.
+    /// Returns the events from number `since` on that are still in the ring, oldest first.
     pub fn events(&self, since: u64) -> Vec<Event> {
-        events::read(&self.content().header.ring, since)
+        events::read(&self.header().ring, since)
     }
 
-    /// Cleans the slots of dead processes, as far as they are drained. Nothing on a ledger opened
-    /// for reading or removed.
+    /// Cleans the slots of dead processes whose memory the driver has freed. Does nothing if the
+    /// ledger was opened for reading or was removed.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
         if !self.map.writable() {
@@ -419,36 +338,36 @@ impl Ledger {
         done
     }
 
-    /// Whether some slot has an owner. One system call; true when it cannot be told.
+    /// Returns whether any slot has a living owner; true if that cannot be determined. Costs a
+    /// few system calls.
     pub fn has_live(&self) -> bool {
-        self.place
-            .open(false)
-            .ok()
-            .and_then(|file| lock::is_locked(&file, Bytes::OWNERS).ok())
-            .unwrap_or(true)
+        self.is_locked(Bytes::OWNERS)
     }
 
-    /// Whether a slot has an owner; true when it cannot be told.
+    /// Returns whether a slot has a living owner; true if that cannot be determined.
     pub fn is_held(&self, slot: usize) -> bool {
-        self.place
-            .open(false)
-            .ok()
-            .and_then(|file| lock::is_locked(&file, Bytes::owner(slot)).ok())
-            .unwrap_or(true)
+        self.is_locked(Bytes::owner(slot))
     }
 
-    /// The file as the mappings of processes name it.
+    /// Returns whether another process holds a lock on one of these bytes; true if that cannot be
+    /// determined.
+    fn is_locked(&self, bytes: Bytes) -> bool {
+        let file = self.place.open(false);
+        file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))
+    }
+
+    /// Returns this file as `/proc/PID/maps` identifies it.
     pub fn mapped_file(&self) -> std::io::Result<MappedFile> {
         maps::at(std::ptr::from_ref(self.content()).addr())
     }
 
-    /// Models have no files.
+    /// Fails: models have no files.
     #[cfg(all(test, loom))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Whose the file is, and who may write it.
+    /// Returns the metadata of the file: its owner, and who may write it.
     #[cfg(not(all(test, loom)))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         match self.place.open(false) {
@@ -458,28 +377,26 @@ impl Ledger {
         }
     }
 
-    /// Keeps everybody from joining, if nobody is a member: the files of the group may then be
-    /// removed.
-    ///
-    /// Dead members that drain do not count; ask [`Self::clean`] before.
-    pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
-        removal::begin(self)
-    }
-
     #[inline]
     fn content(&self) -> &Content {
         self.map.content()
     }
 
-    /// Slots below which all members are; the file is not trusted to name no more than there are.
+    #[inline]
+    fn header(&self) -> &Header {
+        &self.content().header
+    }
+
+    #[inline]
+    fn signals(&self) -> &Signals {
+        &self.header().signals
+    }
+
+    /// Returns the number of slots that have ever been claimed: all members' slots lie below it.
+    /// Capped at [`MAX_SLOTS`], because any member can write the file.
     #[inline]
     fn high_water(&self) -> usize {
-        let named = self
-            .content()
-            .header
-            .signals
-            .high_water
-            .load(Ordering::Acquire);
+        let named = self.signals().high_water.load(Ordering::Acquire);
         (named as usize).min(MAX_SLOTS)
     }
 
@@ -489,7 +406,7 @@ impl Ledger {
         &self.content().words[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
     }
 
-    /// Whether anything is charged in a slot.
+    /// Returns whether a slot has charges on any device.
     fn has_words(&self, slot: usize) -> bool {
         DeviceIndex::all().any(|device| self.word(slot, device).load(Ordering::Relaxed) != 0)
     }

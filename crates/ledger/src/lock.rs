@@ -1,23 +1,22 @@
-//! The only door to file locks. Open-file-description locks: who owns a slot, and who is claiming
-//! or cleaning it.
+//! File locks; no other module takes any. They are open file description locks, one byte for "this
+//! slot has an owner" and one for "this slot is being claimed or cleaned".
 //!
-//! Unlike POSIX record locks they belong to the description, not to the process: they exclude
-//! threads of one process, and closing another descriptor of the file does not drop them. No call
-//! here waits.
+//! Unlike POSIX record locks, these locks belong to the open file description, not to the process:
+//! they also exclude other threads of the process, and closing another descriptor of the file does
+//! not drop them. No function here waits for a lock.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
-use super::map::Birthmark;
+use super::map::Unforked;
 use gpulimit_base::interrupted;
 use gpulimit_base::pages::Pages;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 
-/// What locks belong to.
+/// An open file description, which locks belong to.
 pub(super) use std::fs::File as Description;
 
-/// A range of lock bytes.
+/// A range of lock bytes in the file.
 #[derive(Copy, Clone)]
 pub(super) struct Bytes {
     start: usize,
@@ -25,7 +24,7 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
-    /// "Slot has an owner."
+    /// Returns the byte whose lock means that the slot has a living owner.
     pub(super) const fn owner(slot: usize) -> Self {
         Self {
             start: slot,
@@ -33,7 +32,7 @@ impl Bytes {
         }
     }
 
-    /// "Slot is being claimed or cleaned."
+    /// Returns the byte whose lock means that a process is claiming or cleaning the slot.
     pub(super) const fn claim(slot: usize) -> Self {
         Self {
             start: MAX_SLOTS + slot,
@@ -46,7 +45,7 @@ impl Bytes {
         start: 0,
         len: MAX_SLOTS,
     };
-    /// All that there can be, in files of other versions, too.
+    /// All bytes of the file, also in files of other formats.
     pub(super) const ALL: Self = Self { start: 0, len: 0 };
     /// The claim bytes of all slots.
     pub(super) const CLAIMS: Self = Self {
@@ -55,10 +54,10 @@ impl Bytes {
     };
 }
 
-const NO_LOCKS: &str = "no locks of open file descriptions here, which Linux has from 3.15 on";
+const NO_LOCKS: &str = "no open file description locks; Linux 3.15 or newer is needed";
 
 fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Result<libc::flock> {
-    // SAFETY: `flock` is plain integers, some of them padding in some libcs; zero is valid for all.
+    // SAFETY: `flock` consists of integers, with padding in some C libraries; all zeros is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
@@ -72,13 +71,14 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
         }
     })
     .map_err(|error| match error.raw_os_error() {
-        // Nothing else about these calls can be invalid.
+        // Only an unknown command can cause EINVAL here.
         Some(libc::EINVAL) => io::Error::other(NO_LOCKS),
         _ => error,
     })
 }
 
-/// Takes the lock on `file`'s description; false when another description holds any of the bytes.
+/// Takes a lock for `file`'s description. Returns false if another description holds a lock on any
+/// of the bytes.
 pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
         Ok(_) => Ok(true),
@@ -89,20 +89,22 @@ pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     }
 }
 
-/// Gives the lock back. Closing is not enough: a child forked meanwhile may have the descriptor
-/// too.
+/// Releases a lock. Closing the file is not enough: a child that was forked meanwhile may hold the
+/// description open.
 pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
-/// Whether another description holds any of the bytes. Works on a descriptor open for reading.
+/// Returns whether another description holds a lock on any of the bytes. `file` may be open for
+/// reading only.
 pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     control(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Whether the file system keeps a lock whose descriptor is closed as long as the description is
-/// mapped. `other` is another description of the same file, of which nobody else locks anything.
+/// Returns whether the file system keeps a lock after the descriptor is closed, as long as the
+/// description is mapped. `other` is another description of the same file, on which no other
+/// process holds locks.
 pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
     if !try_lock(&file, Bytes::owner(0))? {
         return Ok(true);
@@ -112,35 +114,20 @@ pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<boo
     is_locked(other, Bytes::owner(0))
 }
 
-/// Keeps an open file description, and the locks on it, alive without a descriptor.
+/// Keeps an open file description and its locks alive without a descriptor, by a mapping.
 ///
-/// The kernel drops the description when the mapping goes: on drop, exec, or death. A forked child
-/// does not get it.
+/// The kernel drops the description when the mapping goes: on drop, exec or death. A forked child
+/// does not inherit the mapping.
 pub(super) struct Anchor {
-    pages: ManuallyDrop<Pages>,
-    mark: Birthmark,
+    _page: Unforked,
 }
 
 impl Anchor {
-    /// Anchors the description of `file`, whose descriptor may then be closed.
+    /// Maps a page of `file`, whose descriptor may then be closed.
     pub(super) fn new(file: &Description) -> io::Result<Self> {
-        let mark = Birthmark::new()?;
-        // Never accessed: only the reference to the description counts.
-        let pages = Pages::unreadable(file)?;
-        pages.advise(libc::MADV_DONTFORK)?;
-        Ok(Self {
-            pages: ManuallyDrop::new(pages),
-            mark,
-        })
-    }
-}
-
-impl Drop for Anchor {
-    fn drop(&mut self) {
-        if self.mark.is_ours() {
-            // SAFETY: dropped here and nowhere else.
-            unsafe { ManuallyDrop::drop(&mut self.pages) };
-        }
+        // The page is never accessed; the mapping only holds a reference to the description.
+        let page = Unforked::new(Pages::unreadable(file)?)?;
+        Ok(Self { _page: page })
     }
 }
 
@@ -150,7 +137,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn what_one_description_has_no_other_gets() {
+    fn a_lock_excludes_other_descriptions_from_its_byte_alone() {
         let scratch = Scratch::new();
         let [one, other] = [0; 2].map(|_| scratch.place.open(true).expect("open"));
         let take = |bytes| try_lock(&one, bytes).expect("asked");
@@ -166,7 +153,10 @@ mod tests {
         let last = MAX_SLOTS - 1;
         for slot in [0, 1, last] {
             for held in [Bytes::owner(slot), Bytes::claim(slot)] {
-                assert!(take(held) && take(held), "one's own is no obstacle");
+                assert!(
+                    take(held) && take(held),
+                    "a description can lock a byte again"
+                );
                 assert!(!is_locked(&one, held).expect("asked"));
                 for at in [0, 1, last] {
                     for bytes in [Bytes::owner(at), Bytes::claim(at)] {
@@ -187,7 +177,7 @@ mod tests {
         let readonly = scratch.place.open(false).expect("open");
         assert!(
             try_lock(&readonly, Bytes::owner(0)).is_err(),
-            "that takes writing"
+            "locking requires write access"
         );
         assert!(!is_locked(&readonly, Bytes::owner(0)).expect("asked"));
     }

@@ -1,6 +1,6 @@
-//! Memory mappings: the file's content, and the page that tells a forked child.
+//! Memory mappings: the file's content, and a page that detects forked children.
 //!
-//! Who may write the file of others can also cut it short. What they have mapped is then
+//! A process that may write the file can also truncate it. The other processes' mappings are then
 //! [lost](Mapping::is_lost).
 #![allow(unsafe_code)]
 
@@ -9,12 +9,13 @@ use super::layout::{Content, FILE_SIZE};
 use gpulimit_base::pages::{Pages, lost};
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 
-/// Tells whether this memory belongs to the process that made it, or was copied by fork.
+/// Detects whether this memory was copied by a fork.
 ///
-/// A page that the kernel wipes in a forked child, also after raw clone. After vfork and clone with
-/// CLONE_VM the memory is the parent's, and so is the answer. Kernels before 4.14 cannot wipe;
-/// there the pid decides.
+/// The kernel wipes the mark's page in a forked child, also after a raw clone. A child of vfork, or
+/// of clone with CLONE_VM, shares the parent's memory and therefore counts as the parent. Kernels
+/// before 4.14 cannot wipe pages; there the mark compares pids.
 pub(super) struct Birthmark {
     pages: Pages,
     pid: u64,
@@ -37,12 +38,12 @@ impl Birthmark {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped as long as `self`, aligned, zeroed by the kernel, and used as
-        // this word only.
+        // SAFETY: the page is mapped as long as `self` lives, aligned, zeroed by the kernel, and
+        // used only as this word.
         unsafe { self.pages.start().cast().as_ref() }
     }
 
-    /// Whether this process made the mark.
+    /// Returns whether this process made the mark, and not a parent that forked it.
     pub(super) fn is_ours(&self) -> bool {
         match self.word().load(Ordering::Relaxed) {
             Self::WIPES => true,
@@ -52,70 +53,80 @@ impl Birthmark {
     }
 }
 
-/// The file's content, shared with all members. Not there in forked children.
-pub(super) struct Mapping {
-    // `None` after `forget`: in a forked child the range is not ours to unmap.
-    pages: std::mem::ManuallyDrop<Pages>,
+/// Pages that a forked child does not inherit.
+pub(super) struct Unforked {
+    // Not unmapped in a forked child, where the addresses may belong to another mapping.
+    pages: ManuallyDrop<Pages>,
     mark: Birthmark,
+}
+
+impl Unforked {
+    pub(super) fn new(pages: Pages) -> io::Result<Self> {
+        let mark = Birthmark::new()?;
+        pages.advise(libc::MADV_DONTFORK)?;
+        Ok(Self {
+            pages: ManuallyDrop::new(pages),
+            mark,
+        })
+    }
+}
+
+impl Drop for Unforked {
+    fn drop(&mut self) {
+        if self.mark.is_ours() {
+            // SAFETY: the field is dropped only here, and never used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
+}
+
+/// The file's content, shared with all members. Forked children do not inherit the mapping.
+pub(super) struct Mapping {
+    own: Unforked,
     writable: bool,
 }
 
 impl Mapping {
-    /// Maps the whole ledger. The file's length has been checked to be [`FILE_SIZE`].
+    /// Maps the whole ledger. The caller has checked that the file's length is [`FILE_SIZE`].
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
-        let mark = Birthmark::new()?;
-        let pages = Pages::of_file(file, FILE_SIZE as usize, writable)?;
-        pages.advise(libc::MADV_DONTFORK)?;
-        Ok(Self {
-            pages: std::mem::ManuallyDrop::new(pages),
-            mark,
-            writable,
-        })
+        let own = Unforked::new(Pages::of_file(file, FILE_SIZE as usize, writable)?)?;
+        Ok(Self { own, writable })
     }
 
-    /// Zeros in memory of this process's own, for models.
+    /// Maps zeros in private memory, for models.
     #[cfg(all(test, loom))]
     pub(super) fn of_memory() -> io::Result<Self> {
+        let own = Unforked::new(Pages::private(FILE_SIZE as usize)?)?;
         Ok(Self {
-            pages: std::mem::ManuallyDrop::new(Pages::private(FILE_SIZE as usize)?),
-            mark: Birthmark::new()?,
+            own,
             writable: true,
         })
     }
 
-    /// The content. Every bit pattern is valid; none is trusted. Must not be written when not
-    /// [`Self::writable`].
+    /// Returns the content. Every bit pattern is valid, and no value is trusted. The caller must
+    /// not write the content unless [`Self::writable`].
     #[inline]
     pub(super) fn content(&self) -> &Content {
-        // SAFETY: the mapping is as long as `Content` (asserted by `FILE_SIZE`), page-aligned, and
-        // lives as long as `self`; `Content` is made of atomics only, for which every value is
-        // valid and concurrent writes are fine.
-        unsafe { self.pages.start().cast().as_ref() }
+        // SAFETY: the mapping has the size of `Content` (`FILE_SIZE`), is page-aligned, and lives
+        // as long as `self`. `Content` consists only of atomics, for which every value is valid and
+        // concurrent writes are allowed.
+        unsafe { self.own.pages.start().cast().as_ref() }
     }
 
     pub(super) fn writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether the file was cut short: the content is then zeros of this process's own. One load as
-    /// long as nothing ever was.
+    /// Returns whether the file was truncated; the content is then private zeros. Costs one load
+    /// while no mapping of this process was ever lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
-        lost::any() && self.pages.is_lost()
+        lost::any() && self.own.pages.is_lost()
     }
 
-    /// Whether the mapping exists in this process: false in a forked child.
+    /// Returns whether the mapping exists in this process: false in a forked child.
     pub(super) fn is_ours(&self) -> bool {
-        self.mark.is_ours()
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.mark.is_ours() {
-            // SAFETY: dropped here and nowhere else.
-            unsafe { std::mem::ManuallyDrop::drop(&mut self.pages) };
-        }
+        self.own.mark.is_ours()
     }
 }
 
@@ -124,12 +135,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_of_the_process_that_made_it() {
+    fn a_mark_detects_a_forked_child() {
         let mut mark = Birthmark::new().expect("memory");
         assert!(mark.is_ours());
         mark.word().store(0, Ordering::Relaxed);
-        assert!(!mark.is_ours(), "wiped, in a forked child");
-        // As before Linux 4.14.
+        assert!(!mark.is_ours(), "wiped, as in a forked child");
+        // The value that the mark has before Linux 4.14.
         mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
         assert!(mark.is_ours());
         mark.pid += 1;

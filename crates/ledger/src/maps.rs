@@ -1,15 +1,15 @@
-//! Who has a ledger mapped, as `/proc/PID/maps` shows it.
+//! Detection of a ledger's members by their mappings in `/proc/PID/maps`.
 //!
-//! What a slot says of its owner anybody can write who may be charged. A mapping nobody can make
-//! for another process.
+//! Any process that may charge in a ledger can also write false owners into slots. But a process
+//! cannot create a mapping in another process.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// The device and the inode of a file as `maps` writes them. On some file systems `stat` says
-/// another device.
+/// A file as `maps` identifies it: by device and inode. On some file systems `stat` reports a
+/// different device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
 
@@ -20,19 +20,20 @@ impl fmt::Display for MappedFile {
 }
 
 impl From<String> for MappedFile {
-    /// Reads what [`fmt::Display`] has written.
+    /// Reads the text that [`fmt::Display`] writes.
     fn from(text: String) -> Self {
         Self(text)
     }
 }
 
-/// The files of `/proc` that show the mappings of a process: its own, then those of its threads, as
-/// the first thread shows nothing any more once it has ended.
+/// The files in `/proc` that show a process's mappings: the process's own file, and then those of
+/// its threads. The process's own file is empty once its first thread has ended.
 #[derive(Debug)]
 pub struct Mappings(Vec<PathBuf>);
 
 impl Mappings {
-    /// Of the process that has this number in `/proc`. Does not wait for that process.
+    /// Returns the files for the process with this number in `/proc`. Does not wait for the
+    /// process.
     pub fn of(number: u32) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{number}"));
         let mut files = vec![process.join("maps")];
@@ -54,7 +55,7 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn parse(line: &'a [u8]) -> Option<Self> {
-        // What is no text is in the path, the last field.
+        // Bytes that are not UTF-8 occur only in the path, which is the last field.
         let text = line.utf8_chunks().next()?.valid();
         let mut fields = text.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
@@ -78,10 +79,10 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The bytes of a line that are looked at: all but the end of a long path.
+/// Number of bytes of a line that are read. Only the end of a long path lies beyond them.
 const LONGEST_LINE: usize = 256;
 
-/// Calls `take` with the beginning of each line. Allocates nothing.
+/// Calls `take` with the parsed beginning of each line. Does not allocate.
 fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result<()> {
     let (mut line, mut length) = ([0; LONGEST_LINE], 0);
     let mut buffer = [0; 4096];
@@ -108,13 +109,13 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
     }
 }
 
-/// What a process has mapped of a ledger.
+/// The mappings of a ledger that a process has.
 #[derive(Copy, Clone, Debug, Default)]
 struct Seen {
-    /// The content, to write.
+    /// Whether the content is mapped for writing.
     content: bool,
-    /// A page that cannot be looked at, and keeps the lock of a slot. Who only looks at a ledger,
-    /// as the controller does, has none.
+    /// Whether a page without access is mapped, which keeps the lock of a slot. A process that only
+    /// reads the ledger, as the controller does, has no such page.
     anchor: bool,
 }
 
@@ -130,7 +131,7 @@ fn seen_in(maps: impl Read, file: &MappedFile) -> io::Result<Option<Seen>> {
     Ok(seen)
 }
 
-/// The file that this process has mapped at an address.
+/// Returns the file that this process has mapped at an address.
 pub(super) fn at(address: usize) -> io::Result<MappedFile> {
     let mut found = None;
     each_line(File::open("/proc/self/maps")?, |line| {
@@ -142,11 +143,11 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 }
 
 impl MappedFile {
-    /// Whether a process is a member of this ledger: it has the content mapped to write, and the
-    /// page that keeps the lock of a slot.
+    /// Returns whether a process is a member of this ledger: it has mapped the content for writing,
+    /// and the page that keeps the lock of a slot.
     ///
-    /// Waits for the lock of that process's memory, which its user can have held for ever.
-    /// Allocates nothing.
+    /// Waits for the lock on that process's memory, which the process's user can hold forever. Does
+    /// not allocate.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {
             if let Some(seen) = seen_in(File::open(path)?, self)? {
@@ -163,7 +164,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_member_has_the_content_and_an_anchor() {
+    fn a_member_has_mapped_the_content_and_an_anchor() {
         let file = MappedFile("00:1b 12".into());
         let member = |maps: &str| {
             seen_in(maps.as_bytes(), &file)
@@ -173,7 +174,11 @@ mod tests {
         let content = "7f00-7f10 rw-s 00000000 00:1b 12 /x/ledger\n";
         let anchor = "7f20-7f21 ---s 00000000 00:1b 12 /x/ledger (deleted)\n";
         assert_eq!(member(&format!("{content}{anchor}")), Some(true));
-        assert_eq!(member(content), Some(false), "as the controller");
+        assert_eq!(
+            member(content),
+            Some(false),
+            "the controller has only the content"
+        );
         assert_eq!(member(anchor), Some(false));
         assert_eq!(member(&content.replace("rw-s", "r--s")), Some(false));
         for other in ["00:1b 13", "00:1c 12", "00:1b 123"] {
@@ -181,7 +186,7 @@ mod tests {
             assert_eq!(member(&maps), Some(false), "{other}");
         }
         assert_eq!(member(""), None, "a process without memory");
-        // A path longer than anything that is kept of a line, and one that is no text.
+        // A path that exceeds the stored part of a line, and a path that is not UTF-8.
         let long = content.replace("/x", &format!("/{}", "x/".repeat(LONGEST_LINE)));
         assert_eq!(member(&format!("{long}{anchor}")), Some(true));
         let bytes = [content.as_bytes(), b"7f30-7f31 ---s 0 00:1b 12 /\xff\n"].concat();

@@ -1,16 +1,22 @@
-//! The ledger under checkers: its real code, on doors (`atomic`, `lock`, `file`, `os`, `random`)
-//! that lead into a model.
+//! Models of the ledger: a checker runs the ledger's real code in all possible orders. The modules
+//! `atomic`, `lock`, `file`, `os` and `random` are replaced by versions that let a checker control
+//! every operation that other processes can see.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p gpulimit-ledger --lib model::`
+//! `RUSTFLAGS="--cfg loom" cargo test --profile fast-build -p gpulimit-ledger --lib model::`
 //!
-//! Two checkers, as neither can do both. [`weak`], and [`house`] for slots: loom's, every order of
-//! steps and every value that the memory model allows, nobody dies.
-//! [`deaths`]: every order of steps, each of which may be the last of its process, in a world where
-//! memory has one order; what happens there is in [`play`], how all of it is gone through in
-//! [`explorer`]. [`fault`] has the worlds that are wrong.
+//! There are two checkers, because neither can check everything:
 //!
-//! `GPULIMIT_MODEL_DEEP=1` goes further: three processes where two do otherwise, two deaths where
-//! there is one.
+//! - Loom, in [`weak`] for the charge algorithm and in [`slots`] for claiming and cleaning. Loom
+//!   tries every order of steps and every value that the memory model lets a load return. Processes
+//!   do not die.
+//! - The explorer, in [`deaths`]. It tries every order of steps, and lets a process die before any
+//!   of its steps, in a memory without reordering (sequential consistency). [`scenario`] defines
+//!   what the processes do and what must hold; [`explorer`] enumerates the orders.
+//!
+//! [`fault`] lists deliberate errors, each of which a checker must detect.
+//!
+//! With `GPULIMIT_MODEL_DEEP=1` some scenarios have three full processes instead of two, or two
+//! deaths instead of one.
 
 fn is_deep() -> bool {
     std::env::var_os("GPULIMIT_MODEL_DEEP").is_some()
@@ -19,7 +25,7 @@ fn is_deep() -> bool {
 mod deaths;
 pub(super) mod explorer;
 pub(super) mod fault;
-mod house;
-mod play;
+mod scenario;
+mod slots;
 mod weak;
 pub(super) mod word;

@@ -1,12 +1,13 @@
-//! Charges for memory that has left its process and that another member may have got: orphans.
+//! Orphans: charges for memory that has left its process and that another member may now hold.
 //!
-//! They stay in the word of the slot that they were charged in, so that a charge counts them as any
-//! other, until somebody has seen where the memory is: whoever bears it has charged it, or nobody
-//! of the group does. Whoever sees that gives them back, in whatever slot they are; the owner may
-//! be asleep. That is the one change that a process makes in the word of a living other: it only
-//! lowers it, by no more than its owner has put up for that, and under the slot's claim lock, so
-//! that the slot has no other owner by then. One that dies in between leaves a charge too much,
-//! until the owner dies.
+//! An orphan stays in the word of the slot where it was charged, so that it counts against the
+//! limit like any other charge, until a process has found out where the memory is: either the
+//! member that holds it has charged it, or no member holds it. The process that finds this out
+//! gives the orphan back, in whichever slot it is, because the slot's owner may be asleep. This is
+//! the only change that a process makes in the word of another living process. The change only
+//! lowers the word, at most by the amount that the owner has marked as orphaned, and happens under
+//! the slot's claim lock, so that the slot cannot get another owner meanwhile. If the process dies
+//! in between, the group stays overcharged until the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -15,7 +16,7 @@ use super::{DeviceIndex, Ledger, Slot, wait};
 
 const HALF: u32 = 32;
 
-/// Bytes of the orphans in a slot's word of what has left it or may leave it.
+/// Returns the orphaned bytes in a slot's `left` word.
 pub(super) fn orphaned(left: &AtomicU64) -> u64 {
     (left.load(Ordering::Acquire) & u64::from(u32::MAX)) * UNIT
 }
@@ -23,12 +24,12 @@ pub(super) fn orphaned(left: &AtomicU64) -> u64 {
 /// The orphans of a group on one device at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Orphans {
-    /// Slots, and what they have.
+    /// Slots with their orphaned bytes.
     slots: Vec<(usize, u64)>,
 }
 
 impl Orphans {
-    /// Bytes.
+    /// Returns the sum in bytes.
     pub fn total(&self) -> u64 {
         self.slots
             .iter()
@@ -37,7 +38,8 @@ impl Orphans {
 }
 
 impl Ledger {
-    /// The orphans on a device, of the living and of the dead that nobody has cleaned.
+    /// Returns the orphans on a device, of living members and of dead ones that are not cleaned
+    /// yet.
     pub fn orphans(&self, device: DeviceIndex) -> Orphans {
         let of_slot =
             |slot: usize| match orphaned(&self.content().slots[slot].stats[device.get()].left) {
@@ -49,7 +51,7 @@ impl Ledger {
         }
     }
 
-    /// Bytes of a slot that may be in the hands of another process when its owner lets go of them.
+    /// Returns the bytes of a slot that another process may hold when the owner lets go of them.
     pub(super) fn may_leave(&self, slot: usize, device: DeviceIndex) -> u64 {
         let left = &self.content().slots[slot].stats[device.get()].left;
         let shared = (left.load(Ordering::Relaxed) >> HALF) * UNIT;
@@ -58,8 +60,8 @@ impl Ledger {
 }
 
 impl Slot {
-    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too: in
-    /// multiples of 4 KiB.
+    /// Marks `bytes` of the charge as shareable with other processes, or unmarks them if negative.
+    /// Must be a multiple of 4 KiB.
     pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
@@ -67,22 +69,24 @@ impl Slot {
             .fetch_add(units << HALF, Ordering::AcqRel);
     }
 
-    /// Bytes that are charged here and have left this process.
+    /// Returns the bytes that are charged here and have left this process.
     pub fn orphaned(&self, device: DeviceIndex) -> u64 {
         orphaned(&self.stats(device).left)
     }
 
-    /// `bytes` that are charged here have left this process. They are anybody's to give back.
+    /// Marks `bytes` of the charge as orphaned: they have left this process, and any member may
+    /// give them back.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         let units = bytes.div_ceil(UNIT);
-        // From here on it is no stranger who takes them out of the word.
+        // Removed from the record first: from now on, a member that takes these units out of the
+        // word is not a fault.
         self.begin(device);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Gives orphans back until `keep` bytes of those that were seen are left, our own first. Those
-    /// that have changed since stay. Returns the bytes that were given back.
+    /// Gives orphans back until `keep` bytes of the seen ones are left, this process's own first.
+    /// Slots whose orphans have changed since are skipped. Returns the bytes given back.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
         let mut released = 0;
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_left_and_what_may_leave_are_counted_apart() {
+    fn orphaned_and_shared_bytes_are_counted_separately() {
         let scratch = Scratch::new();
         let (_first, slot) = (scratch.join(), member(&scratch, 20, 0));
         let device = scratch.device;
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_given_back_until_so_many_are_left_the_own_ones_first() {
+    fn orphans_are_given_back_down_to_the_kept_bytes_own_ones_first() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let slots = [
@@ -185,7 +189,7 @@ mod tests {
         assert_eq!(release(13 * UNIT), 0);
         assert_eq!(release(8 * UNIT), 4 * UNIT);
         assert_eq!(all(), [(10, 3), (6, 1), (10, 4)]);
-        // In whole units only.
+        // Only whole units are given back.
         assert_eq!(release(7 * UNIT + 1), 0);
         assert_eq!(release(4 * UNIT), 4 * UNIT);
         assert_eq!(all(), [(7, 0), (5, 0), (10, 4)]);
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_does_not_miss_what_others_have_given_back() {
+    fn an_owner_does_not_distrust_the_release_of_its_orphans() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let (owner, other) = (member(&scratch, 10, 4), member(&scratch, 1, 0));
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_have_changed_and_those_somebody_is_at_stay() {
+    fn changed_and_locked_orphans_are_not_given_back() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let (owner, other) = (member(&scratch, 10, 4), member(&scratch, 1, 0));
@@ -224,19 +228,19 @@ mod tests {
         assert_eq!(
             owner.release_orphans(device, &seen, 4 * UNIT),
             UNIT,
-            "its own need no lock"
+            "a process gives its own orphans back without the lock"
         );
         lock::unlock(&file, Bytes::claim(owner.index())).expect("locks");
         assert_eq!(
             other.release_orphans(device, &scratch.orphans(device), 0),
             4 * UNIT
         );
-        // It has let go of the slot.
+        // The claim lock was released.
         assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
     }
 
     #[test]
-    fn those_of_the_dead_can_be_given_back_as_well_and_who_waits_is_woken() {
+    fn orphans_of_the_dead_can_be_given_back_and_waiters_are_woken() {
         let scratch = Scratch::new();
         let device = scratch.device;
         let slot = member(&scratch, 1, 0);
@@ -253,7 +257,7 @@ mod tests {
         assert_eq!(
             signals.returned.load(Ordering::Relaxed),
             1,
-            "nothing came back"
+            "no memory came back"
         );
     }
 }

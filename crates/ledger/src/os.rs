@@ -1,4 +1,5 @@
-//! What the ledger asks of the system besides files: the time, room, sleep.
+//! The ledger's system calls that do not concern locks: clocks, sleeping, and reserving space in
+//! the file.
 #![allow(unsafe_code)]
 
 use super::atomic::AtomicU64;
@@ -8,47 +9,47 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Milliseconds since boot, the same for all processes of a machine (but for those in a time
-/// namespace of their own); never 0.
+/// Returns milliseconds since boot, never 0. All processes of a machine read the same clock, except
+/// those in another time namespace.
 pub(super) fn boot_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes one `timespec`. The clock exists on every kernel since 2.6.39.
+    // SAFETY: the call writes one `timespec`. The clock exists on every kernel since 2.6.39.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// The clock that waits are measured by.
+/// Returns the time by the clock that measures waits.
 pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-/// Lets others run for so long.
+/// Sleeps for this time.
 pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Lets others run for a moment.
+/// Lets other threads run for a moment.
 pub(super) fn yield_now() {
     std::thread::yield_now();
 }
 
-/// Waits for an instant without giving the processor away.
+/// Waits for an instant without giving up the processor.
 pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Makes sure that the file system has room for these bytes of the file, so that touching them
-/// cannot fail.
+/// Reserves space on the file system for these bytes of the file, so that accessing them cannot
+/// fail.
 ///
-/// Not `posix_fallocate`: where the file system cannot do it, that one writes, in a race with the
-/// members. There the room is not reserved.
+/// Not `posix_fallocate`: on a file system that cannot reserve space, the C library writes to the
+/// file instead, in a race with the members. Here the space then stays unreserved.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
-        // SAFETY: the descriptor is open; the call touches no memory of ours. The size of the file
-        // stays.
+        // SAFETY: the descriptor is open, and the call accesses no memory of this process.
+        // FALLOC_FL_KEEP_SIZE keeps the file's size.
         let result = unsafe {
             libc::fallocate(
                 file.as_raw_fd(),
@@ -70,7 +71,7 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// The half of a word that counts: the kernel's futexes have 32 bits.
+/// Returns the address of the low 32 bits of a word, because the kernel's futexes have 32 bits.
 fn low_half(word: &AtomicU64) -> *mut u32 {
     let word = word.as_ptr().cast::<u32>();
     if cfg!(target_endian = "little") {
@@ -80,15 +81,14 @@ fn low_half(word: &AtomicU64) -> *mut u32 {
     }
 }
 
-/// Sleeps while the low half of the word, which lies in a shared mapping, is `expected`, for `time`
-/// at most.
+/// Sleeps while the low half of the word is `expected`, but at most for `time`. The word lies in a
+/// shared mapping.
 pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos().into(),
     };
-    // SAFETY: the word outlives the call, and the kernel reads 32 aligned bits of it; so does the
-    // time.
+    // SAFETY: the word and the time outlive the call; the kernel reads 32 aligned bits of the word.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -100,9 +100,9 @@ pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
     };
 }
 
-/// Wakes all who sleep on the word, and says how many there were.
+/// Wakes all threads that sleep on the word. Returns their number.
 pub(super) fn futex_wake_all(word: &AtomicU64) -> usize {
-    // SAFETY: the kernel looks at the address only, which is that of a living word.
+    // SAFETY: the kernel uses only the address, which is that of a live word.
     let woken = unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_is_that_of_the_boot() {
+    fn the_clock_counts_from_boot() {
         let uptime = std::fs::read_to_string("/proc/uptime").expect("readable");
         let seconds: f64 = uptime
             .split(' ')
@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_on_a_word_that_changes_is_woken() {
+    fn a_sleeper_on_a_futex_is_woken() {
         let word = AtomicU64::new(5 << 32 | 7);
         let hang = Duration::from_secs(60);
         let began = now();
         futex_wait(&word, 6, hang);
-        assert!(began.elapsed() < hang, "it is another already");
-        assert_eq!(futex_wake_all(&word), 0, "nobody sleeps");
+        assert!(began.elapsed() < hang, "the word has changed already");
+        assert_eq!(futex_wake_all(&word), 0, "no thread sleeps");
         futex_wait(&word, 7, Duration::from_millis(1));
         std::thread::scope(|scope| {
             let sleepers = [0; 2].map(|_| scope.spawn(|| futex_wait(&word, 7, hang)));
@@ -158,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn room_is_reserved_where_the_file_system_can_do_that() {
+    fn space_is_reserved_where_the_file_system_can() {
         let open = |path, write| File::options().read(true).write(write).open(path);
-        // A file of a system that cannot.
+        // A file on a file system that cannot reserve space.
         let file = open("/proc/self/comm", true).expect("there");
         reserve(&file, 0, 1).expect("as well as it can");
         let file = open("/proc/self/comm", false).expect("there");

@@ -1,50 +1,50 @@
-//! Which process a slot belongs to, as it is written in the file.
+//! The owner of a slot, as written in the file.
 
 use super::Ledger;
 use super::atomic::Ordering;
-use super::layout::{COMMAND_WORDS, Owner};
+use super::layout::{Owner, load_bytes, store_bytes};
+use super::lock::{self, Bytes, Description};
 use gpulimit_base::identity::Identity;
 
 impl Ledger {
-    /// Whose a slot is, as [`Owner::read`] says.
+    /// Returns the owner of a slot: see [`Owner::read`].
     pub(super) fn owner(&self, slot: usize) -> Option<Identity> {
         self.content().slots[slot].owner.read()
     }
 }
 
+/// Returns whether a slot certainly has no living owner; false if the system does not tell.
+pub(super) fn is_dead(file: &Description, slot: usize) -> bool {
+    matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false))
+}
+
 impl Owner {
-    /// Writes whose the slot is.
+    /// Writes the owner.
     pub(super) fn write(&self, process: &Identity) {
-        let command = process.command.as_chunks::<8>().0;
-        for (word, bytes) in self.command.iter().zip(command) {
-            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-        }
+        store_bytes(&self.command, &process.command);
         self.pid_ns.store(process.pid_ns, Ordering::Relaxed);
         self.start_time.store(process.start_time, Ordering::Relaxed);
         self.uid.store(u64::from(process.uid), Ordering::Relaxed);
         self.pid.store(u64::from(process.pid), Ordering::Release);
     }
 
-    /// `None` when nobody is written. Outside the claim lock it may be a mix of two owners.
+    /// Returns the owner; `None` if the slot has none. Without the claim lock the result may mix
+    /// two owners.
     pub(super) fn read(&self) -> Option<Identity> {
         let pid = self.pid.load(Ordering::Acquire) as u32;
         if pid == 0 {
             return None;
-        }
-        let mut command = [0; 8 * COMMAND_WORDS];
-        for (bytes, word) in command.as_chunks_mut::<8>().0.iter_mut().zip(&self.command) {
-            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
         }
         Some(Identity {
             pid,
             pid_ns: self.pid_ns.load(Ordering::Relaxed),
             start_time: self.start_time.load(Ordering::Relaxed),
             uid: self.uid.load(Ordering::Relaxed) as u32,
-            command,
+            command: load_bytes(&self.command),
         })
     }
 
-    /// Writes that the slot is nobody's.
+    /// Removes the owner.
     pub(super) fn erase(&self) {
         self.pid.store(0, Ordering::Relaxed);
         let words = [&self.pid_ns, &self.start_time, &self.uid, &self.birth];

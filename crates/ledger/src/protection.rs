@@ -1,43 +1,45 @@
-//! What groups below a level are protected from: that the growth of others takes the memory that is
-//! kept for them.
+//! Protection of groups below a level: memory that the growth of other groups must not take.
 //!
-//! Every slot of the level tells which group directly below it its owner is in, so one look at the
-//! level's own words says how much of its protected memory each of these groups has not taken yet.
-//! That much is out of reach for all others.
+//! Every slot of a level tells which group directly below the level contains its owner. A process
+//! can therefore compute, from the level's own words, how much of its protected memory each of
+//! these groups has not taken yet. All other processes must leave that much free.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
 use super::{DeviceIndex, Ledger};
 use std::fmt;
 
-/// Knows what is kept at a level for the groups directly below it.
+/// Knows how much memory is protected at a level for the groups directly below it.
 pub trait Protection: fmt::Debug + Sync {
-    /// Bytes of the device that are kept for groups that this process is in none of, and that they
-    /// have not taken yet; `low` is what is kept as long as there is another way.
+    /// Returns the bytes of the device that are protected for groups without this process, and that
+    /// those groups have not taken yet. If `low` is true, includes the best-effort protection
+    /// `low`.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
-/// Stands for a group among those directly below another one; never 0.
+/// Returns a key for a group among the groups directly below another one; never 0.
 pub fn child_key(name: &str) -> u64 {
-    // FNV-1a.
+    // The hash function FNV-1a.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     hash.max(1)
 }
 
-/// Of `bytes` that are kept for the group directly below that `child` stands for, those that its
-/// members have not taken yet.
-///
-/// To be read before a request is published: what is granted to them afterwards the sum over all
-/// slots sees.
-pub(super) fn untaken(ledger: &Ledger, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
-    let slots = &ledger.content().slots;
-    let taken: u64 = (0..ledger.high_water())
-        .filter(|slot| slots[*slot].owner.child.load(Ordering::Relaxed) == child)
-        .map(|slot| granted(ledger.word(slot, device).load(Ordering::Acquire)))
-        .sum();
-    bytes.saturating_sub(taken * UNIT)
+impl Ledger {
+    /// Returns how many of the `bytes` that are protected for a group directly below this one its
+    /// members have not taken yet. `child` is the group's [`child_key`].
+    ///
+    /// Call before publishing a request: units that are granted to the group later are seen in the
+    /// sum over all slots.
+    pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
+        let slots = &self.content().slots;
+        let taken: u64 = (0..self.high_water())
+            .filter(|slot| slots[*slot].owner.child.load(Ordering::Relaxed) == child)
+            .map(|slot| granted(self.word(slot, device).load(Ordering::Acquire)))
+            .sum();
+        bytes.saturating_sub(taken * UNIT)
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -46,7 +48,7 @@ mod tests {
     use crate::scratch::{Scratch, stranger};
 
     #[test]
-    fn groups_have_keys_of_their_own() {
+    fn different_groups_have_different_keys() {
         let letters = ('a'..='z').chain('0'..='9').map(String::from);
         let mut names: Vec<_> = [String::new()].into_iter().chain(letters).collect();
         for at in 1..37 {
@@ -62,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_has_not_taken_of_its_part_is_kept() {
+    fn untaken_protection_is_what_the_groups_members_have_not_charged() {
         let scratch = Scratch::new();
         let member = |name, units, undecided| {
             let slot = scratch.dead(&stranger(1), units, undecided);
@@ -72,16 +74,16 @@ mod tests {
         let untaken = |bytes| scratch.untaken(scratch.device, child_key("alice"), bytes);
         assert_eq!(untaken(10 * UNIT), 10 * UNIT);
         member("bob", 5, 0);
-        assert_eq!(untaken(10 * UNIT), 10 * UNIT, "not hers");
+        assert_eq!(untaken(10 * UNIT), 10 * UNIT, "another group's charge");
         member("alice", 3, 1);
         member("alice", 4, 0);
         assert_eq!(
             untaken(10 * UNIT),
             4 * UNIT,
-            "what is only asked for is not taken"
+            "undecided units do not count as taken"
         );
-        assert_eq!(untaken(5 * UNIT), 0, "she has more");
+        assert_eq!(untaken(5 * UNIT), 0, "the group has charged more");
         let elsewhere = scratch.untaken(scratch.other, child_key("alice"), UNIT);
-        assert_eq!(elsewhere, UNIT, "of another device");
+        assert_eq!(elsewhere, UNIT, "charges on another device do not count");
     }
 }

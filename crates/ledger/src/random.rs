@@ -1,9 +1,10 @@
-//! Numbers to step out of each other's way. Nothing depends on their quality.
+//! Random numbers that make competing processes choose different slots and waiting times. Their
+//! quality does not matter.
 
 use super::os;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Xorshift, seeded by time, process and thread.
+/// A xorshift generator, seeded from time, process and thread.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -26,7 +27,7 @@ impl Random {
         self.0
     }
 
-    /// A number below `end`; 0 when `end` is 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() >> 11).checked_rem(end as u64).unwrap_or(0) as usize
     }
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_below_the_end_and_spread() {
+    fn random_numbers_are_bounded_and_spread() {
         let mut random = Random::new();
         let mut seen = [0; 8];
         for _ in 0..10_000 {

@@ -1,31 +1,33 @@
-//! Dead slots: they drain, then they are zeroed.
+//! Cleaning of dead processes' slots: a slot drains, and is then zeroed.
 //!
-//! The owner lock of a killed process goes within milliseconds, but the driver needs up to 190 ms
-//! to free its memory (measured). Until then the charge stands.
+//! A killed process's owner lock goes within milliseconds, but the driver needs up to 190 ms to
+//! free its memory (measured). Until then the charge stays.
 
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
-use super::{DeviceIndex, EventKind, Happening, Ledger, charge, gpu_table, os};
+use super::owner::is_dead;
+use super::{DeviceIndex, EventKind, Happening, Ledger, charge, os};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::process;
 
-/// Knows what the driver still holds for the dead.
+/// Knows which memory the driver still holds for dead processes.
 pub trait Witness {
-    /// Whether the driver still lists more than `covered` bytes of this dead process on the device;
-    /// `None` when that cannot be told, and a grace time decides. Something is covered where the
-    /// process goes on as another program (`exec`).
+    /// Returns whether the driver still lists more than `covered` bytes of this dead process on the
+    /// device; `None` if that cannot be determined, and a grace time decides. `covered` is not 0 if
+    /// the process continues as another program (`exec`), which has charged that much.
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
-    /// The driver has freed a dead process that left up to `bytes` which living members may have
-    /// got from it. Charges what they have and nobody has charged yet, and answers true; false
-    /// where that cannot be told.
+    /// Called when the driver has freed a dead process that left up to `bytes` which living members
+    /// may now hold. Charges the part that members hold and have not charged yet, and returns true;
+    /// returns false if that cannot be determined.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
 }
 
-/// Cannot tell: the grace time decides.
+/// A witness that knows nothing: the grace time decides.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct NoWitness;
 
@@ -35,38 +37,37 @@ impl Witness for NoWitness {
     }
 }
 
-/// Milliseconds after which a dead slot is drained when no witness can tell.
+/// Milliseconds after which a dead slot counts as drained if no witness can tell.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Milliseconds after which a dead slot is drained whatever the witness says: a driver that lists a
-/// dead process for so long lists it for ever.
+/// Milliseconds after which a dead slot counts as drained, whatever the witness says: a driver that
+/// lists a dead process for so long lists it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
-/// What became of a slot that was looked at for cleaning.
+/// The result of trying to clean a slot.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Fate {
-    /// It has an owner.
+    /// The slot has a living owner, or the system did not answer.
     Live,
-    /// Somebody else is claiming or cleaning it.
+    /// Another process is claiming or cleaning the slot.
     Busy,
-    /// Nothing was in it.
+    /// The slot was already empty.
     Empty,
-    /// The driver may still hold memory of its owner. What that had asked for and not got is
+    /// The driver may still hold the dead owner's memory. The owner's undecided requests were
     /// withdrawn.
     Draining,
     Cleaned,
 }
 
-/// Cleans a slot if its owner is dead and it is drained. A question that the system does not answer
-/// leaves it alone.
+/// Cleans a slot if its owner is dead and the slot has drained. If the system does not answer, the
+/// slot stays as it is.
 pub(super) fn reap(
     ledger: &Ledger,
     file: &Description,
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
-    match lock::is_locked(file, Bytes::owner(slot)) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => return Fate::Live,
+    if !is_dead(file, slot) {
+        return Fate::Live;
     }
     match lock::try_lock(file, Bytes::claim(slot)) {
         Ok(true) => {}
@@ -74,23 +75,22 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // Not before the words are zero: a claimer may own the slot a moment later. Should it fail,
-    // closing releases it.
+    // Released only after the words are zero, because a claiming process may own the slot a moment
+    // later. If this fails, closing the file releases the lock.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
 
-/// As [`reap`], with the claim lock held on `file`.
+/// Cleans a slot as [`reap`] does. The caller holds the claim lock on `file`.
 pub(super) fn reap_claimed(
     ledger: &Ledger,
     file: &Description,
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
-    // Again, as it may have been claimed before the claim lock was ours.
-    match lock::is_locked(file, Bytes::owner(slot)) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => return Fate::Live,
+    // Checked again, because the slot may have been claimed before this process got the claim lock.
+    if !is_dead(file, slot) {
+        return Fate::Live;
     }
     let owner = &ledger.content().slots[slot].owner;
     let fate = if !ledger.has_words(slot) {
@@ -109,8 +109,8 @@ pub(super) fn reap_claimed(
     fate
 }
 
-/// Withdraws the undecided requests of a dead owner: the driver is asked for nothing before it is
-/// decided, so there is no memory to wait for.
+/// Withdraws the undecided requests of a dead owner. A process asks the driver only after a request
+/// is decided, so the driver holds no memory for an undecided one.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
         let word = ledger.word(slot, device);
@@ -121,7 +121,7 @@ fn withdraw(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Writes down what comes back.
+/// Records an event for each device whose memory the slot gives back.
 fn record(ledger: &Ledger, slot: usize) {
     let Some(process) = ledger.owner(slot) else {
         return;
@@ -141,12 +141,13 @@ fn record(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// The claim lock is held and the owner is dead. Stamps the time at which that was first seen.
+/// Returns whether a dead owner's slot has drained, and stores the time when the owner was first
+/// found dead. The caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let now = os::boot_ms();
     let mut since = owner.dead_since.load(Ordering::Relaxed);
-    // Later than now: by a process with another boot clock, or damage.
+    // A time in the future was written by a process with another boot clock, or is damage.
     if since == 0 || since > now {
         owner.dead_since.store(now, Ordering::Relaxed);
         since = now;
@@ -154,7 +155,8 @@ fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     has_drained(ledger, slot, witness, now - since)
 }
 
-/// Whether a slot whose owner is known to be dead for so many milliseconds is drained.
+/// Returns whether a slot has drained whose owner is known to have been dead for `dead_ms`
+/// milliseconds.
 pub(super) fn has_drained(
     ledger: &Ledger,
     slot: usize,
@@ -164,22 +166,22 @@ pub(super) fn has_drained(
     if dead_ms >= DRAIN_MAX_MS {
         return true;
     }
-    let content = ledger.content();
     let identity = ledger.owner(slot);
     let mut known = true;
     for device in DeviceIndex::all() {
         if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
             continue;
         }
-        let Some((process, id)) = identity.zip(gpu_table::id(&content.header, device)) else {
+        let Some((process, id)) = identity.zip(ledger.device_id(device)) else {
             known = false;
             continue;
         };
         let covered = charged_after(ledger, slot, &process, device);
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
-            // What another program has charged may not be there yet, and what is there be this
-            // one's.
+            // With `exec`, the driver lists both programs under one pid: the later program's charge
+            // may not have been allocated yet, so the listed bytes may belong to the dead one. Only
+            // the grace time decides then.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
@@ -188,9 +190,9 @@ pub(super) fn has_drained(
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
 }
 
-/// Bytes charged to the programs that the process of a dead slot has become since: whoever calls
-/// `exec` keeps his pid, and the driver lists what he holds under it. Of two programs that are both
-/// gone only the later covers the earlier.
+/// Returns the bytes that were charged by later programs of the dead slot's process. A process that
+/// calls `exec` keeps its pid, under which the driver lists the memory of both programs. Of two
+/// programs that have both ended, only the later one covers the earlier one.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -203,21 +205,20 @@ fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: Devic
         .sum()
 }
 
-/// Whether the charge for what the dead process shared with others has gone where the memory is.
-/// Not asked when nobody lives.
+/// Returns whether the memory that the dead process shared with others is charged where it is now
+/// held. Not called if the group has no living member.
 fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
-    let content = ledger.content();
     DeviceIndex::all().all(|device| {
         let bytes = ledger.may_leave(slot, device);
         bytes == 0
             || ledger
                 .owner(slot)
-                .zip(gpu_table::id(&content.header, device))
+                .zip(ledger.device_id(device))
                 .is_none_or(|(process, device)| witness.adopt(&process, &device, bytes))
     })
 }
 
-/// Empties a slot. For its owner, or under its claim lock.
+/// Empties a slot. Called by its owner, or under its claim lock.
 pub(super) fn zero(ledger: &Ledger, slot: usize) {
     let SlotPage {
         owner,
@@ -251,19 +252,19 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
     owner.erase();
 }
 
-/// What cleaning the slots with charges on one device came to.
+/// The result of cleaning all slots that have charges on one device.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Swept {
-    /// Something came back.
+    /// Whether memory was freed or a request was withdrawn.
     pub cleaned: bool,
-    /// Units granted to slots that drain.
+    /// Units granted to slots that are draining.
     pub pending: u64,
-    /// Units granted to slots that somebody else is cleaning.
+    /// Units granted to slots that another process is cleaning.
     pub busy: u64,
 }
 
-/// Cleans all slots but `own` that have a charge on the device. With `await_ending`, those of
-/// processes that are on their way out and still hold their lock count as pending.
+/// Cleans all slots that have a charge on the device, except `own`. With `await_ending`, the units
+/// of processes that are exiting but still hold their lock count as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,
@@ -273,11 +274,7 @@ pub(super) fn sweep(
     await_ending: bool,
 ) -> Swept {
     let mut swept = Swept::default();
-    let pid_ns = if await_ending {
-        Identity::own_pid_ns()
-    } else {
-        0
-    };
+    let pid_ns = if await_ending { process::pid_ns() } else { 0 };
     let is_ending = |slot: usize| ledger.owner(slot).is_some_and(|who| who.is_ending(pid_ns));
     for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
         let word = ledger.word(slot, device).load(Ordering::Relaxed);

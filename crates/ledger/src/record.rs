@@ -1,38 +1,39 @@
-//! What a process itself remembers of its charges on one device.
+//! A process's own record of its charges on one device.
 //!
-//! Who may be charged in a ledger can also write it, other processes' words included. A process
-//! therefore keeps its own count outside of the file and compares the two at every charge and
-//! return: a word that somebody has lowered is put right.
+//! Every process that may charge in a ledger can also write other processes' words. A process
+//! therefore keeps its own count outside the file, and compares it with its word at every charge
+//! and return. If another process has lowered the word, the difference is added again.
 //!
-//! Threads change the count and the word one after the other, so only a moment in which no other
-//! thread is between the two says anything. One word tells that moment: below the units it has the
-//! number of threads that are between, and how often one began.
+//! A thread changes the record and the word one after the other, so the two can only be compared
+//! while no other thread is between these two changes. The record itself detects such moments:
+//! beside the units it holds the number of threads that are in between, and a count of how often a
+//! thread began a change.
 
 use super::atomic::{Ordering, Word};
 
-/// Bits 0 to 31 are units, 32 to 47 threads that are between count and word, 48 to 63 how often one
-/// began, which wraps.
+/// Bits 0 to 31 are units; bits 32 to 47 are the number of threads between the changes of record
+/// and word; bits 48 to 63 count how often a thread began a change, and wrap.
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;
 const UNITS: u64 = THREAD - 1;
 
-/// The count of one device.
+/// The record of one device.
 #[derive(Debug, Default)]
 pub(super) struct Record<W>(W);
 
 #[cfg(all(test, loom))]
 impl Record<loom::sync::atomic::AtomicU64> {
-    /// With so many units.
+    /// Returns a record with this many units.
     pub(super) fn of(units: u64) -> Self {
         Self(loom::sync::atomic::AtomicU64::new(units))
     }
 }
 
 impl<W: Word> Record<W> {
-    /// To be said before the word is changed. The answer is what the word lacks, 0 as long as
-    /// nobody but this process has changed it, and then or when it cannot be told; `charged` reads
-    /// the units of the word, with [`Ordering::Acquire`].
+    /// Call before changing the word. Returns how many units the word lacks: 0 if only this process
+    /// has changed the word, and also if that cannot be determined. `charged` must read the units
+    /// of the word with [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
         let now = self
@@ -45,28 +46,29 @@ impl<W: Word> Record<W> {
         let charged = charged();
         let lacks = (now & UNITS).saturating_sub(charged);
         if lacks > 0 && self.0.load(Ordering::Relaxed) != now {
-            // Somebody began meanwhile.
+            // Another thread began a change meanwhile.
             return 0;
         }
         lacks
     }
 
-    /// To be said after it: the word has not changed.
+    /// Call after a change that left the word as it was.
     #[inline]
     pub(super) fn withdrawn(&self) {
         self.0.fetch_sub(THREAD, Ordering::AcqRel);
     }
 
-    /// To be said after it: `n` units were added.
+    /// Call after adding `n` units to the word.
     #[inline]
     pub(super) fn added(&self, n: u64) {
         self.0.fetch_sub(THREAD - n, Ordering::AcqRel);
     }
 
-    /// To be said after it: `n` units were taken away.
+    /// Call after taking `n` units from the word.
     #[inline]
     pub(super) fn taken(&self, n: u64) {
-        // What was taken away without having been added says nothing about the threads.
+        // Units that were never recorded as added must not be subtracted, because the subtraction
+        // would borrow from the number of threads.
         let n = n.min(self.0.load(Ordering::Relaxed) & UNITS);
         self.0.fetch_sub(THREAD + n, Ordering::AcqRel);
     }
@@ -78,7 +80,7 @@ mod tests {
     use crate::atomic::AtomicU64;
 
     #[test]
-    fn what_a_word_lacks_is_what_was_taken_out_of_it() {
+    fn a_record_detects_units_taken_by_another_process() {
         let record = Record::<AtomicU64>::default();
         assert_eq!(record.begin(|| 0), 0);
         record.added(10);
@@ -86,19 +88,23 @@ mod tests {
         record.taken(4);
         assert_eq!(record.begin(|| 1), 5);
         record.withdrawn();
-        assert_eq!(record.begin(|| 7), 0, "more is nobody's harm but its own");
+        assert_eq!(
+            record.begin(|| 7),
+            0,
+            "additional units harm only this process"
+        );
         record.taken(100);
         assert_eq!(record.begin(|| 0), 0);
         record.added(3);
         assert_eq!(
             record.begin(|| 1),
             2,
-            "none are owed for what was not there"
+            "units that were never added are not lacking"
         );
     }
 
     #[test]
-    fn while_another_thread_is_at_it_nothing_can_be_told() {
+    fn a_record_reports_nothing_while_another_thread_changes_the_word() {
         let record = Record::<AtomicU64>::default();
         record.begin(|| 0);
         record.added(10);
@@ -107,7 +113,7 @@ mod tests {
         record.withdrawn();
         record.taken(10);
         assert_eq!(record.begin(|| 0), 0);
-        // One that begins between the two looks.
+        // Another thread begins a change between the two looks at the record.
         record.added(10);
         let begins_meanwhile = || {
             record.begin(|| unreachable!("not asked"));
@@ -117,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_beginnings_wraps_without_harm() {
+    fn the_count_of_begun_changes_may_wrap() {
         let record = Record::<AtomicU64>::default();
         record.begin(|| 0);
         record.added(3);

@@ -1,36 +1,42 @@
-//! Removing a group without losing a member that is just joining.
+//! Removal of a group without losing a process that is just joining.
 
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// While this lives nobody can claim a slot. Who is turned away finds the file gone and starts
-/// over.
+/// Prevents all processes from claiming a slot, until drop. A process that is turned away finds the
+/// file gone, and starts over.
 #[derive(Debug)]
 pub struct Removal {
     file: Description,
 }
 
-pub(super) fn begin(ledger: &Ledger) -> Result<Removal, LedgerError> {
-    let path = &ledger.place.path;
-    let error = |error| LedgerError::io(path, "lock", error);
-    let file = ledger.place.open(true)?;
-    let removal = if lock::try_lock(&file, Bytes::CLAIMS).map_err(error)? {
-        Some(Removal { file })
-    } else {
-        None
-    };
-    match removal {
-        // Only now: a claimer takes the owner lock while it holds its claim lock.
-        Some(removal) if !lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? => {
-            Ok(removal)
+impl Ledger {
+    /// Keeps all processes from joining, if the ledger has no member. The caller may then remove
+    /// the group's files.
+    ///
+    /// Dead members that are still draining do not count as members; call [`Self::clean`] before if
+    /// that matters.
+    pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
+        let path = &self.place.path;
+        let error = |error| LedgerError::io(path, "lock", error);
+        let in_use = || LedgerError::InUse { path: path.clone() };
+        let file = self.place.open(true)?;
+        if !lock::try_lock(&file, Bytes::CLAIMS).map_err(error)? {
+            return Err(in_use());
         }
-        _ => Err(LedgerError::InUse { path: path.clone() }),
+        let removal = Removal { file };
+        // Checked after locking the claim bytes, because a process takes its owner lock while it
+        // holds a claim lock.
+        match lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? {
+            true => Err(in_use()),
+            false => Ok(removal),
+        }
     }
 }
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        // A child forked meanwhile may have the descriptor too.
+        // Explicit, because a child that was forked meanwhile may hold the description open.
         let _ = lock::unlock(&self.file, Bytes::CLAIMS);
     }
 }
@@ -40,7 +46,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn it_ends_though_a_forked_child_has_the_descriptor() {
+    fn removal_ends_although_a_forked_child_has_the_descriptor() {
         let scratch = Scratch::new();
         let removal = scratch.begin_removal().expect("nobody");
         let _childs = removal.file.try_clone().expect("a descriptor");

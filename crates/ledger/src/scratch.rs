@@ -1,4 +1,4 @@
-//! For tests: a ledger of their own, and members of it that are alive or dead as they say.
+//! Help for tests: a temporary ledger, with living and dead members.
 
 use super::atomic::Ordering;
 use super::{DeviceIndex, Ledger, Level, Pressure, Slot, Witness, os};
@@ -8,12 +8,12 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// One unit of a word in bytes.
+/// Bytes per unit of a word.
 pub(super) const UNIT: u64 = super::charge::UNIT;
 pub(super) const GPU: DeviceId = DeviceId::gpu([7; 16]);
 pub(super) const OTHER_GPU: DeviceId = DeviceId::gpu([8; 16]);
 
-/// A ledger that knows two devices, until drop.
+/// A temporary ledger with two devices, until drop.
 pub(super) struct Scratch {
     path: PathBuf,
     ledger: Arc<Ledger>,
@@ -30,7 +30,8 @@ impl Scratch {
         let path = std::env::temp_dir().join(name);
         Ledger::create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));
-        // Not 0 and 1: what mixes them up with counts is found.
+        // The devices under test get indices above 1, so that a test fails if an index is mistaken
+        // for a count.
         for filler in 100..109 {
             ledger
                 .device(DeviceId::gpu([filler; 16]), 1)
@@ -44,20 +45,20 @@ impl Scratch {
         }
     }
 
-    /// As a member with no write access has it.
+    /// Opens the ledger as a process without write access does.
     pub fn readonly(&self) -> Ledger {
         Ledger::open_readonly(&self.path).expect("open")
     }
 
-    /// A slot of this process; it may have several.
+    /// Claims a slot for this process, which may have several.
     pub fn join(&self) -> Slot {
         self.ledger
             .claim(&Identity::of_self(), "")
             .expect("a free slot")
     }
 
-    /// The slot of a process that is dead: named, and without a lock. It has charged so many units,
-    /// the second number of them undecided.
+    /// Makes the slot of a dead process: it has an owner but no lock. It has charged `units`, of
+    /// which `undecided` are undecided.
     pub fn dead(&self, identity: &Identity, units: u64, undecided: u64) -> usize {
         let slot = self.ledger.high_water();
         let page = &self.content().slots[slot];
@@ -85,16 +86,16 @@ impl Drop for Scratch {
     }
 }
 
-/// A process that never was.
+/// Returns the identity of a process that never existed.
 pub(super) fn stranger(pid: u32) -> Identity {
     Identity {
-        // Above what Linux gives.
+        // Larger than any pid that Linux gives.
         pid: (1 << 23) + pid,
         ..Identity::of_self()
     }
 }
 
-/// The slot alone as the path of a charge.
+/// Returns a path of one level for a charge.
 pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     Level {
         slot,
@@ -105,7 +106,7 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     }
 }
 
-/// A process that has nothing to give, and knows of the dead what this says.
+/// A process without idle memory, whose witness gives this answer about dead processes.
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {

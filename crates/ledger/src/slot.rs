@@ -1,9 +1,10 @@
-//! One process's line in the ledger, and how a process gets one.
+//! A process's slot in the ledger, and how a process claims one.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge;
-use super::file::Place;
-use super::layout::{self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting};
+use super::layout::{
+    self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting, load_bytes, store_bytes,
+};
 use super::lock::{self, Anchor, Bytes, Description};
 use super::protection::child_key;
 use super::random::Random;
@@ -20,54 +21,54 @@ use std::time::Duration;
 
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
-/// The kernel lock that says "owned" hangs on a mapping of its own, not on a descriptor: closing
-/// all descriptors does not lose it, a forked child does not inherit it, exec and death in whatever
-/// form end it. In a forked child the slot must not be used; dropping it there does nothing.
+/// A kernel lock marks the slot as owned. A mapping keeps the lock, not a descriptor: closing all
+/// descriptors does not lose it, a forked child does not inherit it, and exec or any death ends it.
+/// The slot must not be used in a forked child; dropping it there has no effect.
 ///
-/// Dropping gives everything back at once, so it may be done only when the driver holds no memory
-/// for this process any more. A process that ends without dropping leaves a slot that drains.
+/// Dropping the slot gives all charges back at once, which is right only if the driver holds no
+/// memory for this process any more. If a process ends without dropping its slot, the slot drains.
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
-    /// What this process has charged of each device, where nobody else can change it.
+    /// This process's own record of its charges per device, in private memory.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Milliseconds of the boot clock until which nothing is granted; 0: somebody else's changes
-    /// were not seen. For ever where the file is none any more.
+    /// Time until which no request is granted, in milliseconds of the boot clock; 0: no other
+    /// process was found to have changed this process's word; `u64::MAX`: the file is damaged.
     distrust: AtomicU64,
-    // The lock. Dropped after the words are zeroed.
+    // Keeps the lock. Dropped after the words are zeroed.
     _owner: Anchor,
 }
 
 impl Slot {
-    /// The ledger that the slot is in.
+    /// Returns the ledger that contains the slot.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// Bytes granted to this process.
+    /// Returns the bytes granted to this process.
     pub fn charged(&self, device: DeviceIndex) -> u64 {
         charge::granted(self.word(device).load(Ordering::Relaxed)) * charge::UNIT
     }
 
-    /// Sets the bytes of a category, absolute. A figure for people: limits are kept by charges
+    /// Sets the bytes of a category. The figure is for display only; limits depend on charges
     /// alone.
     pub fn publish(&self, device: DeviceIndex, category: Category, bytes: u64) {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that are charged in advance but not used.
+    /// Sets the bytes that are charged ahead but not used.
     pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
         self.stats(device).idle.store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that can be given back when somebody asks, at most.
+    /// Sets the largest number of bytes that this process can give back when asked.
     pub fn publish_reclaimable(&self, device: DeviceIndex, bytes: u64) {
         self.stats(device)
             .reclaimable
             .store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether no request of this process is being decided at this moment.
+    /// Returns whether this process has no undecided request at this moment.
     pub fn is_decided(&self, device: DeviceIndex) -> bool {
         charge::undecided(self.word(device).load(Ordering::Acquire)) == 0
     }
@@ -79,7 +80,7 @@ impl Slot {
     /// Counts a refused request, for this process and for the group.
     pub fn count_refusal(&self, device: DeviceIndex) {
         self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
-        let group = &self.ledger.content().header.refusals;
+        let group = &self.ledger.header().refusals;
         group[device.get()].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -93,27 +94,29 @@ impl Slot {
         &self.records[device.get()]
     }
 
-    /// As [`charge::Rung::begin`].
+    /// Begins a change of the word: see [`charge::Rung::begin`].
     #[inline]
     pub(super) fn begin(&self, device: DeviceIndex) -> bool {
         let word = self.word(device);
         let lacks = self
             .record(device)
             .begin(|| charge::charged(word.load(Ordering::Acquire)));
-        // It only grows: below us it cannot be.
+        // `high_water` only grows, so a value that excludes this slot was written by a faulty or
+        // hostile process.
         let hidden = self.high_water().load(Ordering::Relaxed) <= self.index as u64;
         if lacks == 0 && !hidden && self.distrust.load(Ordering::Relaxed) == 0 {
             return true;
         }
-        self.put_right(device, lacks, hidden)
+        self.repair(device, lacks, hidden)
     }
 
-    /// Others may have been granted what ours seemed to leave, and theirs may have been changed as
-    /// well: a while goes by before anything is granted.
+    /// Repairs the word and `high_water` after another process has changed them. Returns whether a
+    /// request may be granted. None is for a second: other processes may already have been granted
+    /// the memory that seemed free, and other words may have been changed too.
     #[cold]
-    fn put_right(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
-        // Nobody is let in any more. Without `high_water` all members come here, so it stays as it
-        // is.
+    fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
+        // The file is damaged for good, so no request is granted from now on. `high_water` stays as
+        // it is: while it is wrong, all members come here and see the damage.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -129,7 +132,7 @@ impl Slot {
         let until = self.distrust.load(Ordering::Relaxed);
         let over = until <= now;
         if over {
-            // Unless another thread has seen something new.
+            // Not cleared if another thread has detected a new change meanwhile.
             let _ = self
                 .distrust
                 .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -137,13 +140,13 @@ impl Slot {
         over
     }
 
-    /// Whether what somebody else has changed was seen a moment ago.
+    /// Returns whether another process was recently found to have changed this process's word.
     pub fn distrusts(&self) -> bool {
         self.distrust.load(Ordering::Relaxed) > os::boot_ms()
     }
 
     fn high_water(&self) -> &AtomicU64 {
-        &self.ledger.content().header.signals.high_water
+        &self.ledger.signals().high_water
     }
 
     #[inline]
@@ -180,128 +183,84 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// How long nothing is granted after somebody else has changed what only this process may.
+/// How long no request is granted after another process has changed this process's word.
 const DISTRUST_MS: u64 = 1_000;
-/// Tries at random slots before all slots are gone through.
+/// Number of attempts at random slots before all slots are tried in order.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
-/// Slots of unknown owners that are asked after before the ledger grows.
+/// Number of slots with an owner that are checked for a dead one before the ledger grows.
 const PROBES: u32 = 16;
-/// Rounds through all slots while some are only being claimed, cleaned or drained.
+/// Number of rounds through all slots while some slots are being claimed, cleaned or drained.
 const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
-/// Claims a slot for this process.
-///
-/// Low slots are preferred, as every charge reads all slots up to the highest ever claimed.
-/// Processes that start at once would all go for the lowest free slot; each slot that is lost to
-/// another doubles the number of free slots among which the next is drawn, so that a thousand of
-/// them need a handful of tries each. There is no other bound: of four thousand on two processors
-/// more than a thousand may stand still in the middle of a claim, and have all the lowest.
-pub(super) fn claim(
-    ledger: &Arc<Ledger>,
-    identity: &Identity,
-    below: &str,
-) -> Result<Slot, LedgerError> {
-    let place = &ledger.place;
-    if !ledger.map.writable() {
-        return Err(LedgerError::ReadOnly {
-            path: place.path.clone(),
-        });
+impl Ledger {
+    /// Claims a slot for this process. Call once per process and ledger, not once per thread.
+    /// `below` is the process's group relative to this one, such as `alice/job7`, or empty for this
+    /// group itself.
+    ///
+    /// Low slots are preferred, because every charge reads all slots up to the highest that was
+    /// ever claimed. Many processes that start at once would all try the lowest free slot. Each
+    /// slot that a process loses to another doubles the number of free slots from which it draws
+    /// the next one, so a thousand processes need only a few attempts each. This doubling is
+    /// bounded only by the number of slots: of four thousand processes on two processors, more than
+    /// a thousand may be suspended in the middle of a claim, and they hold the lowest slots.
+    pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
+        let place = &self.place;
+        if !self.map.writable() {
+            return Err(LedgerError::ReadOnly {
+                path: place.path.clone(),
+            });
+        }
+        let owner = place.open(true)?;
+        let claim = place.open(true)?;
+        let candidate = Candidate {
+            ledger: self,
+            identity,
+            below,
+            owner: &owner,
+            claim: &claim,
+        };
+        let (index, anchor) = candidate.find()?;
+        let slot = Slot {
+            ledger: Arc::clone(self),
+            index,
+            records: Default::default(),
+            distrust: AtomicU64::new(0),
+            _owner: anchor,
+        };
+        // From here on only the mapping keeps the lock. If the file system has dropped the lock,
+        // other processes would take this one for dead and give its memory away.
+        drop(owner);
+        let held = lock::is_locked(&claim, Bytes::owner(index))
+            .map_err(|error| LedgerError::io(&place.path, "lock", error))?;
+        if !held {
+            let unsuitable = Unsuitable::loses_locks(&place.path);
+            return Err(LedgerError::FileSystem(unsuitable));
+        }
+        // While a group is being removed, no process can claim a slot until the files are gone. A
+        // process that claims one afterwards is in no group.
+        self.check_current().map(|()| slot)
     }
-    let owner = place.open(true)?;
-    let claim = place.open(true)?;
-    let candidate = Candidate {
-        ledger,
-        identity,
-        below,
-        owner: &owner,
-        claim: &claim,
-    };
-    let (slot, anchor) = candidate.find()?;
-    let slot = candidate.slot(slot, anchor);
-    // From here on only the mapping keeps the lock. Where the file system has dropped it, others
-    // would take this process for dead and give its memory away.
-    drop(owner);
-    let held = lock::is_locked(&claim, Bytes::owner(slot.index));
-    if !held.map_err(|error| LedgerError::io(&place.path, "lock", error))? {
-        return Err(LedgerError::FileSystem(Unsuitable::loses_locks(
-            &place.path,
-        )));
-    }
-    // A group that is being removed lets nobody claim until its files are gone. Who claims then is
-    // in no group.
-    if place.is_current() {
-        Ok(slot)
-    } else {
-        Err(replaced(place))
-    }
-}
 
-fn replaced(place: &Place) -> LedgerError {
-    LedgerError::Replaced {
-        path: place.path.clone(),
-    }
-}
-
-/// A random one of the first `crowd` slots that look free; before the ledger grows for one alone,
-/// one whose owner died.
-fn pick(
-    ledger: &Ledger,
-    candidate: &Candidate<'_>,
-    crowd: usize,
-    random: &mut Random,
-) -> Result<Option<usize>, LedgerError> {
-    let nobody = |slot: &usize| {
-        ledger.content().slots[*slot]
-            .owner
-            .pid
-            .load(Ordering::Relaxed)
-            == 0
-    };
-    let high_water = ledger.high_water();
-    let free = (0..high_water).filter(nobody).take(crowd).count();
-    if crowd == 1 && free == 0 {
-        // Also those who were killed before they charged anything leave their name; nobody else
-        // cleans these slots. Not asked by those who start at once: the kernel answers slowly where
-        // a file has thousands of locks.
-        let first = random.below(high_water);
-        for step in 0..high_water.min(PROBES as usize) {
-            let slot = (first + step) % high_water;
-            if !nobody(&slot) && candidate.is_abandoned(slot)? {
-                return Ok(Some(slot));
-            }
+    /// Returns an error if the ledger was removed.
+    fn check_current(&self) -> Result<(), LedgerError> {
+        match self.place.is_current() {
+            true => Ok(()),
+            false => Err(LedgerError::Replaced {
+                path: self.place.path.clone(),
+            }),
         }
     }
-    // Above `high_water` every slot looks free, as its page was never written.
-    let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
-    Ok((0..high_water)
-        .filter(nobody)
-        .chain(high_water..MAX_SLOTS)
-        .nth(wanted))
 }
 
-/// Writes the owner's group; what does not fit is cut off.
-fn write_below(page: &SlotPage, below: &str) {
-    let mut bytes = [0; 8 * BELOW_WORDS];
-    for (to, from) in bytes.iter_mut().zip(below.bytes()) {
-        *to = from;
-    }
-    for (word, bytes) in page.below.iter().zip(bytes.as_chunks::<8>().0) {
-        word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
-    }
-}
-
-/// Returns the owner's group, relative to that of the ledger; empty where the bytes are no name.
+/// Returns the owner's group, relative to the ledger's group; empty if the bytes are not a name.
 pub(super) fn read_below(page: &SlotPage) -> String {
-    let bytes = page
-        .below
-        .iter()
-        .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-    let name = bytes.take_while(|byte| *byte != 0).collect();
+    let bytes: [u8; 8 * BELOW_WORDS] = load_bytes(&page.below);
+    let name = bytes.into_iter().take_while(|byte| *byte != 0).collect();
     let mut name = String::from_utf8(name).unwrap_or_default();
-    // A long name is cut off, perhaps behind a `/`.
+    // A long name is cut off, perhaps after a `/`.
     name.truncate(name.trim_end_matches('/').len());
-    // Members write these bytes, so they may be anything.
+    // Members write these bytes, so they may contain anything.
     if name.split('/').all(is_part) {
         name
     } else {
@@ -311,11 +270,11 @@ pub(super) fn read_below(page: &SlotPage) -> String {
 
 enum Take {
     Taken(Anchor),
-    /// Somebody is claiming or cleaning it.
+    /// Another process is claiming or cleaning the slot.
     Busy,
-    /// It has a living owner.
+    /// The slot has a living owner.
     Held,
-    /// Its owner is dead, and the driver may still hold his memory.
+    /// The owner is dead, and the driver may still hold its memory.
     Draining,
 }
 
@@ -328,15 +287,11 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    fn place(&self) -> &Place {
-        &self.ledger.place
-    }
-
     fn find(&self) -> Result<(usize, Anchor), LedgerError> {
         let mut random = Random::new();
         let mut crowd = 1;
         for _ in 0..TRIES {
-            let Some(slot) = pick(self.ledger, self, crowd, &mut random)? else {
+            let Some(slot) = self.pick(crowd, &mut random)? else {
                 break;
             };
             match self.take(slot)? {
@@ -353,44 +308,66 @@ impl Candidate<'_> {
                     Take::Busy | Take::Draining => soon = true,
                 }
             }
-            // The group is being removed when all claim locks are held.
-            if !self.place().is_current() {
-                return Err(replaced(self.place()));
-            }
+            // All claim locks are also held while the group is being removed.
+            self.ledger.check_current()?;
             if !soon {
                 break;
             }
             os::sleep(ROUND_PAUSE);
         }
         Err(LedgerError::NoSlot {
-            path: self.place().path.clone(),
+            path: self.ledger.place.path.clone(),
         })
     }
 
+    /// Chooses a random one of the first `crowd` slots that look free. If `crowd` is 1 and the
+    /// ledger would have to grow, prefers a slot whose owner died without charges.
+    fn pick(&self, crowd: usize, random: &mut Random) -> Result<Option<usize>, LedgerError> {
+        let ledger = self.ledger;
+        let nobody = |slot: &usize| {
+            ledger.content().slots[*slot]
+                .owner
+                .pid
+                .load(Ordering::Relaxed)
+                == 0
+        };
+        let high_water = ledger.high_water();
+        let free = (0..high_water).filter(nobody).take(crowd).count();
+        if crowd == 1 && free == 0 {
+            // A process that was killed before it charged any memory leaves its name in its slot,
+            // and only this code cleans such slots. Processes that start at once skip this check,
+            // because the kernel answers slowly if a file has thousands of locks.
+            let first = random.below(high_water);
+            for step in 0..high_water.min(PROBES as usize) {
+                let slot = (first + step) % high_water;
+                if !nobody(&slot) && self.is_abandoned(slot)? {
+                    return Ok(Some(slot));
+                }
+            }
+        }
+        // Above `high_water` every slot looks free, because its page was never written.
+        let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
+        Ok((0..high_water)
+            .filter(nobody)
+            .chain(high_water..MAX_SLOTS)
+            .nth(wanted))
+    }
+
     fn error(&self, action: &'static str) -> impl Fn(io::Error) -> LedgerError {
-        let path = self.place().path.clone();
+        let path = self.ledger.place.path.clone();
         move |error| LedgerError::io_with_room(&path, action, error)
     }
 
-    /// Whether a slot that bears a name has no owner and no charge.
+    /// Returns whether a slot has neither a living owner nor a charge, although an owner is written
+    /// there.
     fn is_abandoned(&self, slot: usize) -> Result<bool, LedgerError> {
         let held = lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))?;
         Ok(!held && !self.ledger.has_words(slot))
     }
 
-    fn slot(&self, index: usize, owner: Anchor) -> Slot {
-        Slot {
-            ledger: Arc::clone(self.ledger),
-            index,
-            records: Default::default(),
-            distrust: AtomicU64::new(0),
-            _owner: owner,
-        }
-    }
-
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
-        // Asked first: most slots of a full ledger are held, and this leaves those who clean
-        // undisturbed.
+        // Checked before locking: most slots of a full ledger are owned, and this check does not
+        // disturb processes that clean.
         if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
             return Ok(Take::Held);
         }
@@ -399,13 +376,13 @@ impl Candidate<'_> {
             return Ok(Take::Busy);
         }
         let taken = self.take_claimed(slot);
-        // Explicitly, as a child forked meanwhile may keep the description alive. Released last:
-        // until then nobody else touches the slot.
+        // Unlocked explicitly, because a child that was forked meanwhile may keep the description
+        // open. Unlocked last, because until then no other process touches the slot.
         lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
         taken
     }
 
-    /// The claim lock is held.
+    /// Takes the slot. The caller holds its claim lock.
     fn take_claimed(&self, slot: usize) -> Result<Take, LedgerError> {
         self.reserve(slot).map_err(self.error("reserve space"))?;
         match reap::reap_claimed(self.ledger, self.claim, slot, &NoWitness) {
@@ -431,16 +408,17 @@ impl Candidate<'_> {
         page.owner
             .child
             .store(child.map_or(0, child_key), Ordering::Relaxed);
-        write_below(page, self.below);
+        store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
-        // Before this process's first publish: others read it after their own.
-        let high_water = &self.ledger.content().header.signals.high_water;
+        // Written before this process publishes its first request: other processes read
+        // `high_water` after publishing theirs.
+        let high_water = &self.ledger.signals().high_water;
         high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
         Ok(Take::Taken(anchor))
     }
 
-    /// Room for everything that the slot's owner writes: where there is none, that is an error here
-    /// and not a SIGBUS there.
+    /// Reserves space for everything that the slot's owner writes. A full file system causes an
+    /// error here instead of a SIGBUS later.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
             let line = size_of::<layout::WordLine>() as u64;

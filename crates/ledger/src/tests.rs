@@ -1,4 +1,4 @@
-//! What a ledger says and does as a whole.
+//! Tests of the ledger as a whole.
 
 use super::scratch::{GPU, Knows, OTHER_GPU, Scratch, UNIT, level, stranger};
 use super::*;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[test]
-fn categories_have_names_and_figures_of_their_own() {
+fn categories_have_distinct_names_and_figures() {
     let names: BTreeSet<_> = Category::ALL.map(Category::name).into();
     assert_eq!(names.len(), Category::COUNT);
     assert_eq!(Category::Vmm.name(), "vmm");
@@ -15,7 +15,7 @@ fn categories_have_names_and_figures_of_their_own() {
 }
 
 #[test]
-fn indices_are_those_of_the_table() {
+fn device_indices_are_bounded_by_the_table() {
     assert_eq!(DeviceIndex::new(31).map(usize::from), Some(31));
     assert!(DeviceIndex::new(32).is_none());
     let all: BTreeSet<_> = DeviceIndex::all().map(DeviceIndex::get).collect();
@@ -23,7 +23,7 @@ fn indices_are_those_of_the_table() {
 }
 
 #[test]
-fn a_device_is_found_by_all_with_what_is_known_of_it() {
+fn all_members_find_a_device_and_its_figures() {
     let scratch = Scratch::new();
     assert_eq!(
         scratch.device(GPU, 80 << 30).expect("known"),
@@ -63,7 +63,7 @@ fn a_device_is_found_by_all_with_what_is_known_of_it() {
 }
 
 #[test]
-fn a_full_table_of_devices_says_so() {
+fn a_full_device_table_is_an_error() {
     let scratch = Scratch::new();
     for number in 11..MAX_DEVICES as u8 {
         let device = scratch
@@ -82,7 +82,7 @@ fn a_full_table_of_devices_says_so() {
 }
 
 #[test]
-fn changes_below_are_counted() {
+fn changes_of_groups_below_are_counted() {
     let scratch = Scratch::new();
     scratch.children_changed();
     scratch.children_changed();
@@ -92,7 +92,7 @@ fn changes_below_are_counted() {
 }
 
 #[test]
-fn members_are_asked_but_not_all_the_time() {
+fn members_are_asked_at_most_every_200_ms() {
     let scratch = Scratch::new();
     assert!(!scratch.readonly().ask_members());
     assert!(scratch.ask_members());
@@ -103,7 +103,7 @@ fn members_are_asked_but_not_all_the_time() {
         at.load(Ordering::Relaxed).abs_diff(just) < 60_000,
         "the time of it"
     );
-    // As if it were now, a while ago, and by a clock that is before ours.
+    // The members were last asked now, a while ago, and in the future by another clock.
     at.store(os::boot_ms(), Ordering::Relaxed);
     assert!(!scratch.ask_members());
     at.store(os::boot_ms() - 10_000, Ordering::Relaxed);
@@ -127,7 +127,7 @@ fn waits_are_counted_and_added_up() {
 }
 
 #[test]
-fn passing_high_is_news_once_a_second() {
+fn passing_high_is_reported_once_a_second() {
     let scratch = Scratch::new();
     assert!(!scratch.readonly().note_above_high(scratch.device));
     assert!(scratch.note_above_high(scratch.device));
@@ -138,19 +138,22 @@ fn passing_high_is_news_once_a_second() {
     noted.store(os::boot_ms() - 1_001, Ordering::Relaxed);
     assert!(scratch.note_above_high(scratch.device));
     noted.store(os::boot_ms() + 60_000, Ordering::Relaxed);
-    assert!(scratch.note_above_high(scratch.device), "by another clock");
+    assert!(
+        scratch.note_above_high(scratch.device),
+        "recorded by another clock"
+    );
     assert!(noted.load(Ordering::Relaxed) <= os::boot_ms());
 }
 
 #[test]
-fn cleaning_counts_who_is_gone_and_who_drains() {
+fn cleaning_counts_cleaned_and_draining_slots() {
     let scratch = Scratch::new();
     let alive = scratch.join();
     let path = [level(&alive, scratch.device, u64::MAX)];
     charge(&path, UNIT, &Knows(None)).expect("no limit");
     scratch.dead(&stranger(1), 1, 0);
     scratch.dead(&stranger(2), 2, 0);
-    // Killed before it charged anything.
+    // A process that was killed before it charged any memory.
     scratch.dead(&stranger(3), 0, 0);
     assert_eq!(
         scratch.readonly().clean(&Knows(Some(false))),
@@ -164,7 +167,7 @@ fn cleaning_counts_who_is_gone_and_who_drains() {
 }
 
 #[test]
-fn words_without_a_name_are_cleaned_too() {
+fn charges_in_a_slot_without_an_owner_are_cleaned_too() {
     let scratch = Scratch::new();
     let slot = scratch.dead(&stranger(1), 1, 0);
     scratch.content().slots[slot]
@@ -180,7 +183,7 @@ fn words_without_a_name_are_cleaned_too() {
 }
 
 #[test]
-fn whether_anybody_lives_can_be_told_without_writing() {
+fn living_members_are_detected_on_a_read_only_ledger() {
     let scratch = Scratch::new();
     assert!(!scratch.has_live() && !scratch.is_unlinked());
     scratch.dead(&stranger(1), 1, 0);
@@ -190,27 +193,27 @@ fn whether_anybody_lives_can_be_told_without_writing() {
     drop(slot);
     assert!(!scratch.has_live());
     std::fs::remove_file(scratch.path()).expect("removed");
-    assert!(scratch.has_live(), "cannot be told");
+    assert!(scratch.has_live(), "cannot be determined");
     assert!(scratch.is_unlinked());
     assert_eq!(scratch.clean(&Knows(Some(false))), Cleaned::default());
 }
 
 #[test]
-fn that_a_ledger_is_used_is_seen_without_opening_it() {
+fn a_used_ledger_is_detected_without_opening_it() {
     let scratch = Scratch::new();
     assert!(!Ledger::is_used(scratch.path()));
     let slot = scratch.join();
     assert!(Ledger::is_used(scratch.path()));
-    // As one of another version would be.
+    // The file is no longer a ledger of this format.
     std::fs::write(scratch.path(), "").expect("cut");
     assert!(Ledger::is_used(scratch.path()));
     std::fs::remove_file(scratch.path()).expect("removed");
-    assert!(!Ledger::is_used(scratch.path()), "cannot be told");
+    assert!(!Ledger::is_used(scratch.path()), "cannot be determined");
     drop(slot);
 }
 
 #[test]
-fn damage_is_told_while_the_ledger_is_open() {
+fn damage_of_an_open_ledger_is_detected() {
     let scratch = Scratch::new();
     let why = || match scratch.damage() {
         Some(LedgerError::Damaged { what, .. }) => what,
@@ -223,13 +226,13 @@ fn damage_is_told_while_the_ledger_is_open() {
     magic.store(before, Ordering::Relaxed);
     let other = Scratch::new();
     std::fs::write(scratch.path(), "").expect("cut");
-    assert!(!scratch.has_words(0), "whoever looks finds zeros");
+    assert!(!scratch.has_words(0), "reads as zeros");
     assert_eq!(why(), "cut short");
     assert!(other.damage().is_none());
 }
 
 #[test]
-fn what_was_closed_is_mapped_no_longer() {
+fn a_closed_ledger_is_not_mapped() {
     let scratch = Scratch::new();
     let path = scratch.path().to_str().expect("of letters");
     let mapped = || {
@@ -244,20 +247,23 @@ fn what_was_closed_is_mapped_no_longer() {
 }
 
 #[test]
-fn who_removes_keeps_out_and_lets_in_again() {
+fn removal_keeps_processes_out_until_it_ends() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let error = scratch.begin_removal().expect_err("a member");
     assert!(matches!(error, LedgerError::InUse { .. }), "{error}");
     drop(slot);
     let removal = scratch.begin_removal().expect("nobody");
-    assert!(scratch.begin_removal().is_err(), "one at a time");
+    assert!(
+        scratch.begin_removal().is_err(),
+        "only one removal at a time"
+    );
     drop(removal);
     drop(scratch.join());
 }
 
 #[test]
-fn errors_say_about_which_ledger_and_why() {
+fn errors_name_the_ledger_and_the_reason() {
     use std::error::Error;
     let path = Path::new("/nowhere/ledger");
     let error = LedgerError::io(path, "open", std::io::Error::other("because"));

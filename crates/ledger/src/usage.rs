@@ -1,56 +1,58 @@
-//! Reading a ledger: sums and per-process figures, in bytes.
+//! Reading of a ledger: sums and figures per process, in bytes.
 
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
 use super::layout::DeviceStats;
-use super::level::Level;
-use super::lock::{self, Bytes};
+use super::owner::is_dead;
 use super::reap::{self, Witness};
 use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-/// What a group uses of one device. Read word by word while members go on: no moment in time, but
-/// never above what was granted at some moment plus what moved between members while reading.
+/// A group's usage of one device. The words are read one after the other while members continue, so
+/// this is not a snapshot of one moment. `charged` never exceeds the memory granted at some moment
+/// plus the memory that moved between members during the reading.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
-    /// Granted, of the living and of the dead that drain.
+    /// Granted bytes, of living processes and of dead ones that drain.
     pub charged: u64,
-    /// Asked for and not decided at this moment; not part of `charged`.
+    /// Requested bytes that are not decided at this moment; not part of `charged`.
     pub undecided: u64,
-    /// The largest sum that a granted request has seen since the group began, what its own process
-    /// had charged ahead not included. Never above the limit of that time.
+    /// The largest usage that a granted request has seen since the group began, without the bytes
+    /// that the requesting process had charged ahead. Never above the limit of that time.
     pub peak: u64,
-    /// Refused requests since the group began; a count.
+    /// Number of refused requests since the group began.
     pub refusals: u64,
-    /// Requests that waited since the group began, for room in it or in one above it; a count.
+    /// Number of requests that waited since the group began, for room in this group or in one above
+    /// it.
     pub waits: u64,
-    /// Milliseconds that they waited, in all.
+    /// Total time that these requests waited, in milliseconds.
     pub waited_ms: u64,
-    /// Shares of `charged` as the members published them.
+    /// Shares of `charged` by category, as the members published them.
     pub by: [u64; Category::COUNT],
-    /// Charged in advance but not used.
+    /// Bytes that are charged ahead but not used.
     pub idle: u64,
 }
 
-/// One process's part of a group.
+/// The figures of one process in a group.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ProcessUsage {
-    /// Its place in the ledger.
+    /// The index of the process's slot.
     pub slot: usize,
-    /// Who it is.
+    /// The process.
     pub identity: Identity,
-    /// The group that it is in, relative to that of the ledger: `alice/job7`; empty: that group
-    /// itself.
+    /// The process's group, relative to the ledger's group, such as `alice/job7`; empty: the
+    /// ledger's group itself.
     pub below: String,
-    /// False: dead, and the driver may still hold its memory.
+    /// Whether the process is alive. The driver may still hold the memory of a dead process that is
+    /// listed.
     pub alive: bool,
-    /// The devices on which it has, or had, a charge.
+    /// The devices on which the process has, or had, a charge.
     pub devices: Vec<DeviceUsage>,
 }
 
 impl ProcessUsage {
-    /// Its part of one device; nothing where it has none.
+    /// Returns the process's figures for one device; zeros if it has none.
     pub fn on(&self, device: DeviceIndex) -> DeviceUsage {
         let known = self.devices.iter().find(|usage| usage.device == device);
         known.copied().unwrap_or(DeviceUsage {
@@ -65,33 +67,33 @@ impl ProcessUsage {
     }
 }
 
-/// One process's part of a group on one device.
+/// The figures of one process on one device.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct DeviceUsage {
     /// The device.
     pub device: DeviceIndex,
-    /// Granted.
+    /// Granted bytes.
     pub charged: u64,
-    /// The largest `charged` of the process's life, less what it had charged ahead.
+    /// The largest `charged` of the process so far, without bytes charged ahead.
     pub peak: u64,
-    /// Refused requests; a count.
+    /// Number of refused requests.
     pub refusals: u64,
-    /// Shares of `charged` as the process published them.
+    /// Shares of `charged` by category, as the process published them.
     pub by: [u64; Category::COUNT],
-    /// Charged in advance but not used.
+    /// Bytes that are charged ahead but not used.
     pub idle: u64,
-    /// Of `charged`, what has left the process, perhaps for another member that has not charged it
-    /// yet. Shown as [`Category::Vmm`].
+    /// The part of `charged` that has left the process, perhaps for another member that has not
+    /// charged it yet. Included in [`Category::Vmm`].
     pub orphaned: u64,
 }
 
 impl DeviceUsage {
-    /// Bytes of one category.
+    /// Returns the bytes of one category.
     pub fn of(&self, category: Category) -> u64 {
         self.by[category as usize]
     }
 
-    /// Bytes of everything that was allocated by size: linear, VMM, arrays, graphs.
+    /// Returns the bytes that were allocated by size: linear memory, VMM, arrays and graphs.
     pub fn allocations(&self) -> u64 {
         [
             Category::Linear,
@@ -104,47 +106,87 @@ impl DeviceUsage {
         .fold(0, u64::saturating_add)
     }
 
-    /// Charged bytes that are really in use.
+    /// Returns the charged bytes that are in use.
     pub fn in_use(&self) -> u64 {
         self.charged.saturating_sub(self.idle)
     }
 }
 
-pub(super) fn charged(ledger: &Ledger, device: DeviceIndex) -> u64 {
-    (0..ledger.high_water())
-        .map(|slot| charge::granted(ledger.word(slot, device).load(Ordering::Relaxed)))
-        .sum::<u64>()
-        * UNIT
-}
-
-pub(super) fn usage(ledger: &Ledger, device: DeviceIndex) -> Usage {
-    let header = &ledger.content().header;
-    let mut usage = Usage {
-        peak: header.peaks[device.get()].load(Ordering::Relaxed),
-        refusals: header.refusals[device.get()].load(Ordering::Relaxed),
-        waits: header.waits[device.get()].load(Ordering::Relaxed),
-        waited_ms: header.waited_ms[device.get()].load(Ordering::Relaxed),
-        ..Usage::default()
-    };
-    let mut patience = Patience::default();
-    for slot in 0..ledger.high_water() {
-        if ledger.word(slot, device).load(Ordering::Relaxed) == 0 {
-            continue;
-        }
-        let (word, idle) = patience.settled(ledger, slot, device);
-        usage.charged += charge::granted(word) * UNIT;
-        usage.undecided += charge::undecided(word) * UNIT;
-        let stats = &ledger.content().slots[slot].stats[device.get()];
-        for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
-            *sum = sum.saturating_add(figure);
-        }
-        usage.idle = usage.idle.saturating_add(idle);
+impl Ledger {
+    /// Returns the bytes granted on a device to all processes whose slots are not cleaned, living
+    /// or dead. Cheaper than [`Self::usage`].
+    pub fn charged(&self, device: DeviceIndex) -> u64 {
+        (0..self.high_water())
+            .map(|slot| charge::granted(self.word(slot, device).load(Ordering::Relaxed)))
+            .sum::<u64>()
+            * UNIT
     }
-    usage
+
+    /// Returns the group's usage of a device. Dead processes count until their slots are cleaned.
+    pub fn usage(&self, device: DeviceIndex) -> Usage {
+        let header = self.header();
+        let mut usage = Usage {
+            peak: header.peaks[device.get()].load(Ordering::Relaxed),
+            refusals: header.refusals[device.get()].load(Ordering::Relaxed),
+            waits: header.waits[device.get()].load(Ordering::Relaxed),
+            waited_ms: header.waited_ms[device.get()].load(Ordering::Relaxed),
+            ..Usage::default()
+        };
+        let mut patience = Patience::default();
+        for slot in 0..self.high_water() {
+            if self.word(slot, device).load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let (word, idle) = patience.settled(self, slot, device);
+            usage.charged += charge::granted(word) * UNIT;
+            usage.undecided += charge::undecided(word) * UNIT;
+            let stats = &self.content().slots[slot].stats[device.get()];
+            for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
+                *sum = sum.saturating_add(figure);
+            }
+            usage.idle = usage.idle.saturating_add(idle);
+        }
+        usage
+    }
+
+    /// Returns the living members, and the dead ones that drain.
+    pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
+        // Without a descriptor no process can be found dead.
+        let file = self.place.open(false).ok();
+        let now = os::boot_ms();
+        let mut patience = Patience::default();
+        let mut processes = Vec::new();
+        for slot in 0..self.high_water() {
+            let page = &self.content().slots[slot];
+            let Some(identity) = page.owner.read() else {
+                continue;
+            };
+            let dead = file.as_ref().is_some_and(|file| is_dead(file, slot));
+            if dead {
+                let dead_ms = match page.owner.dead_since.load(Ordering::Relaxed) {
+                    0 => 0,
+                    since => now.saturating_sub(since),
+                };
+                if !self.has_words(slot) || reap::has_drained(self, slot, witness, dead_ms) {
+                    continue;
+                }
+            }
+            processes.push(ProcessUsage {
+                slot,
+                identity,
+                below: slot::read_below(page),
+                alive: !dead,
+                devices: DeviceIndex::all()
+                    .filter_map(|device| device_usage(self, slot, device, &mut patience))
+                    .collect(),
+            });
+        }
+        processes
+    }
 }
 
-/// How long one reading of a ledger waits, in all, for requests under way to be decided. That takes
-/// a microsecond, unless a process has lost the processor or was stopped in the middle of it.
+/// Bounds how long one reading of a ledger waits, in all, for undecided requests. Deciding takes a
+/// microsecond, unless a process lost the processor or was stopped in the middle of it.
 #[derive(Default)]
 struct Patience {
     looks: u32,
@@ -165,8 +207,8 @@ impl Patience {
         true
     }
 
-    /// What a slot is charged, and what of it is idle: both before a request that is under way, or
-    /// both after it.
+    /// Returns a slot's word and idle bytes, both from before a request that is being decided, or
+    /// both from after it.
     fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
         let idle = &ledger.content().slots[slot].stats[device.get()].idle;
         let figure = || idle.load(Ordering::Relaxed);
@@ -179,46 +221,6 @@ fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
     let vmm = &mut by[Category::Vmm as usize];
     *vmm = vmm.saturating_add(orphans::orphaned(&stats.left));
     by
-}
-
-pub(super) fn processes(ledger: &Ledger, witness: &dyn Witness) -> Vec<ProcessUsage> {
-    // Without a descriptor nobody can be told dead.
-    let file = ledger.place.open(false).ok();
-    let is_dead = |slot| {
-        file.as_ref()
-            .is_some_and(|file| matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false)))
-    };
-    let now = os::boot_ms();
-    let mut patience = Patience::default();
-    let mut processes = Vec::new();
-    for slot in 0..ledger.high_water() {
-        let page = &ledger.content().slots[slot];
-        let Some(identity) = page.owner.read() else {
-            continue;
-        };
-        let dead = is_dead(slot);
-        if dead {
-            let since = page.owner.dead_since.load(Ordering::Relaxed);
-            let dead_ms = if since == 0 {
-                0
-            } else {
-                now.saturating_sub(since)
-            };
-            if !ledger.has_words(slot) || reap::has_drained(ledger, slot, witness, dead_ms) {
-                continue;
-            }
-        }
-        processes.push(ProcessUsage {
-            slot,
-            identity,
-            below: slot::read_below(page),
-            alive: !dead,
-            devices: DeviceIndex::all()
-                .filter_map(|device| device_usage(ledger, slot, device, &mut patience))
-                .collect(),
-        });
-    }
-    processes
 }
 
 fn device_usage(
@@ -241,16 +243,16 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Bytes that other members of the level could give back if they were asked, at most. Members of
-/// groups that use no more than their `low` are not asked: they publish nothing.
-pub(super) fn reclaimable(level: &Level<'_>) -> u64 {
-    let ledger = level.slot.ledger();
+/// Returns the largest number of bytes that the members of a ledger, except the one in slot `own`,
+/// could give back if asked. Members of groups that use no more than their `low` publish 0, because
+/// they are not asked.
+pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
-        .filter(|slot| *slot != level.slot.index())
+        .filter(|slot| *slot != own)
         .map(|slot| {
-            let stats = &ledger.content().slots[slot].stats[level.device.get()];
-            let words = ledger.word(slot, level.device).load(Ordering::Relaxed);
-            // Not more than is charged, whatever is published.
+            let stats = &ledger.content().slots[slot].stats[device.get()];
+            let words = ledger.word(slot, device).load(Ordering::Relaxed);
+            // At most the granted bytes, whatever the member has published.
             let charged = charge::granted(words) * UNIT;
             stats.reclaimable.load(Ordering::Relaxed).min(charged)
         })

@@ -1,52 +1,57 @@
-//! Waiting for memory, in line.
+//! Waiting in line for memory.
 //!
-//! Who waits draws a number, writes it into its own slot and looks whether somebody with a lower
-//! one waits for the same device. Nobody holds anything that others need: the line is what the
-//! slots of living owners say, and a waiter that has not looked for a while, because it was
-//! stopped, is passed by.
+//! A waiter draws a number, writes it into its own slot, and checks whether a waiter with a lower
+//! number waits for the same device. The line consists only of what the slots of living owners
+//! contain, so no process holds anything that others need. A waiter that has not checked for a
+//! while, because it was stopped, is skipped.
 //!
-//! Who gives memory back looks at one word after its charge is gone; a waiter sets the word before
-//! it looks at the charges. So one of them sees the other, and a waiter that sleeps is woken.
+//! A process that gives memory back reads the word `waiting` after its charge is gone; a waiter
+//! sets that word before it reads the charges. Therefore at least one of them sees the other, and a
+//! sleeping waiter is woken.
 
 use super::atomic::{Ordering, fence};
-use super::layout::{Signals, SlotPage, Waiting};
-use super::lock::{self, Bytes};
-use super::{DeviceIndex, Ledger, Slot, os};
+use super::layout::{SlotPage, Waiting};
+use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
-/// How long a waiter sleeps at most before it looks again: for what nobody wakes it, such as the
-/// death of a member.
+/// Longest time that a waiter sleeps before it checks again, for events that wake no waiter, such
+/// as the death of a member.
 const NAP: Duration = Duration::from_millis(100);
-/// Who has not looked for so long is passed by.
+/// A waiter that has not checked for this many milliseconds is skipped.
 const ABSENT_MS: u64 = 2_000;
 
-/// Whether a waiter may try.
+/// The answer to a waiter that asks for its turn.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Turn {
-    /// Nobody before it.
+    /// The waiter is first in line.
     Yes,
-    /// Not yet.
+    /// Another waiter comes first.
     NotYet,
-    /// The time is over.
+    /// The waiter's time is over.
     Over,
 }
 
-/// A request in the line of one level, until drop.
+/// A request's place in the line of one level, until drop.
 pub struct Line<'a> {
     slot: &'a Slot,
     device: DeviceIndex,
     ticket: u64,
     until: Instant,
-    /// What [`Signals::returned`] was when the charges were last looked at.
+    /// The value of `Signals::returned` when the charges were
+    /// last read.
     returned: u64,
 }
 
 impl<'a> Line<'a> {
-    /// Takes a place at the end. `None` while another thread of this process waits in the same
-    /// group: a process has one place.
+    /// Takes the last place in line. `None` if another thread of this process waits in the same
+    /// group, because a process has only one place.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
-        let signals = signals(slot.ledger());
-        let ticket = signals.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+        let ticket = slot
+            .ledger()
+            .signals()
+            .tickets
+            .fetch_add(1, Ordering::Relaxed)
+            + 1;
         let waiting = slot.waiting();
         if waiting.ticket.load(Ordering::Relaxed) != 0 {
             return None;
@@ -67,17 +72,18 @@ impl<'a> Line<'a> {
         Some(line)
     }
 
-    /// To be asked before every attempt: announces that somebody waits, and says whether it is its
-    /// turn.
+    /// Announces the waiter, and returns whether it is its turn. Call before every attempt to
+    /// charge.
     pub fn turn(&mut self) -> Turn {
         let ledger = self.slot.ledger();
-        let signals = signals(ledger);
+        let signals = ledger.signals();
         self.slot
             .waiting()
             .seen
             .store(os::boot_ms(), Ordering::Relaxed);
         self.returned = signals.returned.load(Ordering::SeqCst);
-        // Another value each time: who finds nobody asleep may only take back what it has seen.
+        // The value changes each time. A process that finds no sleeper resets the word only if it
+        // has not changed.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if os::now() >= self.until {
@@ -92,7 +98,7 @@ impl<'a> Line<'a> {
     /// Sleeps until memory comes back, for a bounded time.
     pub fn sleep(&self) {
         let left = self.until.saturating_duration_since(os::now());
-        let signals = signals(self.slot.ledger());
+        let signals = self.slot.ledger().signals();
         os::futex_wait(&signals.returned, self.returned as u32, left.min(NAP));
     }
 }
@@ -100,31 +106,34 @@ impl<'a> Line<'a> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         self.slot.waiting().ticket.store(0, Ordering::Release);
-        // The next in line need not wait for memory to come back.
+        // The next waiter may try at once, without waiting for memory to come back.
         wake(self.slot.ledger());
     }
 }
 
-/// Whether a request that has not waited yet has to stand in line. Where nobody waits any longer,
-/// that is noted.
-pub(super) fn somebody_waits(ledger: &Ledger, own: usize, device: DeviceIndex) -> bool {
-    let waiting = &signals(ledger).waiting;
-    let before = waiting.load(Ordering::SeqCst);
-    if before == 0 {
-        return false;
+impl Ledger {
+    /// Returns whether another process waits for memory of the device. If so, a new request of this
+    /// slot must stand in line. If no process waits for any device, clears the word that announces
+    /// waiters.
+    pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
+        let waiting = &self.signals().waiting;
+        let before = waiting.load(Ordering::SeqCst);
+        if before == 0 {
+            return false;
+        }
+        let any = |device| is_before(self, slot.index(), device, u64::MAX);
+        if any(device) {
+            return true;
+        }
+        if !DeviceIndex::all().any(any) {
+            // Fails if a process has begun to wait meanwhile, because it changed the word.
+            let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        false
     }
-    let any = |device| is_before(ledger, own, device, u64::MAX);
-    if any(device) {
-        return true;
-    }
-    if !DeviceIndex::all().any(any) {
-        // Who has come meanwhile has changed the word.
-        let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
-    }
-    false
 }
 
-/// Whether somebody living with a lower number waits for the device.
+/// Returns whether a living process with a lower number waits for the device.
 fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> bool {
     let mut file = None;
     let now = os::boot_ms();
@@ -138,50 +147,45 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         {
             continue;
         }
-        if file.is_none() {
-            file = ledger.place.open(false).ok();
-        }
-        // Of the dead nobody takes the number away before their slot is cleaned.
-        let dead = file
+        // A dead waiter's number stays until its slot is cleaned, so the lock decides.
+        let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
+        if !file
             .as_ref()
-            .is_some_and(|file| matches!(lock::is_locked(file, Bytes::owner(index)), Ok(false)));
-        if !dead {
+            .is_some_and(|file| owner::is_dead(file, index))
+        {
             return true;
         }
     }
     false
 }
 
-/// Whether a waiter has not looked for so long that it is passed by.
+/// Returns whether a waiter has not checked for so long that it is skipped.
 fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
 
-fn signals(ledger: &Ledger) -> &Signals {
-    &ledger.content().header.signals
-}
-
-/// After memory was given back: wakes those who wait. One load where nobody does.
+/// Wakes the waiters. Call after memory was given back. Costs one load if no process waits.
 #[inline]
 pub(super) fn returned(ledger: &Ledger) {
-    if signals(ledger).waiting.load(Ordering::SeqCst) != 0 {
+    if ledger.signals().waiting.load(Ordering::SeqCst) != 0 {
         wake(ledger);
     }
 }
 
 #[cold]
 fn wake(ledger: &Ledger) {
-    let signals = signals(ledger);
+    let signals = ledger.signals();
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
-    // Who is awake and about to look again is still in line.
+    // A waiter that is awake, and about to check again, is still in line.
     if os::futex_wake_all(&signals.returned) == 0
         && !ledger.content().slots[..ledger.high_water()]
             .iter()
             .any(is_in_line)
     {
-        // Who has come meanwhile has changed the word, or will.
+        // Fails if a process has begun to wait meanwhile, because it has changed the word or will
+        // change it.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);
@@ -198,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_first_goes_first_on_his_device() {
+    fn waiters_for_a_device_go_in_the_order_of_their_numbers() {
         let scratch = Scratch::new();
         let (device, other) = (scratch.device, scratch.other);
         let slots = [
@@ -216,10 +220,10 @@ mod tests {
         assert!(scratch.has_waiters());
         assert!(
             Line::join(&slots[0], other, later()).is_none(),
-            "one place each"
+            "a process has one place"
         );
         assert!(scratch.somebody_waits(&slots[3], device));
-        // One that does not wait itself is behind all, also of its own process.
+        // A new request comes after all waiters, including those of its own process.
         assert!(scratch.somebody_waits(&slots[2], device));
         assert!(!scratch.somebody_waits(&slots[1], other), "its own request");
         drop(first);
@@ -227,25 +231,25 @@ mod tests {
         drop((second, third));
         assert!(
             Line::join(&slots[0], other, later()).is_some(),
-            "free again"
+            "the place is free again"
         );
     }
 
     #[test]
-    fn that_nobody_waits_any_longer_is_noted() {
+    fn the_word_for_waiters_is_cleared_when_the_last_one_is_gone() {
         let scratch = Scratch::new();
         let (slot, waiter) = (scratch.join(), scratch.join());
         let mut line = Line::join(&waiter, scratch.other, later()).expect("a place");
         line.turn();
         assert!(!scratch.somebody_waits(&slot, scratch.device));
-        assert!(scratch.has_waiters(), "for another device");
+        assert!(scratch.has_waiters(), "a process waits for another device");
         waiter.waiting().ticket.store(0, Ordering::Relaxed);
         assert!(!scratch.somebody_waits(&slot, scratch.device));
         assert!(!scratch.has_waiters());
     }
 
     #[test]
-    fn the_dead_and_the_absent_are_passed_by() {
+    fn dead_and_absent_waiters_are_skipped() {
         let scratch = Scratch::new();
         let (slot, absent) = (scratch.join(), scratch.join());
         let dead = scratch.dead(&stranger(1), 1, 0);
@@ -255,7 +259,7 @@ mod tests {
             .device
             .store(scratch.device.get() as u64, Ordering::Relaxed);
         waiting.seen.store(os::boot_ms(), Ordering::Relaxed);
-        signals(&scratch).waiting.store(1, Ordering::Relaxed);
+        scratch.signals().waiting.store(1, Ordering::Relaxed);
         assert!(!scratch.somebody_waits(&slot, scratch.device), "dead");
         let mut line = Line::join(&absent, scratch.device, later()).expect("a place");
         line.turn();
@@ -267,40 +271,40 @@ mod tests {
         seen.store(os::boot_ms() + 60_000, Ordering::Relaxed);
         assert!(
             scratch.somebody_waits(&slot, scratch.device),
-            "by another clock"
+            "the time is from another clock"
         );
     }
 
     #[test]
-    fn when_the_time_is_over_it_is_nobodys_turn() {
+    fn a_waiter_whose_time_is_over_has_no_turn() {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let until = os::now() + Duration::from_millis(20);
         let mut line = Line::join(&slot, scratch.device, until).expect("a place");
         line.turn();
         line.sleep();
-        assert!(os::now() >= until, "nobody has woken it");
+        assert!(os::now() >= until, "woken too early");
         assert_eq!(line.turn(), Turn::Over);
     }
 
     #[test]
-    fn who_sleeps_is_woken_by_what_comes_back() {
+    fn returned_memory_wakes_a_sleeping_waiter() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        let returned = || signals(&scratch).returned.load(Ordering::Relaxed);
+        let returned = || scratch.signals().returned.load(Ordering::Relaxed);
         super::returned(&scratch);
-        assert_eq!(returned(), 0, "nobody waits");
+        assert_eq!(returned(), 0, "no process waits");
         let mut line = Line::join(&slot, scratch.device, later()).expect("a place");
         line.turn();
         super::returned(&scratch);
         assert_eq!(returned(), 1);
-        // What has come before it ends it.
+        // Returns at once, because memory came back after the waiter's last look.
         line.sleep();
-        assert!(scratch.has_waiters(), "it is awake, and in line");
+        assert!(scratch.has_waiters(), "the waiter is awake and in line");
         line.turn();
-        assert_eq!(line.returned, 1, "what it has seen it does not wait for");
+        assert_eq!(line.returned, 1, "does not wait for what it has seen");
         drop(line);
-        assert_eq!(returned(), 2, "the next in line looks");
-        assert!(!scratch.has_waiters(), "there is none");
+        assert_eq!(returned(), 2, "the next waiter is woken");
+        assert!(!scratch.has_waiters(), "no waiter is left");
     }
 }

@@ -1,7 +1,9 @@
-//! The ledger between real processes: killed, stopped, forked, closing what is not theirs.
+//! Tests of the ledger between real processes, which are killed, stopped, forked, or close
+//! descriptors that do not belong to them.
 //!
-//! The test binary runs itself as the other processes: with `LEDGER_ROLE` set, the test `role` acts
-//! it out. What was really taken is kept in a second mapping that knows nothing of the ledger.
+//! The test binary starts itself as the other processes: with `LEDGER_ROLE` set, the test `role`
+//! plays the role. The memory that was really taken is kept in a second mapping that is independent
+//! of the ledger.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -23,10 +25,11 @@ use std::time::{Duration, Instant};
 const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
 const CAPACITY: u64 = 80 << 30;
 const KIB4: u64 = 4096;
-/// Who has not gone on after this long waits for ever, however slow the machine is.
+/// A process that has not continued after this long is assumed to wait forever, however slow the
+/// machine is.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A ledger of its own for a test.
+/// A temporary ledger for one test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -134,24 +137,24 @@ impl Witness for StillThere {
     }
 }
 
-/// Another process of ours.
+/// Another process that runs this test binary.
 struct Actor {
     child: Child,
     out: BufReader<ChildStdout>,
 }
 
 impl Actor {
-    /// Waits for a line of it.
+    /// Waits until the process prints this line.
     fn says(&mut self, wanted: &str) {
         let mut line = String::new();
-        // The test harness writes lines of its own.
+        // The test harness prints lines of its own.
         while self.out.read_line(&mut line).expect("read") != 0 {
             if line.trim_end().ends_with(wanted) {
                 return;
             }
             line.clear();
         }
-        panic!("the process ended without saying {wanted}");
+        panic!("the process ended without printing {wanted}");
     }
 
     fn tell(&mut self, line: &str) {
@@ -160,7 +163,7 @@ impl Actor {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: signals a child of ours that is not reaped yet.
+        // SAFETY: the signal goes to this process's child, which is not reaped yet.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
@@ -177,12 +180,12 @@ impl Drop for Actor {
     }
 }
 
-/// A device with twelve blocks that exist once each: five bits of one word name the owner of each
-/// block.
+/// A device with twelve blocks, each of which one process can own: one word holds the owner of
+/// every block in five bits.
 ///
-/// One word, so that every take is judged at one moment, and a process killed at any instruction
-/// has taken a block or has not. Who is granted memory by the ledger and finds no free block here
-/// has passed the limit.
+/// All owners are in one word, so that every change happens at one moment, and a process killed at
+/// any instruction either has taken a block or has not. A process that the ledger grants memory,
+/// but that finds no free block here, has passed the limit.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -199,7 +202,7 @@ impl Judge {
             .open(path)
             .expect("judge");
         file.set_len(4096).expect("length");
-        // SAFETY: a new mapping of the whole file, never unmapped.
+        // SAFETY: a new mapping of the whole file, which is never unmapped.
         let words = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -216,7 +219,7 @@ impl Judge {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < 512);
-        // SAFETY: in bounds of a mapping that stays.
+        // SAFETY: the index is in bounds of the mapping, which is never unmapped.
         unsafe { &*self.0.add(index) }
     }
 
@@ -236,12 +239,13 @@ impl Judge {
         self.word(3)
     }
 
-    /// The pid of an actor, which is 1 to 31.
+    /// The pid of an actor; actors are numbered from 1 to 31.
     fn pid(&self, actor: usize) -> &AtomicU64 {
         self.word(8 + actor)
     }
 
-    /// `blocks` with `n` blocks of `from` given to `to`; `None` when there are less than `n`.
+    /// Returns `blocks` after `n` blocks were moved from one owner to another; `None` if the first
+    /// owns fewer than `n`.
     fn moved(blocks: u64, from: usize, to: usize, n: u32) -> Option<u64> {
         let (mut blocks, mut left) = (blocks, n);
         for block in 0..Self::BLOCKS {
@@ -304,7 +308,7 @@ impl Dice {
     }
 }
 
-/// What the other processes do.
+/// Plays the role of another process, if `LEDGER_ROLE` is set.
 #[test]
 fn role() {
     let Ok(role) = std::env::var("LEDGER_ROLE") else {
@@ -352,15 +356,16 @@ fn role() {
             panic!("exec: {error}");
         }
         "closefrom" => {
-            // SAFETY: closes what the test harness may have open beyond the standard streams;
-            // nothing uses it later.
+            // SAFETY: closes the descriptors that the test harness may have open beyond the
+            // standard streams; no code uses them afterwards.
             unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
             println!("holding");
             wait();
         }
         "fork" => {
-            // SAFETY: the child calls nothing that needs a lock of another thread but for the drop,
-            // which frees memory and so may meet the allocator's; its other threads are idle.
+            // SAFETY: the child calls no function that needs another thread's lock, except for the
+            // drop, which frees memory and may need the allocator's lock; the other threads are
+            // idle.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 drop(member);
@@ -370,11 +375,11 @@ fn role() {
                 }
             }
             loop {
-                // SAFETY: asks after a child of ours.
+                // SAFETY: the call asks about this process's own child.
                 let ended = unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG) };
                 if ended != 0 {
                     println!("0 child");
-                    panic!("the child died of its parent's slot");
+                    panic!("the child crashed on its parent's slot");
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -421,7 +426,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     let mut dice = Dice(7);
     let mut kills = 0;
     let started = Instant::now();
-    // So many of both, however slow the machine is.
+    // Both happen often enough, however slow the machine is.
     let enough = |kills| kills >= 20 && judge.grants().load(Ordering::SeqCst) > 1_000;
     let is_over = |kills| {
         started.elapsed() > Duration::from_secs(3) && enough(kills) || started.elapsed() > HANG
@@ -432,14 +437,14 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
         actors[victim].signal(libc::SIGKILL);
         actors[victim].child.wait().expect("wait");
         kills += 1;
-        // The driver takes its time.
+        // The driver needs time to free the memory.
         std::thread::sleep(Duration::from_millis(dice.below(15)));
         judge.give_back(victim + 1, judge.held(victim + 1));
         actors[victim] = spawn(victim + 1);
     }
     judge.stop().store(1, Ordering::SeqCst);
     for mut actor in actors {
-        // One that was just born has perhaps not got that far.
+        // A process that was just started may not have opened the ledger yet.
         actor.child.wait().expect("wait");
     }
     let ledger = scratch.open();
@@ -457,7 +462,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
 }
 
 #[test]
-fn a_stopped_member_blocks_nobody() {
+fn a_stopped_member_does_not_block_the_others() {
     let scratch = Scratch::new();
     let mut actor = scratch.spawn("hold", 4 * KIB4);
     actor.says("holding");
@@ -476,18 +481,18 @@ fn a_stopped_member_blocks_nobody() {
 }
 
 #[test]
-fn what_the_dead_held_returns_after_the_grace_time() {
+fn memory_of_the_dead_returns_after_the_grace_time() {
     let scratch = Scratch::new();
     let member = scratch.join();
     let mut actor = scratch.spawn("hold", 8 * KIB4);
     actor.says("holding");
     let pid = actor.child.id();
     actor.kill();
-    assert_eq!(member.charged(), 8 * KIB4, "the charge stands");
+    assert_eq!(member.charged(), 8 * KIB4, "the charge stays");
     let started = Instant::now();
     assert!(
         member.charge(9 * KIB4, 8 * KIB4).is_err(),
-        "it would never fit"
+        "the request exceeds the limit"
     );
     assert!(started.elapsed() < HANG);
     let draining = member.slot.ledger().clean(&StillThere);
@@ -497,7 +502,7 @@ fn what_the_dead_held_returns_after_the_grace_time() {
         dead.iter()
             .any(|dead| dead.identity.pid == pid && !dead.alive)
     );
-    member.charge(KIB4, 8 * KIB4).expect("when it has drained");
+    member.charge(KIB4, 8 * KIB4).expect("drained");
     let waited = started.elapsed();
     assert!(waited > Duration::from_millis(900), "{waited:?}");
     assert!(waited < HANG, "{waited:?}");
@@ -505,7 +510,7 @@ fn what_the_dead_held_returns_after_the_grace_time() {
 }
 
 #[test]
-fn what_the_dead_held_returns_at_once_when_the_driver_has_let_go() {
+fn memory_of_the_dead_returns_as_soon_as_the_driver_has_freed_it() {
     let scratch = Scratch::new();
     let member = scratch.join();
     let mut actor = scratch.spawn("hold", 8 * KIB4);
@@ -515,12 +520,12 @@ fn what_the_dead_held_returns_at_once_when_the_driver_has_let_go() {
     assert_eq!(
         (cleaned.cleaned, cleaned.draining),
         (1, 0),
-        "at first sight"
+        "at the first look"
     );
     charge(&member.level(8 * KIB4), 8 * KIB4, &Quiet(&AlwaysGone)).expect("it fits");
 }
 
-/// A driver that lists so many bytes of every process.
+/// A witness of a driver that lists this many bytes for every process.
 struct Lists(u64);
 
 impl Witness for Lists {
@@ -530,7 +535,7 @@ impl Witness for Lists {
 }
 
 #[test]
-fn what_a_process_held_before_exec_returns_when_its_new_program_has_charged_all_that_is_listed() {
+fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_listed() {
     const GRACE: Duration = Duration::from_secs(1);
     let (_scratch, member, _actor) = loop {
         let scratch = Scratch::new();
@@ -541,10 +546,10 @@ fn what_a_process_held_before_exec_returns_when_its_new_program_has_charged_all_
         actor.tell("");
         actor.says("holding");
         assert_eq!(member.charged(), 10 * KIB4);
-        // Not at once: what the new program has charged may not be listed yet, and what is listed
-        // be the old one's.
+        // Not freed at once: the driver may not list the new program's memory yet, so the listed
+        // bytes may belong to the old program.
         let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
-        // Else the machine is so slow that this was not at once.
+        // Otherwise the machine was too slow to show that the memory did not return at once.
         if began.elapsed() < GRACE {
             assert_eq!(draining, 1);
             break (scratch, member, actor);
@@ -556,7 +561,7 @@ fn what_a_process_held_before_exec_returns_when_its_new_program_has_charged_all_
     assert_eq!(
         (dying.cleaned, dying.draining),
         (0, 1),
-        "some is not covered"
+        "not all listed bytes are covered"
     );
     let gone = ledger.clean(&Lists(2 * KIB4));
     assert_eq!((gone.cleaned, gone.draining), (1, 0));
@@ -569,7 +574,7 @@ fn what_a_process_held_before_exec_returns_when_its_new_program_has_charged_all_
 }
 
 #[test]
-fn closing_every_descriptor_loses_nothing() {
+fn closing_every_descriptor_keeps_the_slot() {
     let scratch = Scratch::new();
     let mut actor = scratch.spawn("closefrom", 8 * KIB4);
     actor.says("holding");
@@ -599,7 +604,7 @@ fn a_forked_child_neither_keeps_nor_gives_back_its_parents_slot() {
             break pid.expect("pid");
         }
     };
-    assert!(child > 1, "the child died of its parent's slot");
+    assert!(child > 1, "the child crashed on its parent's slot");
     let ledger = scratch.open();
     let device = ledger.find_device(&GPU).expect("device");
     assert_eq!(
@@ -610,7 +615,7 @@ fn a_forked_child_neither_keeps_nor_gives_back_its_parents_slot() {
     assert!(ledger.has_live());
     actor.kill();
     let free = !ledger.has_live();
-    // SAFETY: signals the child of our child, which said its pid and lives until now.
+    // SAFETY: signals the child's child, which has printed its pid and lives until now.
     let was_there = unsafe { libc::kill(child, libc::SIGKILL) } == 0;
     assert!(was_there, "the child outlives its parent");
     assert!(free, "the child holds no lock of its parent");
@@ -632,12 +637,12 @@ fn exec_ends_membership() {
     }
     assert!(
         actor.child.try_wait().expect("wait").is_none(),
-        "it runs on"
+        "the process still runs"
     );
 }
 
 #[test]
-fn threads_that_claim_at_once_get_a_slot_each() {
+fn threads_that_claim_at_once_get_different_slots() {
     let scratch = Scratch::new();
     let started = Instant::now();
     let go = std::sync::Barrier::new(128);
@@ -667,18 +672,18 @@ fn threads_that_claim_at_once_get_a_slot_each() {
 }
 
 fn lock(file: &File, kind: i32, start: usize, len: usize) {
-    // SAFETY: zero is valid for all fields.
+    // SAFETY: all zeros is a valid `flock`.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_start = start as libc::off_t;
     lock.l_len = len as libc::off_t;
-    // SAFETY: reads one `flock`.
+    // SAFETY: the call reads one `flock`.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
 #[test]
-fn a_full_ledger_says_so() {
+fn joining_a_full_ledger_is_an_error() {
     let scratch = Scratch::new();
     let file = OpenOptions::new()
         .read(true)
@@ -690,8 +695,8 @@ fn a_full_ledger_says_so() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // Closing is not enough: what another test forks in this moment has the descriptor too, until
-    // it is another program.
+    // Unlocked explicitly: a process that another test forks at this moment holds the descriptor
+    // until it executes another program.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")
@@ -751,7 +756,7 @@ fn a_cleaner_that_hangs_delays_but_does_not_block() {
 }
 
 #[test]
-fn removal_keeps_out_who_comes_late() {
+fn removal_keeps_late_processes_out() {
     let scratch = Scratch::new();
     let member = scratch.join();
     let ledger = scratch.open();
@@ -818,7 +823,7 @@ fn damage_is_an_error() {
 }
 
 #[test]
-fn garbage_behind_the_header_is_survived() {
+fn garbage_after_the_header_is_survived() {
     let scratch = Scratch::new();
     let file = OpenOptions::new()
         .write(true)
@@ -842,7 +847,7 @@ fn garbage_behind_the_header_is_survived() {
     assert_eq!(
         ledger.usage(device).charged,
         0,
-        "undecided as much as charged"
+        "all charged units are undecided"
     );
     let _ = ledger.clean(&NoWitness);
 }
@@ -879,7 +884,7 @@ fn a_reader_changes_nothing() {
 }
 
 #[test]
-fn the_level_that_refuses_is_named_and_the_others_are_not_charged() {
+fn a_refusal_names_its_level_and_charges_no_level() {
     let (leaf, root) = (Scratch::new(), Scratch::new());
     let (lower, upper) = (leaf.join(), root.join());
     let [low] = lower.level(100 * KIB4);
@@ -915,14 +920,14 @@ fn absurd_requests_are_refused() {
     assert_eq!(
         member.charged(),
         0,
-        "more than is charged gives back what is charged"
+        "at most the charged units are given back"
     );
     member.charge(0, 0).expect("nothing");
     assert!(member.charge(1, 4095).is_err(), "a byte takes 4 KiB");
 }
 
 #[test]
-fn orphans_are_charged_until_somebody_gives_them_back() {
+fn orphans_are_charged_until_a_member_gives_them_back() {
     let scratch = Scratch::new();
     let (sleeping, other) = (scratch.join(), scratch.join());
     let device = other.device;
@@ -935,26 +940,26 @@ fn orphans_are_charged_until_somebody_gives_them_back() {
     assert_eq!(
         ledger.usage(device).by[Category::Vmm as usize],
         6 * KIB4,
-        "shown"
+        "orphans are shown as VMM"
     );
     let release = |seen, keep| other.slot.release_orphans(device, seen, keep);
-    assert_eq!(release(&seen, 7 * KIB4), 0, "all are needed");
+    assert_eq!(release(&seen, 7 * KIB4), 0, "all orphans are kept");
     assert_eq!(release(&seen, 2 * KIB4), 4 * KIB4);
     assert_eq!(
         (sleeping.slot.charged(device), other.charged()),
         (4 * KIB4, 5 * KIB4)
     );
-    assert_eq!(release(&seen, 0), 0, "it has changed since");
+    assert_eq!(release(&seen, 0), 0, "the orphans have changed since");
     other.slot.orphan(device, KIB4);
     let seen = ledger.orphans(device);
     assert_eq!(release(&seen, 2 * KIB4), KIB4);
-    assert_eq!(other.slot.charged(device), 0, "the own ones first");
+    assert_eq!(other.slot.charged(device), 0, "own orphans go first");
     assert_eq!(release(&ledger.orphans(device), 0), 2 * KIB4);
     assert_eq!(
         (sleeping.slot.charged(device), other.charged()),
         (2 * KIB4, 2 * KIB4)
     );
-    // Whose word others have lowered so is not the victim of a stranger.
+    // The owner does not distrust its word, because other processes may give its orphans back.
     sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
     assert_eq!(other.charged(), 3 * KIB4);
     sleeping.uncharge(3 * KIB4);
@@ -962,7 +967,7 @@ fn orphans_are_charged_until_somebody_gives_them_back() {
 }
 
 #[test]
-fn what_the_dead_shared_needs_an_heir_as_long_as_anybody_lives() {
+fn shared_memory_of_the_dead_needs_a_member_to_adopt_it() {
     struct Heir(AtomicU64);
     impl Witness for Heir {
         fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
@@ -988,17 +993,21 @@ fn what_the_dead_shared_needs_an_heir_as_long_as_anybody_lives() {
     let heir = Heir(AtomicU64::new(0));
     let cleaned = ledger.clean(&heir);
     assert_eq!((cleaned.draining, survivor.charged()), (0, 0));
-    assert_eq!(heir.0.into_inner(), 5 * KIB4, "shared and orphaned");
+    assert_eq!(heir.0.into_inner(), 5 * KIB4, "shared plus orphaned bytes");
     assert_eq!(ledger.orphans(survivor.device).total(), 0);
     let device = survivor.device;
     drop(survivor);
     dead();
-    assert_eq!(ledger.clean(&AlwaysGone).draining, 0, "nobody can have it");
+    assert_eq!(
+        ledger.clean(&AlwaysGone).draining,
+        0,
+        "no living member can hold it"
+    );
     assert_eq!(ledger.charged(device), 0);
 }
 
 #[test]
-fn own_idle_memory_goes_before_a_refusal() {
+fn own_idle_memory_is_reclaimed_before_a_refusal() {
     struct Idle<'a>(&'a Member, AtomicU32);
     impl Pressure for Idle<'_> {
         fn reclaim(&self, device: DeviceIndex) -> bool {

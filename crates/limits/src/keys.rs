@@ -473,7 +473,7 @@ mod tests {
             ("max", "expected KEY=VALUE"),
             ("4G", "expected KEY=VALUE"),
             ("max=", "empty size"),
-            ("max=4Q", "'4Q' is no size"),
+            ("max=4Q", "invalid size '4Q'"),
             ("mx=4G", "did you mean max?"),
             ("MAX=4G", "did you mean max?"),
             ("memory.max=4G", "did you mean max?"),

@@ -1,4 +1,4 @@
-//! What containers are given, and what is refused.
+//! Allocations: what containers get, and which requests are refused.
 
 use crate::rig::{GIB, Node, UNITS, gpu_script, group_of, mount_at};
 use gpulimit_base::device::DeviceId;
@@ -26,7 +26,7 @@ fn card(node: &Node, gpu: usize) -> DeviceId {
     node.world.machine().gpu(gpu).uuid.parse().expect("a UUID")
 }
 
-/// So much of this card and nothing of any other.
+/// Returns the limits of a container: so many units of this card, and nothing of others.
 fn only(card: DeviceId, units: u64) -> LimitSet {
     let mut limits = LimitSet::all(Size::Bytes(0));
     limits.set(Selector::Device(card), Key::Max, Size::Bytes(units * GIB));
@@ -38,7 +38,8 @@ fn limits(node: &Node, name: &str) -> LimitSet {
     limits.rules().expect("rules")
 }
 
-/// A program of the node's root in the group: what a container's is for the ledger.
+/// Starts a program in the container's group. It runs as the node's root, which makes no difference
+/// for the ledger.
 fn member(node: &Node, edits: &Edits) -> Session {
     let mut command = node.world.preloaded(gpu_script());
     command.env("GPULIMIT_GROUP", group_of(edits)).env(
@@ -75,7 +76,7 @@ fn a_container_gets_a_group_a_view_and_the_library() {
     let preload = fs::read_to_string(host(inside[1])).unwrap();
     assert_eq!(preload, "/usr/local/lib/gpulimit/libgpulimit.so\n");
 
-    // The view has the group's own files, and nothing else.
+    // The view has hard links to the group's files, and nothing else.
     let (group, view) = (node.group(&name), host(inside[2]));
     let files = view.join(&name);
     assert_eq!(inode(&host(&ledger)), inode(&group.ledger_path()));
@@ -88,7 +89,8 @@ fn a_container_gets_a_group_a_view_and_the_library() {
     };
     assert_eq!(list(&view), [".rules", &*name]);
     assert_eq!(list(&files), ["ledger", "limits", "lock"]);
-    // Programs of any user can be charged there; users of the node cannot come near.
+    // Programs of any user in the container can be charged; users of the node cannot reach the
+    // files.
     assert_eq!((mode(&view), mode(&files)), (0o755, 0o755));
     assert_eq!(mode(&files.join("ledger")), 0o666);
     assert_eq!(mode(&files.join("limits")), 0o644);
@@ -97,7 +99,7 @@ fn a_container_gets_a_group_a_view_and_the_library() {
 }
 
 #[test]
-fn the_gpu_may_come_by_cdi() {
+fn the_gpu_can_come_as_a_cdi_device() {
     let arguments = ["--gpus", "cdi", "--cdi-kind", "example.com/gpu"];
     let node = Node::with(&[], &arguments);
     let edits = node.kubelet.allocate(&node.ids(0, 0..1)).expect("granted");
@@ -110,7 +112,7 @@ fn the_gpu_may_come_by_cdi() {
 }
 
 #[test]
-fn containers_of_one_request_are_told_apart() {
+fn each_container_of_a_request_gets_its_own_group() {
     let node = Node::new();
     let ids = [node.ids(0, 0..2), node.ids(0, 2..6), node.ids(1, 0..1)];
     let containers = ids.map(|ids| Units { ids }).to_vec();
@@ -126,7 +128,7 @@ fn containers_of_one_request_are_told_apart() {
 }
 
 #[test]
-fn what_is_no_share_of_one_gpu_is_refused() {
+fn units_that_are_not_on_one_gpu_are_refused() {
     let node = Node::new();
     let (one, two) = (node.ids(0, 0..3), node.ids(1, 0..2));
     let refused = |ids: &[String], code: Code, says: &[&str]| {
@@ -147,16 +149,28 @@ fn what_is_no_share_of_one_gpu_is_refused() {
     node.plugin
         .says("refused: a container's memory must be on one GPU");
     refused(&[], Code::InvalidArgument, &["no units"]);
-    refused(&["x".into()], Code::InvalidArgument, &["'x' is no unit"]);
+    refused(&["x".into()], Code::InvalidArgument, &["'x' is not a unit"]);
     let escape = format!("{first}::0\n../..");
-    refused(&[escape], Code::InvalidArgument, &["no unit of ours"]);
+    refused(
+        &[escape],
+        Code::InvalidArgument,
+        &["not a unit of this plugin"],
+    );
     let twice = [&one[..], &one[..1]].concat();
     refused(&twice, Code::InvalidArgument, &["twice"]);
     let beyond = format!("{first}::{UNITS}");
-    refused(&[beyond], Code::FailedPrecondition, &["on this node"]);
+    refused(
+        &[beyond],
+        Code::FailedPrecondition,
+        &["this node has no unit"],
+    );
     let elsewhere = "GPU-00000000-0000-0000-0000-000000000000::0".to_owned();
-    refused(&[elsewhere], Code::FailedPrecondition, &["on this node"]);
-    // One bad container of a request: none gets anything.
+    refused(
+        &[elsewhere],
+        Code::FailedPrecondition,
+        &["this node has no unit"],
+    );
+    // If one container of a request is refused, no container gets anything.
     let containers = vec![Units { ids: one }, Units { ids: spans }];
     let request = AllocateRequest { containers };
     let answer = node
@@ -173,9 +187,9 @@ fn what_is_no_share_of_one_gpu_is_refused() {
 }
 
 #[test]
-fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
+fn the_fullest_gpu_that_fits_is_preferred() {
     let node = Node::new();
-    // 30 are left of the first GPU, 50 of the second.
+    // The first GPU has 30 free units, the second has 50.
     let free = [node.ids(0, 49..79), node.ids(1, 29..79)].concat();
     for (size, gpu) in [(1, 0), (30, 0), (31, 1), (50, 1)] {
         let chosen = node.kubelet.prefer(&free, size).expect("fits");
@@ -185,12 +199,12 @@ fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
         assert!(chosen.iter().all(|id| free.contains(id)));
         assert!(node.kubelet.allocate(&chosen).is_ok());
     }
-    // The scheduler saw 80.
+    // The scheduler sees the sum of both GPUs, 80 units.
     let status = node.kubelet.prefer(&free, 51).expect_err("refused");
-    let most = format!("the most are 50, of {}", card(&node, 1));
+    let most = format!("{} has the most, 50", card(&node, 1));
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains(&most), "{status}");
-    // What an init container of the pod had is among it, though the other GPU would fit better.
+    // The units of the pod's init container are included, though the other GPU would fit better.
     let had = node.ids(1, 5..9);
     let choice = Choice {
         available: [&free[..], &had].concat(),
@@ -210,7 +224,7 @@ fn large_pieces_stay_whole_and_what_fits_nowhere_is_said() {
 }
 
 #[test]
-fn calls_that_make_no_sense_are_refused_and_no_harm() {
+fn malformed_calls_are_refused_and_do_no_harm() {
     #[derive(Clone, PartialEq, prost::Message)]
     struct Other {
         #[prost(uint64, tag = "1")]
@@ -238,7 +252,7 @@ fn calls_that_make_no_sense_are_refused_and_no_harm() {
         .kubelet
         .call(async |plugin| plugin.pre_start_container(pre_start).await);
     assert!(answer.is_ok());
-    // What is not HTTP/2, and a message longer than any.
+    // Bytes that are not HTTP/2, and a message longer than the limit.
     use std::io::Write;
     let socket = node.kubelet.folder().join("gpulimit.sock");
     for bytes in [
@@ -262,7 +276,7 @@ fn calls_that_make_no_sense_are_refused_and_no_harm() {
 }
 
 #[test]
-fn another_plugin_leaves_those_alone_who_run() {
+fn a_restarted_plugin_keeps_the_groups_of_running_containers() {
     let mut node = Node::new();
     let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let name = group_of(&edits);
@@ -278,35 +292,35 @@ fn another_plugin_leaves_those_alone_who_run() {
             ("free b", "0"),
         ]);
     }
-    // Asked once more for the same, as by a kubelet that died before it wrote down the answer: what
-    // that gives is another's.
+    // Kubelet may ask again for the same units, for instance if it died before it recorded the
+    // answer. The second allocation is for another container.
     let again = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     assert_ne!(group_of(&again), name);
     assert_eq!(inode(&node.group(&name).ledger_path()), ledger);
     program.expect(&[("alloc b 500M", "0"), ("alloc c 500M", "2")]);
 }
 
-/// The file of a container that it can write, on the node.
+/// Returns the path on the node of the ledger, the only file that the container can write.
 fn ledger_of(edits: &Edits) -> std::path::PathBuf {
     let inside = format!("/run/gpulimit/{}/ledger", group_of(edits));
     (&mount_at(edits, &inside).host_path).into()
 }
 
-/// As if it had been made that long ago.
+/// Makes an allocation look old.
 fn make_older(node: &Node, edits: &Edits) {
     let record = node.record(&group_of(edits));
     let file = fs::File::options().write(true).open(record).expect("there");
-    // Older than what was made for the next pod, however long this test has been running.
+    // Older than the next pod's allocation, however long this test has been running.
     let before = SystemTime::now() - Duration::from_secs(100_000);
     file.set_modified(before).expect("set");
 }
 
 #[test]
-fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
+fn the_next_pod_with_the_same_units_gets_new_files() {
     let mut node = Node::new();
     let ids = node.ids(0, 0..4);
     let owner = fs::metadata(node.state()).expect("there").uid();
-    // What a container's root may do to the one file that it can write.
+    // Things that a container's root can do to its ledger.
     type Deed = fn(&Path) -> Option<fs::File>;
     let cut: Deed = |ledger| {
         let file = fs::File::options().write(true).open(ledger).expect("there");
@@ -327,7 +341,7 @@ fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
         fs::set_permissions(ledger, fs::Permissions::from_mode(0o000)).expect("closed");
         None
     };
-    // A descriptor that outlives the pod, with a lock that keeps everybody out.
+    // Keeps a file open and locked after the pod has ended.
     let lock: Deed = |ledger| {
         let file = fs::File::open(ledger.with_file_name("lock")).expect("there");
         file.lock().expect("locked");
@@ -348,9 +362,9 @@ fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
         assert_ne!(inode(&ledger_of(&again)), before);
         let mut program = member(&node, &again);
         program.expect(&[("alloc a 3000M", "0"), ("alloc b 1000M", "2")]);
-        // What the first one has made of its files keeps nobody from removing them.
+        // Whatever the first container did to its files, they can be removed.
         make_older(&node, &edits);
-        node.plugin.says(&format!("{}: removed", group_of(&edits)));
+        node.plugin.says(&format!("removed {}", group_of(&edits)));
         assert!(!node.has_group(&group_of(&edits)) && !ledger_of(&edits).exists());
         drop(program);
         make_older(&node, &again);
@@ -358,24 +372,25 @@ fn whoever_gets_the_units_next_gets_files_that_nobody_has_touched() {
 }
 
 #[test]
-fn an_init_container_keeps_its_group_when_others_get_its_units() {
+fn an_init_container_keeps_its_group_when_the_pod_gets_its_units() {
     let node = Node::with(&[], &["--keep", "0s"]);
-    // Kubelet does not list init containers, but the units are in use.
+    // Kubelet lists the units, but not the init container that uses them.
     node.kubelet.set_pods(&[("pod", &node.ids(0, 0..8))]);
     let first = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let main = node.kubelet.allocate(&node.ids(0, 0..8)).expect("granted");
     let (init, main) = (group_of(&first), group_of(&main));
     assert_ne!(init, main);
-    node.plugin.says(&format!("{main}: has default/pod/main"));
+    node.plugin
+        .says(&format!("{main} belongs to default/pod/main"));
     assert!(node.has_group(&init) && node.has_group(&main));
-    // A minute later it is another pod that has them.
+    // After more than a minute, the units must belong to another pod.
     make_older(&node, &first);
-    node.plugin.says(&format!("{init}: removed"));
+    node.plugin.says(&format!("removed {init}"));
     assert!(!node.has_group(&init) && node.has_group(&main));
 }
 
 #[test]
-fn after_a_reboot_everything_is_there_again_before_kubelet_is_told() {
+fn after_a_reboot_groups_are_made_again_before_the_registration() {
     let mut node = Node::new();
     let edits = node.kubelet.allocate(&node.ids(1, 0..5)).expect("granted");
     let other = node.kubelet.allocate(&node.ids(0, 0..2)).expect("granted");
@@ -385,11 +400,11 @@ fn after_a_reboot_everything_is_there_again_before_kubelet_is_told() {
     for entry in fs::read_dir(&root).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }
-    // What container runtimes make where they find nothing to mount.
+    // Container runtimes make directories where they find nothing to mount.
     for mount in &edits.mounts[2..] {
         fs::create_dir_all(&mount.host_path).unwrap();
     }
-    // Damage to what is written down is nobody else's.
+    // A damaged record must not affect the others.
     fs::write(node.record("k8s-damaged"), "{").unwrap();
     node.replace_plugin();
     assert!(limits(&node, &name).same_as(&only(card(&node, 1), 5)));
@@ -402,7 +417,7 @@ fn after_a_reboot_everything_is_there_again_before_kubelet_is_told() {
 }
 
 #[test]
-fn a_plugin_that_is_killed_in_the_middle_leaves_nothing_in_the_way() {
+fn a_plugin_killed_during_an_allocation_does_not_block_the_next() {
     let mut node = Node::new();
     for step in 0..4_u64 {
         let ids = node.ids(0, 0..(step as usize % 3 + 1));

@@ -1,5 +1,5 @@
-//! A container as a runtime would make it from the plugin's answer: its variables, its mounts, a
-//! user of its own. Takes root.
+//! Containers as a runtime would make them from the plugin's answer: with its variables and mounts,
+//! and a user of their own. Needs root.
 
 use crate::rig::{GIB, Node, gpu_script, group_of};
 use gpulimit_k8s::api::Edits;
@@ -9,12 +9,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 const USER: u32 = 41_007;
-/// Before the name of a variable that is left out.
+/// Comes before the name of a variable that is left out.
 const WITHOUT: &str = "without ";
 
-/// The mounts, one after the other, in a mount namespace whose /etc, /run and /usr/local/lib are
-/// the container's own. Then, as the user, the program with nothing in its environment but the
-/// rest.
+/// Mounts everything in a mount namespace whose /etc, /run and /usr/local/lib belong to the
+/// container. Then runs the program as the user, with the remaining arguments as its environment.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -46,8 +45,8 @@ fn may_run() -> bool {
     may
 }
 
-/// `program` in a container with these edits; `more`: what the pod itself says of its environment,
-/// which wins.
+/// Returns the command that runs `program` in a container with these edits. `more` has variables of
+/// the pod itself, which take precedence.
 fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&str]) -> Command {
     let machine = node.world.machine();
     let open = fs::Permissions::from_mode(0o666);
@@ -76,7 +75,7 @@ fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&st
         }
         command.arg(format!("{name}={value}"));
         if name == "NVIDIA_VISIBLE_DEVICES" {
-            // What NVIDIA's runtime makes of it.
+            // NVIDIA's runtime turns the variable into this one.
             command.arg(format!("CUDA_VISIBLE_DEVICES={value}"));
         }
     }
@@ -98,7 +97,7 @@ fn shell(node: &Node, edits: &Edits, uid: u32, script: &str) -> Output {
     world::finish(container(node, edits, uid, &[], &["sh", "-c", script]))
 }
 
-/// What the controller on the node says of the group.
+/// Returns what `gpulimit show --json` prints about the group on the node.
 fn shown(node: &Node, name: &str) -> serde_json::Value {
     let mut command = node.world.bare(&world::controller());
     let output = command
@@ -110,7 +109,7 @@ fn shown(node: &Node, name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_container_has_what_it_was_given_and_no_more() {
+fn a_container_gets_exactly_its_allocation() {
     if !may_run() {
         return;
     }
@@ -120,7 +119,7 @@ fn a_container_has_what_it_was_given_and_no_more() {
     for uid in [USER, 0] {
         let mut program = start(&node, &edits, uid, &[]);
         assert_eq!(program.say("start"), "0 0");
-        // It sees a GPU of 2 GiB.
+        // The program sees a GPU of 2 GiB.
         let view = program.numbers("info");
         assert_eq!((view[0], view[2]), (0, 2 * GIB), "{view:?}");
         program.expect(&[
@@ -151,7 +150,7 @@ fn a_container_has_what_it_was_given_and_no_more() {
 }
 
 #[test]
-fn two_containers_of_one_gpu_do_not_touch_each_other() {
+fn two_containers_on_one_gpu_are_independent() {
     if !may_run() {
         return;
     }
@@ -170,14 +169,14 @@ fn two_containers_of_one_gpu_do_not_touch_each_other() {
         (2 * CONTEXT + 3800 * MIB..=5 * GIB).contains(&used),
         "{used}"
     );
-    // What the first can see of the second's group: nothing.
+    // The first container cannot see the second's group.
     let other = group_of(&edits[1]);
     let output = shell(&node, &edits[0], 0, "ls -A /run/gpulimit");
     assert!(!text(&output.stdout).contains(&other), "{output:?}");
 }
 
 #[test]
-fn nothing_that_a_pod_says_raises_its_limit() {
+fn variables_of_a_pod_do_not_raise_its_limit() {
     if !may_run() {
         return;
     }
@@ -191,7 +190,7 @@ fn nothing_that_a_pod_says_raises_its_limit() {
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o777)).unwrap();
     let root = format!("GPULIMIT_ROOT={}", elsewhere.display());
     let without = format!("{WITHOUT}GPULIMIT_GROUP");
-    // Held by the limit: these say nothing against the rule.
+    // The limit still holds: these variables do not contradict the rule.
     for more in [
         &["LD_PRELOAD="][..],
         &[&root],
@@ -203,7 +202,7 @@ fn nothing_that_a_pod_says_raises_its_limit() {
         assert_eq!(program.say("start"), "0 0", "{more:?}");
         program.expect(&[("alloc a 1400M", "0"), ("alloc b 200M", "2")]);
     }
-    // No GPU at all: these ask for what is not theirs.
+    // These variables ask for other groups, so the program gets no GPU memory.
     let foreign = format!("GPULIMIT_GROUP={other}");
     for more in [
         &[&*foreign][..],
@@ -218,16 +217,17 @@ fn nothing_that_a_pod_says_raises_its_limit() {
             "{more:?} {errors}"
         );
     }
-    // The other GPU, should it be seen: nothing of it.
+    // The program gets nothing of another GPU that it can see.
     let second = format!("CUDA_VISIBLE_DEVICES={}", node.world.machine().gpu(1).uuid);
     let mut program = start(&node, &edits, USER, &[&second]);
     program.expect(&[("init", "0"), ("retain 0", "2")]);
     drop(program);
-    // Files, as the container's root.
+    // The container's root tries to change files.
     let script = format!(
         "cd /run/gpulimit || exit 9
-         for try in 'rm -f .rules' 'touch x' 'rm -f {name}/limits' ': > {name}/limits' 'mv {name} y' 'rm {name}/ledger' \
-             'rm /etc/ld.so.preload' ': > /etc/ld.so.preload' 'umount /etc/ld.so.preload.x' 'touch /usr/local/lib/gpulimit/x'; do
+         for try in 'rm -f .rules' 'touch x' 'rm -f {name}/limits' ': > {name}/limits' \
+             'mv {name} y' 'rm {name}/ledger' 'rm /etc/ld.so.preload' ': > /etc/ld.so.preload' \
+             'umount /etc/ld.so.preload.x' 'touch /usr/local/lib/gpulimit/x'; do
              (eval \"$try\") 2>/dev/null && echo \"$try\"
          done; true"
     );
@@ -239,15 +239,15 @@ fn nothing_that_a_pod_says_raises_its_limit() {
 }
 
 #[test]
-fn a_container_that_comes_before_the_plugin_gets_no_gpu() {
+fn a_container_started_before_the_plugin_gets_no_gpu_memory() {
     if !may_run() {
         return;
     }
     let mut node = Node::new();
     let edits = node.kubelet.allocate(&node.ids(0, 0..2)).expect("granted");
     node.plugin.kill();
-    // A reboot: the root is empty. Container runtimes make directories where they find nothing to
-    // mount.
+    // After a reboot, the root is empty. Container runtimes make directories where they find
+    // nothing to mount.
     for entry in fs::read_dir(node.world.root().path()).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }
@@ -267,7 +267,7 @@ fn a_container_that_comes_before_the_plugin_gets_no_gpu() {
     };
     closed(&[]);
     closed(&["GPULIMIT_MAX=40G"]);
-    // When it has come, the container's next start goes well.
+    // After the plugin has started, the container can be started again.
     node.replace_plugin();
     let mut program = start(&node, &edits, USER, &[]);
     assert_eq!(program.say("start"), "0 0");

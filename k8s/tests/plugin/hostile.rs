@@ -1,4 +1,4 @@
-//! Clients and containers that mean no good.
+//! Clients and containers that attack the plugin.
 
 use crate::kubelet::Kubelet;
 use crate::rig::{Node, group_of, mount_at};
@@ -9,12 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process with a write lease on a file (`F_SETLEASE`), as a container's root may have on any
-/// file that it can read. It does not give it up when it is asked to.
+/// A process with a write lease on a file (`F_SETLEASE`), which a container's root can take on any
+/// file that it can read. The process never gives the lease up.
 struct Lease(Child);
 
 impl Lease {
-    /// `Err` with the system's word where there is none to be had.
+    /// Takes a lease. The error is the system's text.
     fn take(path: &Path) -> Result<Self, String> {
         let script = "import fcntl, os, signal, sys\n\
             signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
@@ -57,15 +57,15 @@ fn a_lease_on_a_view_does_not_stop_the_next_plugin() {
     let (text, before) = (fs::read(&rules).expect("rules"), inode(&rules));
     let _lease = Lease::take(&rules).expect("a lease");
     node.replace_plugin();
-    // It has not waited until the kernel ended the lease.
+    // The plugin has replaced the file, instead of waiting until the kernel broke the lease.
     assert_ne!(inode(&rules), before);
     assert_eq!(fs::read(&rules).expect("rules"), text);
     assert!(node.has_group(&group_of(&edits)));
 }
 
-/// All containers start their programs by these files.
+/// Programs of all containers open these files when they start.
 #[test]
-fn nobody_gets_a_lease_on_the_files_of_all_containers() {
+fn leases_on_the_files_of_all_containers_are_prevented() {
     let mut node = Node::new();
     for name in ["ld.so.preload", "libgpulimit.so"] {
         let path = node.state().join("lib").join(name);
@@ -75,7 +75,7 @@ fn nobody_gets_a_lease_on_the_files_of_all_containers() {
             Err("Resource temporarily unavailable".into()),
             "{name}"
         );
-        // One that was taken while no plugin ran is on a file that no later container gets.
+        // A lease taken while no plugin runs is on a file that later containers do not get.
         node.plugin.kill();
         let (bytes, before) = (fs::read(&path).expect("read"), inode(&path));
         let _lease = Lease::take(&path).expect("a lease");
@@ -86,7 +86,7 @@ fn nobody_gets_a_lease_on_the_files_of_all_containers() {
 }
 
 #[test]
-fn one_connection_has_a_bounded_number_of_calls() {
+fn a_connection_has_a_bounded_number_of_calls() {
     let node = Node::new();
     let mut plugin = connect(&node.kubelet);
     plugin
@@ -108,7 +108,7 @@ fn one_connection_has_a_bounded_number_of_calls() {
 }
 
 #[test]
-fn a_refusal_is_short_whatever_was_asked_for() {
+fn a_refusal_is_short_for_any_request() {
     let node = Node::new();
     let refused = node.kubelet.allocate(&["\x1b[31m".repeat(100_000)]);
     let status = refused.expect_err("no unit");
@@ -129,9 +129,9 @@ fn a_refusal_is_short_whatever_was_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_made_leaves_nothing_behind() {
+fn a_failed_allocation_leaves_no_files() {
     let node = Node::new();
-    // Where the views should be there is a link to nothing.
+    // The directory of the views is a dangling link.
     let views = node.world.root().path().join(".kubernetes");
     fs::remove_dir_all(&views).expect("removed");
     symlink("nothing", &views).expect("linked");
@@ -157,7 +157,7 @@ fn what_cannot_be_made_leaves_nothing_behind() {
 }
 
 #[test]
-fn views_are_private_also_in_a_root_that_was_removed() {
+fn views_are_private_in_a_root_that_was_removed_and_made_again() {
     let node = Node::new();
     let root = node.world.root();
     fs::remove_dir_all(root.path()).expect("removed");

@@ -1,4 +1,4 @@
-//! Kubelet's side: takes registrations, lists pods, calls the plugin.
+//! A kubelet for tests: takes registrations, lists pods and calls the plugin.
 
 use gpulimit_k8s::api::device_plugin_client::DevicePluginClient;
 use gpulimit_k8s::api::pod_resources_lister_server::{
@@ -23,14 +23,14 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// What kubelet is told and tells.
+/// What kubelet was told, and what it answers.
 #[derive(Default)]
 pub struct Books {
-    /// Registrations, as they came.
+    /// The registrations, in their order.
     pub registered: Vec<RegisterRequest>,
-    /// Whether it says no to them.
+    /// True if it refuses registrations.
     pub refuses: bool,
-    /// Who has what.
+    /// The pods and their devices.
     pub pods: PodList,
 }
 
@@ -56,7 +56,7 @@ impl PodResourcesLister for Desk {
     }
 }
 
-/// A kubelet in a directory of its own.
+/// A kubelet with a directory of its own.
 pub struct Kubelet {
     folder: PathBuf,
     books: Arc<Mutex<Books>>,
@@ -65,7 +65,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// One that has not started.
+    /// Makes a kubelet that has not started.
     pub fn new(folder: PathBuf) -> Self {
         fs::create_dir(&folder).expect("a directory");
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -91,7 +91,7 @@ impl Kubelet {
         self.books.lock().unwrap()
     }
 
-    /// Starts, or starts anew: all sockets are removed, as kubelet does.
+    /// Starts or restarts kubelet, which removes all sockets.
     pub fn start(&mut self) {
         self.stop();
         for entry in fs::read_dir(&self.folder).unwrap() {
@@ -116,7 +116,7 @@ impl Kubelet {
         }
     }
 
-    /// A connection to the plugin, at its socket as it was registered last.
+    /// Connects to the plugin, at the socket of the last registration.
     fn connect(&self) -> Channel {
         let endpoint = self
             .books()
@@ -140,7 +140,7 @@ impl Kubelet {
         answer.map(Response::into_inner)
     }
 
-    /// Calls whatever the path names, with whatever message.
+    /// Calls any path of the plugin, with any message.
     pub fn call_path(
         &self,
         path: &'static str,
@@ -180,7 +180,7 @@ impl Kubelet {
         Ok(answer.containers.into_iter().next().unwrap().ids)
     }
 
-    /// From now on these pods, of one container each, have these units.
+    /// Sets the pods, with one container each, and their units.
     pub fn set_pods(&self, pods: &[(&str, &[String])]) {
         let pod = |(name, ids): &(&str, &[String])| Pod {
             name: (*name).into(),
@@ -204,7 +204,7 @@ impl Kubelet {
     }
 }
 
-/// What `ListAndWatch` sends.
+/// The stream of `ListAndWatch`.
 pub struct Stream(Streaming<DeviceList>, Handle);
 
 impl Stream {

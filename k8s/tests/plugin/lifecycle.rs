@@ -1,4 +1,4 @@
-//! Registration, the list of units, restarts of either side, the end.
+//! Registration, the list of units, restarts of kubelet and the plugin, and the plugin's end.
 
 use crate::rig::{Node, UNITS};
 use gpulimit_k8s::api::{Device, Empty, LONGEST_ID, Options};
@@ -16,7 +16,7 @@ fn all_are(devices: &[Device], health: &str) -> bool {
 }
 
 #[test]
-fn it_registers_and_lists_the_memory_of_each_gpu() {
+fn the_plugin_registers_and_lists_the_memory_of_each_gpu() {
     let node = Node::new();
     let request = node.kubelet.books().registered[0].clone();
     assert_eq!(
@@ -45,7 +45,7 @@ fn it_registers_and_lists_the_memory_of_each_gpu() {
 }
 
 #[test]
-fn what_is_kept_back_is_not_listed() {
+fn reserved_memory_is_not_listed() {
     let knobs = [("GPULIMIT_SIM_CAPACITY", "17179869184")];
     for (arguments, expected) in [
         (&["--reserve", "1Gi"][..], 15),
@@ -61,7 +61,7 @@ fn what_is_kept_back_is_not_listed() {
 }
 
 #[test]
-fn a_gpu_that_is_cut_is_listed_by_its_instances() {
+fn a_split_gpu_is_listed_by_its_mig_instances() {
     let node = Node::with(&[("GPULIMIT_SIM_MIG", "2")], &[]);
     let devices = node.kubelet.watch().next().expect("a list");
     let instances = node.world.machine().gpus();
@@ -74,7 +74,7 @@ fn a_gpu_that_is_cut_is_listed_by_its_instances() {
 }
 
 #[test]
-fn kubelet_may_come_later_and_say_no_first() {
+fn kubelet_may_start_later_and_first_refuse() {
     let mut node = Node::before_kubelet(&[], &[]);
     node.plugin.says("waiting for kubelet");
     node.plugin
@@ -85,7 +85,7 @@ fn kubelet_may_come_later_and_say_no_first() {
     node.kubelet.books().refuses = true;
     node.kubelet.start();
     node.plugin
-        .says("does not take gpulimit.dev/gpu-memory: Unknown: not today: 100 % no");
+        .says("cannot register gpulimit.dev/gpu-memory with kubelet: Unknown: not today: 100 % no");
     assert!(node.kubelet.books().registered.is_empty());
     node.kubelet.books().refuses = false;
     node.registrations(1);
@@ -93,19 +93,19 @@ fn kubelet_may_come_later_and_say_no_first() {
 }
 
 #[test]
-fn a_kubelet_that_starts_anew_is_told_again() {
+fn the_plugin_registers_again_after_a_restart_of_kubelet() {
     let mut node = Node::new();
     for count in 2..5 {
         let mut stream = node.kubelet.watch();
         stream.next().expect("a list");
-        // Removes the plugin's socket as well.
+        // A restart of kubelet also removes the plugin's socket.
         node.kubelet.start();
         node.registrations(count);
         let devices = node.kubelet.watch().next().expect("a list");
         assert_eq!(devices.len(), 2 * UNITS);
         assert!(node.kubelet.allocate(&node.ids(0, 0..1)).is_ok());
     }
-    // Who listens is not told once more.
+    // A kubelet that listens gets no second registration.
     let _stream = node.kubelet.watch();
     let before = node.kubelet.books().registered.len();
     std::thread::sleep(std::time::Duration::from_secs(2));
@@ -113,17 +113,17 @@ fn a_kubelet_that_starts_anew_is_told_again() {
 }
 
 #[test]
-fn a_kubelet_that_does_not_listen_is_told_again() {
+fn the_plugin_registers_again_if_kubelet_does_not_listen() {
     let node = Node::new();
-    // Nobody has asked for the list.
+    // This kubelet has never asked for the list.
     node.registrations(2);
-    // Somebody has, and hung up.
+    // This kubelet has asked for the list and hung up.
     node.kubelet.watch().next().expect("a list");
     node.registrations(3);
 }
 
 #[test]
-fn its_own_socket_may_be_taken_away() {
+fn a_removed_socket_of_the_plugin_is_made_again() {
     let node = Node::new();
     let _stream = node.kubelet.watch();
     fs::remove_file(node.kubelet.folder().join("gpulimit.sock")).expect("removed");
@@ -132,7 +132,7 @@ fn its_own_socket_may_be_taken_away() {
 }
 
 #[test]
-fn it_ends_when_told_and_takes_its_socket_along() {
+fn a_signal_ends_the_plugin_and_removes_its_socket() {
     let mut node = Node::new();
     let socket = node.kubelet.folder().join("gpulimit.sock");
     let mut stream = node.kubelet.watch();
@@ -142,9 +142,9 @@ fn it_ends_when_told_and_takes_its_socket_along() {
     assert!(node.plugin.terminate().success());
     assert!(!socket.exists());
     assert!(stream.next().is_none());
-    // What it has made stays.
+    // Groups stay after the plugin's end.
     assert!(node.has_group(&crate::rig::group_of(&edits)));
-    // One that is killed leaves its socket, which is in nobody's way.
+    // A killed plugin leaves its socket, and the next plugin replaces it.
     node.replace_plugin();
     node.plugin.kill();
     assert!(socket.exists());
@@ -152,31 +152,31 @@ fn it_ends_when_told_and_takes_its_socket_along() {
     assert!(node.kubelet.watch().next().is_some());
 }
 
-/// The DaemonSet's pod has ten seconds to end, and an answer may take twenty.
+/// The DaemonSet's pod has ten seconds to end, and kubelet's answer may take twenty.
 #[test]
-fn it_ends_when_told_also_while_kubelet_hangs() {
+fn a_signal_ends_the_plugin_while_kubelet_hangs() {
     for name in ["kubelet.sock", "pods.sock"] {
         let mut node = Node::before_kubelet(&[], &[]);
         if name == "pods.sock" {
             node.kubelet.start();
             node.registrations(1);
             fs::remove_file(node.kubelet.folder().join(name)).expect("removed");
-            node.plugin.says("kubelet does not list its pods");
+            node.plugin.says("cannot list kubelet's pods");
         }
         let socket = UnixListener::bind(node.kubelet.folder().join(name)).expect("a socket");
-        // Somebody asks, and gets no answer.
+        // The plugin asks, and gets no answer.
         let _asked = socket.accept().expect("a call");
         assert!(node.plugin.terminate().success());
         let said = node.plugin.said();
         assert!(
-            !said.iter().any(|line| line.contains("no answer came")),
+            !said.iter().any(|line| line.contains("no answer in time")),
             "{said:?}"
         );
     }
 }
 
 #[test]
-fn a_lost_gpu_is_told() {
+fn a_lost_gpu_is_reported_unhealthy() {
     let node = Node::new();
     let mut stream = node.kubelet.watch();
     assert!(all_are(&stream.next().expect("a list"), "Healthy"));
@@ -191,10 +191,16 @@ fn a_lost_gpu_is_told() {
 }
 
 #[test]
-fn without_a_gpu_it_says_so() {
+fn the_plugin_reports_that_no_gpu_fits() {
     for (knobs, says) in [
-        (&[("GPULIMIT_SIM_GPUS", "0")][..], "no GPU with a unit"),
-        (&[("GPULIMIT_SIM_FAIL", "nvmlInit_v2:9")], "no GPUs: NVML"),
+        (
+            &[("GPULIMIT_SIM_GPUS", "0")][..],
+            "no GPU has room for a unit",
+        ),
+        (
+            &[("GPULIMIT_SIM_FAIL", "nvmlInit_v2:9")],
+            "cannot find GPUs: NVML",
+        ),
         (&[("GPULIMIT_SIM_CAPACITY", "1000000000")], "smaller --unit"),
     ] {
         let mut node = Node::before_kubelet(knobs, &[]);

@@ -1,4 +1,4 @@
-//! The plugin between a kubelet of the tests', which speaks the real protocol over real sockets,
+//! Tests of the plugin between a test kubelet, which speaks the real protocol over real sockets,
 //! and the simulated driver.
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,5 +1,5 @@
-//! The files of `config/kubernetes`: the schemas of Kubernetes' own API take them, and they say
-//! what the plugin understands.
+//! The files of `config/kubernetes`: they match the schemas of the Kubernetes API, and their
+//! arguments fit the plugin.
 
 use crate::rig::cached;
 use clap::Parser;
@@ -9,14 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The oldest and the newest version that docs/kubernetes.md names.
+/// The oldest and the newest version of Kubernetes in docs/kubernetes.md.
 const VERSIONS: [&str; 2] = ["1.26", "1.37"];
 
 fn folder() -> PathBuf {
     repository().join("config/kubernetes")
 }
 
-/// All that go to the API server, by name.
+/// Returns all manifests for the API server, sorted by name.
 fn manifests() -> Vec<PathBuf> {
     let entries = fs::read_dir(folder()).expect("listed");
     let mut found: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -31,7 +31,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(folder().join(name)).expect(name)
 }
 
-/// Nothing that the schema does not know is let through.
+/// Validates manifests strictly: fields that the schema does not know are errors.
 fn validate(version: &str, files: &[PathBuf]) -> Output {
     let output = Command::new("python3")
         .args(["-m", "kubernetes_validate", "--strict", "-k", version])
@@ -43,7 +43,7 @@ fn validate(version: &str, files: &[PathBuf]) -> Output {
 }
 
 #[test]
-fn the_schemas_of_the_api_take_them() {
+fn manifests_match_the_schemas_of_the_api() {
     let files = manifests();
     for version in VERSIONS {
         let output = validate(version, &files);
@@ -53,7 +53,7 @@ fn the_schemas_of_the_api_take_them() {
     }
 }
 
-/// As kustomize merges the component's patch into the DaemonSet: lists are joined.
+/// Merges the component's patch into the DaemonSet, as kustomize does: lists are joined.
 const MERGE: &str = "
 import sys, yaml
 whole, patch = (yaml.safe_load(open(path)) for path in sys.argv[1:3])
@@ -70,9 +70,9 @@ yaml.safe_dump(whole, open(sys.argv[3], 'w'))
 print(patch['spec']['template']['spec']['initContainers'][0]['command'][2], end='')
 ";
 
-/// The init container's script, on a node of the test's own: once, again, and where groups are.
+/// Runs the init container's script on a simulated node: once, again, and with existing groups.
 #[test]
-fn the_groups_get_a_file_system_of_their_own() {
+fn the_root_gets_its_own_file_system() {
     let place = std::env::temp_dir().join(format!("gpulimit-own-{}", std::process::id()));
     fs::create_dir_all(&place).expect("a directory");
     let merged = place.join("daemonset.yaml");
@@ -95,8 +95,10 @@ fn the_groups_get_a_file_system_of_their_own() {
     let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
     assert!(script.contains(options.expect("options")), "{script}");
 
-    let node = "mount -t tmpfs tmpfs \"$NODE_RUN\" && cd \"$NODE_RUN\" && sh -euc \"$1\" && stat -f -c %T gpulimit && touch gpulimit/x \
-        && sh -euc \"$1\" && ls gpulimit && umount gpulimit && mkdir gpulimit/lab && sh -euc \"$1\" && ls gpulimit && grep -c gpulimit /proc/mounts";
+    let node = "mount -t tmpfs tmpfs \"$NODE_RUN\" && cd \"$NODE_RUN\" && sh -euc \"$1\" \
+        && stat -f -c %T gpulimit && touch gpulimit/x && sh -euc \"$1\" && ls gpulimit \
+        && umount gpulimit && mkdir gpulimit/lab && sh -euc \"$1\" && ls gpulimit \
+        && grep -c gpulimit /proc/mounts";
     let output = Command::new("unshare")
         .args(["-m", "sh", "-euc", node, "sh", &script])
         .env("NODE_RUN", &place)
@@ -108,13 +110,13 @@ fn the_groups_get_a_file_system_of_their_own() {
         eprintln!("SKIPPED: mounts take root");
         return;
     }
-    // The last figure is that of the node's own /run.
+    // The last number counts the mounts in the node's own /run.
     assert_eq!(text(&output.stdout), "tmpfs\nx\nlab\n1\n", "{said}");
     assert!(said.contains("restart the node"), "{said}");
 }
 
 #[test]
-fn mistakes_in_them_are_found() {
+fn mistakes_in_manifests_are_found() {
     let place = std::env::temp_dir().join(format!("gpulimit-manifests-{}", std::process::id()));
     fs::create_dir_all(&place).expect("a directory");
     let file = place.join("wrong.yaml");
@@ -154,7 +156,7 @@ fn mistakes_in_them_are_found() {
     fs::remove_dir_all(&place).expect("removed");
 }
 
-/// What stands after `KEY:` in a manifest, line by line.
+/// Returns the values of all lines `KEY: VALUE` in a manifest.
 fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     let start = format!("{key}: ");
     let lines = text
@@ -165,7 +167,7 @@ fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn they_say_what_the_plugin_understands() {
+fn manifests_fit_the_plugin() {
     let daemonset = read("daemonset.yaml");
     let arguments: Vec<&str> = daemonset
         .lines()
@@ -180,8 +182,8 @@ fn they_say_what_the_plugin_understands() {
         (given.unit, given.reserve, given.gpus),
         (defaults.unit, defaults.reserve, defaults.gpus)
     );
-    // Containers find at the same place what the plugin has put there: paths are the node's, inside
-    // and outside.
+    // The plugin makes files on the node and tells containers their paths, so each path must be the
+    // same inside and outside the plugin's pod.
     let pods = defaults.pods.parent().expect("a directory");
     let places: [&Path; 4] = [&defaults.kubelet, pods, &defaults.root, &defaults.state];
     let places = places.map(|path| path.to_str().expect("UTF-8"));
@@ -194,7 +196,7 @@ fn they_say_what_the_plugin_understands() {
             "{example}"
         );
     }
-    // Every file that is to be applied is there, and every one that is not is an example.
+    // Every file that the kustomization lists exists, and every other file is an example.
     let kustomization = read("kustomization.yaml");
     for path in manifests() {
         let name = path.file_name().unwrap().to_str().unwrap();

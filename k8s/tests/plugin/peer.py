@@ -1,6 +1,7 @@
-"""Kubelet's side in another implementation of gRPC: peer.py FOLDER REQUEST BAD-REQUEST, messages in hexadecimal digits.
+"""Kubelet's side, with Google's gRPC: peer.py FOLDER REQUEST BAD-REQUEST (hexadecimal messages).
 
-Writes a line for each answer: its name, then the message, or the code and the words of a refusal.
+Prints a line for each answer: the name of the call, then the message in hexadecimal digits, or the
+code and the text of a refusal.
 """
 
 import queue
@@ -39,18 +40,20 @@ server.start()
 message = registered.get(timeout=120)
 print("Register", message.hex(), flush=True)
 
-# As kubelet does since 1.26: what is made of the path without this is no authority by the rules of HTTP.
+# Kubelet has set this since 1.26: the default, made from the path, is not a valid HTTP authority.
 options = [("grpc.default_authority", "localhost")]
 with grpc.insecure_channel(f"unix:{folder}/gpulimit.sock", options) as channel:
     path = "/v1beta1.DevicePlugin/"
-    unary = lambda name, message: channel.unary_unary(path + name)(message, timeout=120, wait_for_ready=True)
+    unary = lambda name, message: channel.unary_unary(path + name)(
+        message, timeout=120, wait_for_ready=True
+    )
     say("GetDevicePluginOptions", lambda: unary("GetDevicePluginOptions", b""))
     stream = channel.unary_stream(path + "ListAndWatch")(b"")
     say("ListAndWatch", lambda: next(stream))
     say("Allocate", lambda: unary("Allocate", request))
     say("Refused", lambda: unary("Allocate", bad))
     say("Unknown", lambda: unary("Nothing", b""))
-    # While the stream is open, a hundred calls on the same connection.
+    # A hundred calls on the same connection, while the stream is open.
     answers = {unary("PreStartContainer", b"") for _ in range(100)}
     print("PreStartContainer", *(answer.hex() for answer in answers), flush=True)
     stream.cancel()

@@ -1,5 +1,5 @@
-//! Another implementation of gRPC as kubelet, Google's own with its Python binding: in the other
-//! tests both sides are tonic.
+//! Another gRPC implementation as kubelet: Google's, with its Python binding. In the other tests,
+//! both sides use tonic.
 
 use crate::rig::{Node, UNITS, cached, group_of};
 use gpulimit_k8s::api::{
@@ -19,7 +19,7 @@ fn decoded<M: Message + Default>(answers: &HashMap<&str, &str>, name: &str) -> M
 }
 
 #[test]
-fn another_grpc_gets_the_same_answers() {
+fn another_grpc_implementation_gets_the_same_answers() {
     let node = Node::before_kubelet(&[("GPULIMIT_SIM_GPUS", "16")], &[]);
     let request = |ids: Vec<String>| {
         let containers = vec![Units { ids }];
@@ -48,7 +48,7 @@ fn another_grpc_gets_the_same_answers() {
     assert_eq!(registered.endpoint, "gpulimit.sock");
     let wishes: Options = decoded(&answers, "GetDevicePluginOptions");
     assert_eq!(registered.options, Some(wishes));
-    // 70 KiB: more than fits into a window of HTTP/2.
+    // 70 KiB are more than an HTTP/2 window holds.
     let list: DeviceList = decoded(&answers, "ListAndWatch");
     assert_eq!(list.devices.len(), 16 * UNITS);
     let allocated: AllocateResponse = decoded(&answers, "Allocate");

@@ -1,4 +1,4 @@
-//! What is removed when kubelet says that no pod has it, and what stays.
+//! Groups are removed when kubelet says that no pod has them.
 
 use crate::rig::{Node, gpu_script, group_of};
 use gpulimit_programs::world::{Session, eventually};
@@ -13,7 +13,7 @@ fn start(node: &Node, group: &str) -> Session {
 }
 
 #[test]
-fn groups_go_with_their_pods() {
+fn groups_are_removed_with_their_pods() {
     let node = Node::with(&[("GPULIMIT_SIM_KILL_LAG_MS", "0")], &["--keep", "0s"]);
     let ids = [node.ids(0, 0..4), node.ids(0, 4..8), node.ids(0, 8..12)];
     let all = [("a", &ids[0][..]), ("b", &ids[1]), ("c", &ids[2])];
@@ -22,13 +22,14 @@ fn groups_go_with_their_pods() {
         .clone()
         .map(|ids| group_of(&node.kubelet.allocate(&ids).expect("granted")));
     for (name, pod) in names.iter().zip(["a", "b", "c"]) {
-        node.plugin.says(&format!("{name}: has default/{pod}/main"));
+        node.plugin
+            .says(&format!("{name} belongs to default/{pod}/main"));
     }
     let mut program = start(&node, &names[2]);
     program.expect(&[("alloc a 100M", "0")]);
-    // b and c have ended, as kubelet says; a program of c's has not.
+    // Kubelet says that pods b and c have ended, but a program of c still runs.
     node.kubelet.set_pods(&all[..1]);
-    node.plugin.says(&format!("{}: removed", names[1]));
+    node.plugin.says(&format!("removed {}", names[1]));
     assert!(!node.has_group(&names[1]));
     assert!(!node.record(&names[1]).exists());
     let views = node.world.root().path().join(".kubernetes");
@@ -36,14 +37,14 @@ fn groups_go_with_their_pods() {
     program.expect(&[("alloc b 100M", "0")]);
     assert!(node.has_group(&names[0]) && node.has_group(&names[2]));
     program.end_quietly();
-    node.plugin.says(&format!("{}: removed", names[2]));
+    node.plugin.says(&format!("removed {}", names[2]));
     assert!(node.has_group(&names[0]));
-    // Units of an allocation that is gone are given out as any others.
+    // The units of a removed allocation can be allocated again.
     assert!(node.kubelet.allocate(&ids[1]).is_ok());
 }
 
 #[test]
-fn without_kubelets_word_nothing_is_removed() {
+fn groups_stay_while_kubelet_does_not_answer() {
     let mut node = Node::with(&[], &["--keep", "0s"]);
     node.kubelet.stop();
     fs::remove_file(node.kubelet.pods_socket()).unwrap();
@@ -51,77 +52,78 @@ fn without_kubelets_word_nothing_is_removed() {
     let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert!(node.has_group(&group_of(&edits)));
-    // Only with it.
+    // After kubelet has started, the group is removed.
     node.kubelet.start();
     assert!(eventually(|| !node.has_group(&group_of(&edits))));
 }
 
 #[test]
-fn a_container_that_has_not_started_keeps_its_group_for_a_time() {
+fn a_group_is_kept_for_a_container_that_has_not_started() {
     let node = Node::with(&[], &[]);
     let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let other = node.kubelet.allocate(&node.ids(0, 4..5)).expect("granted");
-    // As of an init container, of which kubelet does not tell.
+    // Kubelet does not list init containers.
     node.kubelet.set_pods(&[("other", &node.ids(0, 4..5))]);
-    node.plugin
-        .says(&format!("{}: has default/other/main", group_of(&other)));
+    node.plugin.says(&format!(
+        "{} belongs to default/other/main",
+        group_of(&other)
+    ));
     assert!(node.has_group(&group_of(&edits)));
 }
 
 #[test]
-fn a_kubelet_that_does_not_know_us_yet_knows_nobody() {
+fn a_list_of_pods_without_the_plugins_pod_is_ignored() {
     let node = Node::with(&[], &["--keep", "0s", "--pod", "default/own"]);
     let ids = [node.ids(0, 0..4), node.ids(0, 4..5)];
     let [one, two] = ids.clone().map(|ids| {
         let edits = node.kubelet.allocate(&ids).expect("granted");
         group_of(&edits)
     });
-    // As after its start without the API server: it runs, and lists no pods but those of files.
+    // A kubelet that starts without the API server lists only the static pods.
     std::thread::sleep(std::time::Duration::from_secs(1));
     node.kubelet.set_pods(&[("static", &[])]);
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert!(node.has_group(&one) && node.has_group(&two));
     node.kubelet.set_pods(&[("own", &[]), ("other", &ids[0])]);
-    node.plugin.says(&format!("{two}: removed"));
+    node.plugin.says(&format!("removed {two}"));
     assert!(node.has_group(&one) && !node.has_group(&two));
 }
 
 #[test]
-fn what_cannot_be_removed_is_said_once() {
+fn a_failure_to_remove_is_logged_once() {
     let node = Node::with(&[], &["--keep", "0s"]);
     let ids = [node.ids(0, 0..4), node.ids(0, 4..8)];
     let [one, two] = ids.clone().map(|ids| {
         let edits = node.kubelet.allocate(&ids).expect("granted");
         group_of(&edits)
     });
-    // What no removal of a group takes away.
+    // A foreign file keeps the group from being removed.
     let foreign = node.group(&one).path().join("theirs\u{1b}[2J");
     fs::write(&foreign, "").expect("written");
     node.kubelet.set_pods(&[]);
-    node.plugin.says(&format!("{one}: cannot be removed: "));
-    node.plugin.says(&format!("{two}: removed"));
-    // Sweeps enough to say it again.
+    node.plugin.says(&format!("cannot remove {one}: "));
+    node.plugin.says(&format!("removed {two}"));
+    // Enough sweeps to log the failure again.
     let _more = node.kubelet.allocate(&ids[1]).map(|edits| {
-        node.plugin.says(&format!("{}: removed", group_of(&edits)));
+        node.plugin.says(&format!("removed {}", group_of(&edits)));
     });
     let said = node.plugin.said();
-    let troubles = said
-        .iter()
-        .filter(|line| line.contains("cannot be removed"));
+    let troubles = said.iter().filter(|line| line.contains("cannot remove"));
     assert_eq!(troubles.count(), 1, "{said:?}");
     fs::remove_file(foreign).expect("removed");
-    node.plugin.says(&format!("{one}: removed"));
+    node.plugin.says(&format!("removed {one}"));
 }
 
 #[test]
-fn nothing_in_the_log_is_obeyed_by_a_terminal() {
+fn the_log_escapes_control_characters() {
     let node = Node::with(&[], &["--keep", "0s"]);
     let evil = "\u{1b}]0;x\u{7}\n\u{9b}2J\u{202e}";
     let ids = node.ids(0, 0..4);
     node.kubelet.set_pods(&[(evil, &ids)]);
     let name = group_of(&node.kubelet.allocate(&ids).expect("granted"));
-    node.plugin
-        .says(&format!("{name}: has default/\\u001b]0;x\\u0007\\u000a"));
+    node.plugin.says(&format!(
+        "{name} belongs to default/\\u001b]0;x\\u0007\\u000a"
+    ));
     let refused = node.kubelet.allocate(&[evil.to_owned()]);
     assert!(refused.is_err());
     node.plugin.says("refused: ");

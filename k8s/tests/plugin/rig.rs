@@ -1,4 +1,4 @@
-//! A node: a simulated machine, a kubelet and the plugin as a process of its own.
+//! A test node: a simulated machine, a kubelet, and the plugin in a process of its own.
 
 use crate::kubelet::Kubelet;
 use gpulimit_group::Group;
@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub const GIB: u64 = 1 << 30;
-/// Of a simulated GPU, which has 79.2 GiB.
+/// The units of a simulated GPU, which has 79.2 GiB.
 pub const UNITS: usize = 79;
 
 pub struct Node {
@@ -22,7 +22,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// With two GPUs, and a plugin that kubelet knows.
+    /// Makes a node with two GPUs, whose plugin is registered.
     pub fn new() -> Self {
         Self::with(&[("GPULIMIT_SIM_GPUS", "2")], &[])
     }
@@ -34,7 +34,7 @@ impl Node {
         node
     }
 
-    /// The same without a kubelet as yet.
+    /// Makes a node whose kubelet has not started.
     pub fn before_kubelet(knobs: &[(&str, &str)], arguments: &[&str]) -> Self {
         let world = World::without_group(knobs);
         let kubelet = Kubelet::new(world.file("kubelet"));
@@ -48,14 +48,14 @@ impl Node {
         }
     }
 
-    /// Waits until the plugin has registered so often.
+    /// Waits until the plugin has registered this many times.
     #[track_caller]
     pub fn registrations(&self, count: usize) {
         let done = eventually(|| self.kubelet.books().registered.len() >= count);
         assert!(done, "{:?}", self.plugin.said());
     }
 
-    /// Kills the plugin, as the kernel may, and starts another one.
+    /// Kills the plugin and starts another one.
     pub fn replace_plugin(&mut self) {
         let before = self.kubelet.books().registered.len();
         self.plugin.kill();
@@ -63,7 +63,7 @@ impl Node {
         self.registrations(before + 1);
     }
 
-    /// The ids of these units of a GPU, by the machine's order.
+    /// Returns the ids of units of a GPU, by the machine's order.
     pub fn ids(&self, gpu: usize, numbers: std::ops::Range<usize>) -> Vec<String> {
         let card = self.world.machine().gpu(gpu).uuid;
         numbers.map(|number| format!("{card}::{number}")).collect()
@@ -86,12 +86,12 @@ impl Node {
     }
 }
 
-/// The group that a container was given.
+/// Returns the name of the group that a container got.
 pub fn group_of(edits: &Edits) -> String {
     edits.variables["GPULIMIT_GROUP"].clone()
 }
 
-/// What is mounted there.
+/// Returns the mount at a path in the container.
 #[track_caller]
 pub fn mount_at<'a>(edits: &'a Edits, inside: &str) -> &'a Mount {
     let at = |mount: &&Mount| mount.container_path == inside;
@@ -106,8 +106,8 @@ pub struct Plugin {
 impl Plugin {
     fn start(world: &World, kubelet: &Kubelet, arguments: &[String]) -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_gpulimit-k8s-device-plugin"));
-        let mut command = match may_drop() {
-            // As the DaemonSet has it.
+        let mut command = match can_drop_capabilities() {
+            // The same restrictions as in the DaemonSet.
             true => {
                 let mut command = world.bare(Path::new("setpriv"));
                 command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
@@ -158,7 +158,7 @@ impl Plugin {
         let _ = self.child.wait();
     }
 
-    /// Tells it to end.
+    /// Asks the plugin to end, and waits for that.
     pub fn terminate(&mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
         let told = Command::new("kill").args(["-TERM", &pid]).status();
@@ -179,8 +179,8 @@ impl Drop for Plugin {
     }
 }
 
-/// Whether we have capabilities to give up.
-fn may_drop() -> bool {
+/// Returns whether this process can drop capabilities.
+fn can_drop_capabilities() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     *MAY.get_or_init(|| {
         let tried = Command::new("setpriv")
@@ -190,13 +190,13 @@ fn may_drop() -> bool {
     })
 }
 
-/// `gpu-script`, which is another package's.
+/// Returns the path of `gpu-script`, which belongs to another package.
 pub fn gpu_script() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| world::built_program("gpu-script"))
 }
 
-/// A folder of .cache, which scripts/wheels fills.
+/// Returns a directory of .cache, which scripts/wheels fills.
 pub fn cached(name: &str) -> PathBuf {
     static FETCHED: OnceLock<()> = OnceLock::new();
     FETCHED.get_or_init(|| {

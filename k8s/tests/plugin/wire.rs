@@ -1,6 +1,6 @@
-//! Messages as kubelet has them: bytes that Google's protobuf has written by the `api.proto` of
-//! Kubernetes 1.37 (deviceplugin/v1beta1 and podresources/v1). `tests/plugin/peer.rs` has another
-//! gRPC at the other end.
+//! The messages in kubelet's encoding: bytes that Google's protobuf has written from `api.proto` of
+//! Kubernetes 1.37 (deviceplugin/v1beta1 and podresources/v1). `tests/plugin/peer.rs` tests with
+//! another gRPC implementation.
 
 use gpulimit_k8s::api::{
     AllocateRequest, AllocateResponse, CdiDevice, Choice, Container, ContainerDevices, Device,
@@ -24,7 +24,7 @@ fn hex(message: &impl Message) -> String {
     text
 }
 
-/// Ours reads what kubelet writes, and writes the same.
+/// Checks that the plugin reads kubelet's bytes, and writes the same bytes.
 #[track_caller]
 fn same<M: Message + Default + Debug + PartialEq>(message: &M, wire: &str) {
     assert_eq!(M::decode(&bytes(wire)[..]).as_ref(), Ok(message));
@@ -69,7 +69,7 @@ fn lists() {
         device("GPU-a::1", "Unhealthy"),
     ];
     same(&DeviceList { devices }, LIST);
-    // What newer ones add is passed over.
+    // Fields of newer versions are ignored.
     let list = DeviceList::decode(&bytes(LIST_WITH_TOPOLOGY)[..]).expect("read");
     assert_eq!(list.devices, [device("x", "Healthy")]);
 }
@@ -122,12 +122,13 @@ fn pods() {
         namespace: "default".into(),
         containers: vec![container],
     };
-    // With processors, memory and topology, which are no matter of ours.
+    // The bytes also contain processors, memory and topology, which the plugin ignores.
     let list = PodList::decode(&bytes(PODS)[..]).expect("read");
     assert_eq!(list.pods, [pod]);
 }
 
-const REGISTER: &str = "0a0776316265746131120d6770756c696d69742e736f636b1a176770756c696d69742e6465762f6770752d6d656d6f727922021001";
+const REGISTER: &str = "0a0776316265746131120d6770756c696d69742e736f636b1a176770756c696d69742e64\
+     65762f6770752d6d656d6f727922021001";
 const OPTIONS_PRE: &str = "0801";
 const LIST: &str =
     "0a130a084750552d613a3a3012074865616c7468790a150a084750552d613a3a311209556e6865616c746879";
@@ -138,4 +139,6 @@ const ALLOCATE: &str = "0a060a01610a01620a030a0163";
 const ALLOCATED: &str =
     "0a2b0a060a014b120156120d0a032f696e12042f6f757418012a120a106e76696469612e636f6d2f6770753d30";
 const PRE_START: &str = "0a0161";
-const PODS: &str = "0a540a07747261696e2d30120764656661756c741a3c0a046d61696e12250a176770756c696d69742e6465762f6770752d6d656d6f72791201611201621a040a0208011a0103220a0a066d656d6f7279100522020102";
+const PODS: &str = "0a540a07747261696e2d30120764656661756c741a3c0a046d61696e12250a176770756c\
+     696d69742e6465762f6770752d6d656d6f72791201611201621a040a0208011a0103220a\
+     0a066d656d6f7279100522020102";

@@ -1,10 +1,10 @@
-//! Pointers that a C caller hands us, as small values: the only way handlers read and write through
-//! them.
+//! Pointers that a C caller passes, as small values. Handlers read and write through these types
+//! only.
 #![allow(unsafe_code)]
 
 use std::fmt;
 
-/// A place that the callee fills. Same ABI as `T *`.
+/// A place that the callee writes. Same ABI as `T *`.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -14,14 +14,14 @@ pub struct In<T>(*const T);
 
 /// The address of a code image, or 0. Same ABI as `const void *`.
 ///
-/// The call of a program brings it, and nothing else makes one: whoever has it may read what is
-/// there until that call ends.
+/// A value of this type comes only from a call of the program, so the memory behind it may be read
+/// until that call returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);
 
-/// The address of the name of a file, which a NUL ends, or 0. Same ABI as `const char *`. Made by a
-/// program's call alone, as an [`Image`].
+/// The address of a file name that ends with a NUL, or 0. Same ABI as `const char *`. As with
+/// [`Image`], a value comes only from a call of the program.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct FileName(usize);
@@ -31,7 +31,7 @@ impl Image {
         self.0
     }
 
-    /// As if a program had passed it.
+    /// Makes the value that a program would pass.
     #[cfg(test)]
     pub fn at(address: usize) -> Self {
         Image(address)
@@ -43,7 +43,7 @@ impl FileName {
         self.0
     }
 
-    /// As if a program had passed it.
+    /// Makes the value that a program would pass.
     #[cfg(test)]
     pub fn at(address: usize) -> Self {
         FileName(address)
@@ -79,19 +79,20 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// The place `index` elements further on, in an array.
+    /// Returns the place `index` elements further on in an array.
     pub fn at(self, index: usize) -> Self {
         Out(self.0.wrapping_add(index))
     }
 
-    /// The same address, for a callee that puts something else there.
+    /// Returns the same address, for a callee that writes another type there.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// For a call of our own, or a test: `place` must outlive the call that this value is given to.
+    /// Returns the place for a call that the library or a test makes: `place` must outlive that
+    /// call.
     pub fn of(place: &mut T) -> Self {
         Out(place)
     }
@@ -101,25 +102,26 @@ impl<T: Copy> Out<T> {
         Out(places.as_mut_ptr())
     }
 
-    /// What stands there; `None` for a null pointer. Only after the call that fills it has
-    /// succeeded.
+    /// Returns the value at the place; `None` for a null pointer. Call only after the callee that
+    /// writes the place has succeeded.
     pub fn read(self) -> Option<T> {
-        // SAFETY: a non-null out-pointer of a CUDA call is valid for one T for the duration of that
-        // call (the caller's promise to the driver).
+        // SAFETY: the caller of a CUDA function promises the driver that a non-null out-pointer is
+        // valid for one T until the call returns.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
-    /// Puts `value` there; nothing for a null pointer.
+    /// Writes `value` to the place; does nothing for a null pointer.
     pub fn write(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: as in `read`; the callee may write it.
+            // SAFETY: the caller promises that the pointer is valid, as in `read`, and that the
+            // callee may write there.
             unsafe { self.0.write_unaligned(value) }
         }
     }
 }
 
 impl<T: Copy + Ord> Out<T> {
-    /// Makes what stands there no larger than `most`.
+    /// Lowers the value at the place to `most`, where it is larger.
     pub fn reduce(self, most: T) {
         if let Some(value) = self.read() {
             self.write(value.min(most));
@@ -128,17 +130,18 @@ impl<T: Copy + Ord> Out<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// For a call of our own: `place` must outlive the call that this value is given to.
+    /// Returns the place for a call that the library makes: `place` must outlive that call.
     pub fn of(place: &T) -> Self {
         In(place)
     }
 
-    /// The same address, where something else may stand as well.
+    /// Returns the same address, for reading another type there.
     pub fn cast<U>(self) -> In<U> {
         In(self.0.cast())
     }
 
-    /// The n-th element of a list that the caller promises to have so many; null stays null.
+    /// Returns the place of element `index` of a list. The caller promises that the list has that
+    /// many elements. A null pointer stays null.
     pub fn at(self, index: usize) -> Self {
         if self.0.is_null() {
             return self;
@@ -146,10 +149,10 @@ impl<T: Copy> In<T> {
         In(self.0.wrapping_add(index))
     }
 
-    /// What stands there; `None` for a null pointer.
+    /// Returns the value at the place; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
-        // SAFETY: a non-null in-pointer of a CUDA call is valid for one T for the duration of that
-        // call (the caller's promise to the driver).
+        // SAFETY: the caller of a CUDA function promises the driver that a non-null in-pointer is
+        // valid for one T until the call returns.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 }

@@ -1,38 +1,39 @@
-//! Arrays and mipmapped arrays by handle, and what the descriptors require that were asked for.
+//! Arrays and mipmapped arrays by handle, and the memory that the driver requires for their
+//! descriptors.
 //!
-//! An array leaves before the driver is asked to destroy it: its handle may be handed out again as
-//! soon as the driver has it.
+//! An entry is removed before the driver is asked to destroy the array: the driver may hand out the
+//! handle again during the call.
 
 use parking_lot::Mutex;
 
 use crate::abi::{Array, Array3dDescriptor, Context, Device as Ordinal};
 use crate::account::maps::Map;
 
-/// Which of the two kinds of handles.
+/// The two kinds of array handles.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Kind {
     Plain,
     Mipmapped,
 }
 
-/// An array, whichever it is.
+/// The handle of an array of either kind.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Handle {
     pub kind: Kind,
     pub array: Array,
 }
 
-/// Where an array's memory is counted.
+/// The way in which the memory of an array is counted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Memory {
-    /// So many bytes of its own.
+    /// The array has this many bytes of its own.
     Own(u64),
-    /// In blocks that it shares, or nobody knows where: in [`Packed`](super::packed::Packed), at
-    /// least and at most so many bytes.
+    /// The array shares blocks with others, or its place is unknown:
+    /// [`Packed`](super::packed::Packed) counts it. It takes at least and at most this many bytes.
     Packed { least: u64, most: u64 },
 }
 
-/// What is known of an array.
+/// The record of an array: its device, its context and where its memory is counted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Entry {
     pub device: Ordinal,
@@ -40,7 +41,7 @@ pub struct Entry {
     pub memory: Memory,
 }
 
-/// What an array is made from.
+/// Everything that decides how much memory an array takes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Shape {
     pub kind: Kind,
@@ -48,7 +49,7 @@ pub struct Shape {
     pub levels: u32,
 }
 
-/// So many shapes are remembered; for others the driver is asked each time.
+/// The number of shapes that are remembered. The driver is asked about others each time.
 const REMEMBERED: usize = 256;
 
 /// The arrays of a process.
@@ -63,23 +64,20 @@ impl Arrays {
         self.live.lock().insert(handle, entry);
     }
 
-    /// Takes an array out; `None` when it is not one of ours.
+    /// Removes and returns an array; `None` when it is unknown.
     pub fn take(&self, handle: Handle) -> Option<Entry> {
         self.live.lock().remove(&handle)
     }
 
-    /// Everything of `context` is gone. Calls `gone` with each.
-    pub fn drain(&self, context: Context, mut gone: impl FnMut(Entry)) {
-        self.live.lock().retain(|_, entry| {
-            let stays = entry.context != context;
-            if !stays {
-                gone(*entry);
-            }
-            stays
-        });
+    /// Removes all arrays of `context`, which is gone. Calls `gone` with each.
+    pub fn drain(&self, context: Context, gone: impl FnMut(Entry)) {
+        let mut live = self.live.lock();
+        let drained = live.extract_if(|_, entry| entry.context == context);
+        drained.map(|(_, entry)| entry).for_each(gone);
     }
 
-    /// Bytes that an array of this shape requires on the device: as remembered, else as `ask` says.
+    /// Returns the bytes that an array of this shape requires on the device: the remembered figure,
+    /// or else what `ask` returns.
     pub fn required(
         &self,
         device: Ordinal,
@@ -104,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_array_is_known_until_it_is_destroyed_or_its_context_gone() {
+    fn an_array_is_known_until_it_is_destroyed_or_its_context_is() {
         let arrays = Arrays::default();
         let handle = |array| Handle {
             kind: Kind::Plain,
@@ -132,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_is_remembered_but_not_of_endlessly_many() {
+    fn sizes_of_a_limited_number_of_shapes_are_remembered() {
         let arrays = Arrays::default();
         let required = |device, width, told| {
             let shape = Shape {
@@ -152,11 +150,15 @@ mod tests {
         assert_eq!(required(0, 1, None), None);
         assert_eq!(required(0, 1, Some(10)), Some(10));
         assert_eq!(required(0, 1, None), Some(10));
-        assert_eq!(required(1, 1, None), None, "of another device");
+        assert_eq!(required(1, 1, None), None, "another device");
         for width in 2..=REMEMBERED + 1 {
             assert_eq!(required(0, width, Some(20)), Some(20));
         }
         assert_eq!(required(0, REMEMBERED, None), Some(20));
-        assert_eq!(required(0, REMEMBERED + 1, None), None, "one too many");
+        assert_eq!(
+            required(0, REMEMBERED + 1, None),
+            None,
+            "beyond the last that is remembered"
+        );
     }
 }

@@ -1,23 +1,24 @@
-//! Which 2 MiB blocks of device memory `cuMemAlloc` holds.
+//! The 2 MiB blocks of device memory that `cuMemAlloc` holds.
 //!
-//! The address tells the block: over every size mix measured, the process's physical memory was
-//! exactly 2 MiB × the distinct 2 MiB-aligned blocks that its live allocations touch. Requests of
-//! up to 2 MiB lie in one block, which they share with others where there is room (measured:
-//! 1,048,577 bytes beside 700,000); larger ones start on a block boundary and share none. So no
-//! entry per allocation is needed: a block counts its live small allocations, and the first block
-//! of a large allocation says how many it spans.
+//! An address tells its block. In every mix of sizes that was measured, the physical memory of the
+//! process was exactly 2 MiB × the number of distinct 2 MiB-aligned blocks that its live
+//! allocations touch. A request of up to 2 MiB lies in one block, which it shares with others where
+//! there is room (measured: 1,048,577 bytes beside 700,000). A larger one starts on a block
+//! boundary and shares no block. So allocations need no entries of their own: a block counts its
+//! live small allocations, and the first block of a large allocation says how many blocks it spans.
 //!
-//! Order: a small allocation leaves *after* the driver has freed it. Until then its block stays
-//! held, so whoever is given an address in the same block meanwhile finds it counted. A large one
-//! is taken out *before* the call, since its address may be handed out again as soon as the driver
-//! has it; so is a small one of a block that another process may have open: that keeps the block,
-//! and the address may come back in another.
+//! Order: a small allocation is removed from the map *after* the driver has freed it. Until then
+//! its block stays held, so a thread that is given an address in the same block meanwhile finds the
+//! block counted. A large allocation is removed *before* the call, because the driver may hand out
+//! its address again during the call. The same holds for a small allocation in a block that another
+//! process may have open: the other process keeps the block alive, and the address may come back in
+//! another block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::BLOCK;
+use super::rounding::BLOCK;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
 use crate::account::maps::Map;
 
@@ -28,36 +29,36 @@ const SHARDS: usize = 64;
 pub struct Large {
     pub device: Ordinal,
     pub context: Context,
-    /// Blocks of 2 MiB.
+    /// The number of 2 MiB blocks.
     pub blocks: u64,
-    /// Other processes may have it open.
+    /// Other processes may have the allocation open.
     pub shared: bool,
 }
 
 impl Large {
-    /// Bytes of device memory.
+    /// Returns the bytes of device memory.
     pub fn bytes(self) -> u64 {
         self.blocks * BLOCK
     }
 }
 
-/// What the departure of a small allocation did.
+/// The effect of taking out a small allocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Departure {
-    /// Not one of ours.
+    /// The address lies in a block that is not known to hold small allocations.
     Unknown,
-    /// Others live on in its block.
+    /// Other small allocations remain in the block.
     Held,
-    /// It was the last: the driver has let the block go.
+    /// No small allocation remains in the block, which the driver has freed.
     Emptied(Ordinal),
 }
 
-/// A small allocation that was taken out of a block which other processes may have open.
+/// A small allocation that was removed from a block that other processes may have open.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Taken {
     pub device: Ordinal,
     context: Context,
-    /// It was the last.
+    /// No small allocation remains in the block.
     pub last: bool,
 }
 
@@ -68,12 +69,25 @@ const LARGE: usize = 1;
 struct Block {
     device: Ordinal,
     context: Context,
-    /// Live small allocations.
+    /// The number of live small allocations.
     small: u32,
-    /// Blocks of the large allocation that starts here; 0 for none.
+    /// The number of blocks of the large allocation that starts here; 0 for none.
     large: u64,
-    /// Other processes may have it open: as one of small allocations, as a large one's.
+    /// Whether other processes may have open, by index, this block of small allocations (`SMALL`)
+    /// and the large allocation that starts here (`LARGE`).
     shared: [bool; 2],
+}
+
+impl Block {
+    fn empty(device: Ordinal, context: Context) -> Block {
+        Block {
+            device,
+            context,
+            small: 0,
+            large: 0,
+            shared: [false; 2],
+        }
+    }
 }
 
 type Shard = Mutex<Map<u64, Block>>;
@@ -81,15 +95,15 @@ type Shard = Mutex<Map<u64, Block>>;
 /// The blocks of a process.
 pub struct Blocks {
     shards: Box<[Shard]>,
-    /// Something was exported.
-    exported: AtomicBool,
+    /// Whether any allocation was ever exported.
+    has_exports: AtomicBool,
 }
 
 impl Default for Blocks {
     fn default() -> Self {
         Blocks {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
-            exported: AtomicBool::new(false),
+            has_exports: AtomicBool::new(false),
         }
     }
 }
@@ -99,8 +113,8 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// A small allocation arrived at `address`. True when its block was not held before. `context`
-    /// is asked for only then.
+    /// Records a small allocation at `address`. True when its block was not held before; only then
+    /// `context` is called.
     #[inline]
     pub fn enter_small(
         &self,
@@ -112,24 +126,19 @@ impl Blocks {
         let mut shard = self.shard(block).lock();
         if let Some(held) = shard.get_mut(&block) {
             held.small += 1;
-            // A stale large one here is on its way out: its blocks are no longer counted, so this
-            // is a new one.
+            // A large allocation that is still entered here is being freed and its blocks are no
+            // longer counted, so this block is a new one.
             return held.small == 1;
         }
-        shard.insert(
-            block,
-            Block {
-                device,
-                context: context(),
-                small: 1,
-                large: 0,
-                shared: [false; 2],
-            },
-        );
+        let new = Block {
+            small: 1,
+            ..Block::empty(device, context())
+        };
+        shard.insert(block, new);
         true
     }
 
-    /// A small allocation at `address` has been freed by the driver.
+    /// Removes a small allocation that the driver has freed.
     #[inline]
     pub fn leave_small(&self, address: DevicePtr) -> Departure {
         let block = address / BLOCK;
@@ -151,9 +160,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Where the allocation starts that an address of a held block lies in: a large one at the
-    /// block, a small one at the address or in the same block; `None` where nothing is known of the
-    /// block.
+    /// Returns an address that lies in the same allocation or in the same block as `address`, as
+    /// blocks are exported whole: the start of the block where a large allocation starts there,
+    /// else `address` itself. `None` where the block is unknown.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -164,10 +173,10 @@ impl Blocks {
         })
     }
 
-    /// Other processes may open the allocation that starts at `address` from now on, a small one
-    /// with its whole block. Device and bytes, the first time.
-    pub fn share(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
-        self.exported.store(true, Ordering::Release);
+    /// Notes that other processes may open the allocation that starts at `address` from now on; a
+    /// small one is exported with its whole block. Returns device and bytes, the first time only.
+    pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
+        self.has_exports.store(true, Ordering::Release);
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         let held = shard.get_mut(&block)?;
@@ -179,11 +188,11 @@ impl Blocks {
         first.then_some((held.device, blocks * BLOCK))
     }
 
-    /// Takes the small allocation at `address` out of a block that other processes may have open,
-    /// before the driver is asked to free it.
+    /// Removes the small allocation at `address` from a block that other processes may have open.
+    /// Call before the driver is asked to free it.
     #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
-        if !self.exported.load(Ordering::Relaxed) {
+        if !self.has_exports.load(Ordering::Relaxed) {
             return None;
         }
         self.take_exported(address)
@@ -213,8 +222,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// The driver has not freed what was taken out at `address`. True when its block was not held
-    /// any more.
+    /// Puts back a small allocation that the driver has not freed after all. True when its block
+    /// was no longer held.
     pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
@@ -224,7 +233,7 @@ impl Blocks {
         new
     }
 
-    /// A large allocation arrived at `address`.
+    /// Records a large allocation at `address`.
     pub fn enter_large(&self, address: DevicePtr, large: Large) {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
@@ -235,15 +244,14 @@ impl Blocks {
                 held.shared[LARGE] = large.shared;
             })
             .or_insert(Block {
-                device: large.device,
-                context: large.context,
-                small: 0,
                 large: large.blocks,
                 shared: [false, large.shared],
+                ..Block::empty(large.device, large.context)
             });
     }
 
-    /// Takes the large allocation at `address` out, before the driver is asked to free it.
+    /// Removes and returns the large allocation at `address`. Call before the driver is asked to
+    /// free it.
     pub fn take_large(&self, address: DevicePtr) -> Option<Large> {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
@@ -264,10 +272,11 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Everything of `context` is gone. Calls `gone` with device and blocks, and whether other
-    /// processes may have them open.
+    /// Removes all blocks of `context`, which is gone. Calls `gone` with device, number of
+    /// blocks, and whether other processes may have them open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
+            // With `extract_if` here the compiler would no longer inline `remove` into the hooks.
             shard.lock().retain(|_, block| {
                 let stays = block.context != context;
                 if !stays {
@@ -304,15 +313,15 @@ mod tests {
     fn an_address_handed_out_again_before_the_old_owner_left_is_counted_once() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
-        // The driver has freed the only allocation and given the address to another thread, and
-        // only then the first one leaves.
+        // The driver has freed the only allocation and has given the address to a second thread
+        // before the first thread takes its allocation out.
         assert!(!blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.leave_small(BASE), Departure::Held);
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));
     }
 
     #[test]
-    fn a_large_allocation_may_take_the_place_of_a_leaving_small_one() {
+    fn a_large_allocation_may_start_in_a_block_that_is_being_freed() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
         blocks.enter_large(
@@ -330,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_takes_its_blocks_along() {
+    fn the_blocks_of_a_context_go_with_it() {
         let blocks = Blocks::default();
         blocks.enter_small(BASE, 0, || 7);
         blocks.enter_small(BASE + 10 * BLOCK, 0, || 8);
@@ -350,18 +359,18 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_have_open_leaves_before_the_call() {
+    fn exported_allocations_are_taken_out_before_the_call() {
         let blocks = Blocks::default();
         blocks.enter_small(BASE, 0, || 7);
         blocks.enter_small(BASE + 512, 0, || 7);
         assert_eq!(blocks.take_shared(BASE), None);
-        assert_eq!(blocks.share(BASE + 512), Some((0, BLOCK)));
-        assert_eq!(blocks.share(BASE), None, "the same block");
+        assert_eq!(blocks.exported(BASE + 512), Some((0, BLOCK)));
+        assert_eq!(blocks.exported(BASE), None, "the same block");
         let take = |address| blocks.take_shared(address).expect("shared");
         assert!(!take(BASE).last);
         let last = take(BASE + 512);
         assert!(last.last);
-        // The address has come back with another block.
+        // The driver hands out the address again, in another block.
         assert!(blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.take_shared(BASE), None);
         assert!(!blocks.put_back(BASE + 512, last), "counted twice");
@@ -377,14 +386,14 @@ mod tests {
             shared: false,
         };
         blocks.enter_large(BASE, large);
-        assert_eq!(blocks.share(BASE), Some((0, 3 * BLOCK)));
-        assert_eq!(blocks.take_shared(BASE), None, "a large one");
+        assert_eq!(blocks.exported(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(blocks.take_shared(BASE), None, "the allocation is large");
         assert!(blocks.take_large(BASE).is_some_and(|taken| taken.shared));
-        assert_eq!(blocks.share(BASE), None, "nobody's");
+        assert_eq!(blocks.exported(BASE), None, "the block is unknown");
     }
 
     #[test]
-    fn what_a_context_takes_along_is_told_with_what_others_may_have_open() {
+    fn draining_a_context_tells_which_blocks_were_exported() {
         let blocks = Blocks::default();
         let large = |blocks, shared| Large {
             device: 3,
@@ -393,7 +402,7 @@ mod tests {
             shared,
         };
         blocks.enter_small(BASE, 3, || 7);
-        blocks.share(BASE);
+        blocks.exported(BASE);
         blocks.enter_small(BASE + BLOCK, 3, || 7);
         blocks.enter_large(BASE + 10 * BLOCK, large(5, false));
         blocks.enter_large(BASE + 20 * BLOCK, large(6, true));
@@ -412,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_one_in_the_place_of_a_leaving_large_one_is_a_new_block() {
+    fn a_small_allocation_in_a_block_that_is_being_freed_is_a_new_block() {
         let blocks = Blocks::default();
         let large = Large {
             device: 0,
@@ -424,12 +433,8 @@ mod tests {
         assert_eq!(blocks.leave_small(BASE), Departure::Unknown);
         assert!(blocks.enter_small(BASE + 512, 0, || unreachable!("known")));
         assert!(!blocks.enter_small(BASE + 1024, 0, || unreachable!("known")));
-        assert_eq!(
-            blocks.share(BASE + 512),
-            Some((0, BLOCK)),
-            "its block alone"
-        );
-        assert_eq!(blocks.share(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(blocks.exported(BASE + 512), Some((0, BLOCK)), "one block");
+        assert_eq!(blocks.exported(BASE), Some((0, 3 * BLOCK)));
         assert!(!blocks.take_shared(BASE + 512).expect("shared").last);
         assert!(blocks.take_shared(BASE + 1024).expect("shared").last);
         assert_eq!(
@@ -439,6 +444,6 @@ mod tests {
                 ..large
             })
         );
-        assert_eq!(blocks.share(BASE), None, "nothing is left");
+        assert_eq!(blocks.exported(BASE), None, "nothing is left");
     }
 }

@@ -1,9 +1,9 @@
-//! What this process has charged on one GPU, and how much of that is in use as what: the figures
-//! that it shows in the group's ledger.
+//! The charges of this process on one GPU, and how many of the bytes are in use by category: the
+//! figures that the process publishes in the group's ledger.
 //!
-//! The book knows no CUDA and gives nothing back by itself. What stands on it (spare blocks, pools,
-//! graphs, the driver's part) changes its figures; [`Device`](super::device::Device) knows all of
-//! these, and so what can be given back where the group is full.
+//! The book knows no CUDA and gives no bytes back by itself. Spare blocks, pools, graphs and the
+//! driver's part change its figures. [`Device`](super::device::Device) knows all of these, and so
+//! what can be given back where the group is full.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -12,32 +12,33 @@ use gpulimit_ledger::{Category, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
 
-/// Kept charged beyond the driver's part while the process has a context: bytes. The driver also
-/// takes a block now and then where nobody would expect it.
+/// Bytes that stay charged beyond the driver's part while the process has a context: now and then
+/// the driver takes a block in calls that are not expected to take memory.
 pub const RESERVE: u64 = 4 << 20;
 
-/// Looks at two figures that another thread's request may change between them, at most.
+/// The most times that two figures are read again because a request of another thread fell between
+/// them.
 const SETTLING: u32 = 64;
 
-/// Times that a figure is shown which other threads change at once.
+/// The most times that a figure is published again because other threads change it.
 const SHOWINGS: u32 = 1_000;
 
 /// The figures of one GPU.
 pub struct Book {
-    /// The CUDA ordinal: what the program calls it.
+    /// The CUDA ordinal, by which the program names the GPU.
     pub ordinal: Ordinal,
     pub(super) member: &'static Member,
     pub(super) device: MemberDevice,
     used: [AtomicU64; Category::COUNT],
-    /// Of what is used as the driver's part, what small arrays lie in: shown as theirs.
+    /// Bytes of the driver's part in which small arrays lie: published as arrays.
     packed: AtomicU64,
-    /// Bytes that have lost their name since the beginning.
+    /// The sum of all bytes that were ever passed to [`Book::remove`].
     removed: AtomicU64,
     idle: AtomicI64,
-    /// How often `idle` was changed.
+    /// The number of changes of `idle`.
     idle_changes: AtomicU64,
-    /// Of the idle bytes, those that pools keep for their own reuse, those paid ahead for launches
-    /// of graphs, and those that contexts have set aside.
+    /// Idle bytes that no other request of this process can use: those that pools keep for their
+    /// own reuse, those paid ahead for launches of graphs, and those set aside for contexts.
     headroom: AtomicI64,
 }
 
@@ -56,19 +57,19 @@ impl Book {
         }
     }
 
-    /// The smallest limit on the group's path, bytes; `u64::MAX` for none.
+    /// Returns the smallest limit of the group and its ancestors, in bytes; `u64::MAX` for none.
     pub fn max(&self) -> u64 {
         self.member.max(&self.device)
     }
 
-    /// What the group could still take, bytes.
+    /// Returns the bytes that the group could still charge.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.device)
     }
 
-    /// What this process could still get, bytes: the group's free memory and what we hold charged
-    /// but unused, less what stays so: the driver's reserve, the pools' headroom and what contexts
-    /// have set aside.
+    /// Returns the bytes that this process could still get: what is free in the group plus what is
+    /// idle here, less what stays idle (the driver's reserve, the pools' headroom and what is set
+    /// aside for contexts).
     pub fn free(&self) -> u64 {
         for _ in 0..SETTLING {
             if let Some(free) = self.settled_free() {
@@ -79,10 +80,10 @@ impl Book {
         self.seen_free()
     }
 
-    /// As [`Book::free`]; `None` while a request of another thread changes what is charged and what
-    /// is idle.
+    /// As [`Book::free`]; `None` where a request of another thread changes the charged and idle
+    /// bytes meanwhile.
     pub(super) fn settled_free(&self) -> Option<u64> {
-        // Such a request is undecided meanwhile, and leaves another number of changes.
+        // A request under way is undecided in the ledger, and it counts up `idle_changes`.
         let changes = self.idle_changes.load(Ordering::Acquire);
         let before = self.member.is_decided(&self.device);
         let free = self.seen_free();
@@ -97,8 +98,8 @@ impl Book {
         self.group_free().saturating_add(idle)
     }
 
-    /// Of the idle bytes, those that nothing else can have: the driver's reserve, the pools'
-    /// headroom and what contexts have set aside.
+    /// Returns the idle bytes that no other request can use: the driver's reserve, the pools'
+    /// headroom and what is set aside for contexts.
     fn stays_idle(&self) -> u64 {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
@@ -116,7 +117,7 @@ impl Book {
             .charge(&self.device, bytes, pressure, insistence)
     }
 
-    /// As [`Book::charge`], of bytes that are not in use yet.
+    /// As [`Book::charge`], for bytes that are not in use yet: they become idle.
     pub fn charge_ahead(
         &self,
         bytes: u64,
@@ -135,7 +136,7 @@ impl Book {
         self.member.try_charge(&self.device, bytes)
     }
 
-    /// As [`Book::try_charge`], of bytes that are not in use yet.
+    /// As [`Book::try_charge`], for bytes that are not in use yet: they become idle.
     pub fn try_charge_ahead(&self, bytes: u64) -> bool {
         let idle = Ahead(self, bytes);
         let charged = self.member.try_charge_ahead(&self.device, bytes, &idle);
@@ -145,20 +146,20 @@ impl Book {
         charged
     }
 
-    /// Charges memory that the driver has taken already, limit or not: growth stops until usage is
-    /// below it again.
+    /// Charges memory that the driver has already given out, even above the limit. Growth is
+    /// refused until usage is below the limit again.
     pub fn charge_over(&self, bytes: u64) {
         self.member.charge_unchecked(&self.device, bytes);
     }
 
-    /// Gives `bytes` back, after the driver has freed them.
+    /// Uncharges `bytes`. Call after the driver has freed them.
     pub fn uncharge(&self, bytes: u64) {
         if bytes > 0 {
             self.member.uncharge(&self.device, bytes);
         }
     }
 
-    /// As [`Book::uncharge`], of idle bytes.
+    /// As [`Book::uncharge`], for idle bytes.
     pub fn uncharge_idle(&self, bytes: u64) {
         if bytes > 0 {
             self.member
@@ -167,17 +168,19 @@ impl Book {
         }
     }
 
-    /// Bytes that were charged ahead have come into use.
+    /// Notes the present usage for the group's peak, after bytes that were charged ahead have come
+    /// into use.
     pub fn note_usage(&self) {
         self.member.note_usage(&self.device);
     }
 
-    /// `bytes` that are charged are now in use as `category`.
+    /// Records `bytes` that are charged as in use in `category`.
     pub fn add(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.wrapping_add(bytes));
     }
 
-    /// `bytes` are no longer in use as `category`; they stay charged until [`Book::uncharge`].
+    /// Removes `bytes` that are no longer in use in `category`; they stay charged until
+    /// [`Book::uncharge`].
     pub fn remove(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.saturating_sub(bytes));
         self.removed.fetch_add(bytes, Ordering::AcqRel);
@@ -201,26 +204,28 @@ impl Book {
     }
 
     fn shown(&self, category: Category) -> u64 {
-        let used = |category: Category| match self.used.get(category as usize) {
-            Some(used) => used.load(Ordering::Acquire),
-            None => 0,
-        };
+        let used = self.used(category);
         let packed = self.packed.load(Ordering::Acquire);
         match category {
-            Category::Arrays => used(category) + packed,
-            Category::Driver => used(category).saturating_sub(packed),
-            _ => used(category),
+            Category::Arrays => used + packed,
+            Category::Driver => used.saturating_sub(packed),
+            _ => used,
         }
     }
 
-    /// The driver's part went from `before` to `after` bytes.
+    fn used(&self, category: Category) -> u64 {
+        let used = self.used.get(category as usize);
+        used.map_or(0, |used| used.load(Ordering::Acquire))
+    }
+
+    /// Sets the driver's part, which went from `before` to `after` bytes.
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
             self.shift(Category::Driver, |_| after);
         }
     }
 
-    /// So much of the driver's part is what small arrays lie in.
+    /// Sets how many bytes of the driver's part small arrays lie in.
     pub fn set_packed(&self, bytes: u64) {
         if self.packed.swap(bytes, Ordering::AcqRel) != bytes {
             self.show(Category::Arrays);
@@ -228,33 +233,33 @@ impl Book {
         }
     }
 
-    /// Bytes in use that the driver shows for this process, without its own part.
+    /// Returns the named bytes: those in use here that NVML's figure for this process includes,
+    /// without the driver's part.
     pub fn named(&self) -> u64 {
         Category::ALL
             .iter()
             .filter(|category| !matches!(category, Category::Managed | Category::Driver))
-            .filter_map(|category| self.used.get(*category as usize))
-            .map(|used| used.load(Ordering::Acquire))
+            .map(|category| self.used(*category))
             .sum()
     }
 
-    /// Bytes that have lost their name since the beginning.
+    /// Returns the sum of all bytes that were ever passed to [`Book::remove`].
     pub fn removed(&self) -> u64 {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Charged and unused bytes. Two threads may pass through a state below zero (used before it
-    /// was entered): shown as zero.
+    /// Returns the idle bytes. The counter may be below zero for a moment, when one thread counts
+    /// bytes as used before another has counted them as idle; that is shown as zero.
     fn idle(&self) -> u64 {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// `bytes` are charged, but not in use.
+    /// Records `bytes` that are charged as idle.
     pub fn add_idle(&self, bytes: u64) {
         self.adjust_idle(bytes as i64);
     }
 
-    /// `bytes` of the idle ones came into use.
+    /// Removes `bytes` that were idle and have come into use.
     pub fn remove_idle(&self, bytes: u64) {
         self.adjust_idle((bytes as i64).wrapping_neg());
     }
@@ -276,8 +281,8 @@ impl Book {
         );
     }
 
-    /// Shows how much others may ask for. Not inside of a charge: it takes a look at the whole
-    /// group.
+    /// Publishes how much other members may ask this process for. Not called inside of a charge, as
+    /// it reads the figures of the whole group.
     fn show_reclaimable(&self) {
         publish(
             || self.reclaimable(self.idle()),
@@ -285,34 +290,35 @@ impl Book {
         );
     }
 
-    /// What this process could give back at most, with so many idle bytes.
+    /// Returns what this process could give back at most when so many bytes are idle.
     fn reclaimable(&self, idle: u64) -> u64 {
-        // Of pools and graphs, which may hold more than is in use, only the driver knows how much
-        // that is.
+        // Pools and graphs may hold more than is in use; only the driver knows how much, so all of
+        // their bytes count.
         let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
-    /// Changes the idle bytes that nothing else can have by a signed amount.
+    /// Changes the idle bytes that no other request can use by a signed amount.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);
         }
     }
 
-    /// `bytes` that are charged may be held by other processes, too.
+    /// Marks `bytes` of the charge as shareable with other processes.
     pub fn mark_shared(&self, bytes: u64) {
         self.member.mark_shared(&self.device, bytes as i64);
     }
 
-    /// Whether other processes have charged something here.
+    /// Returns whether other processes of the group have charged bytes on this GPU.
     pub fn has_others(&self) -> bool {
         let used = self.used.iter().map(|used| used.load(Ordering::Relaxed));
         let own = used.sum::<u64>() + self.idle();
         self.member.charged(&self.device) > own
     }
 
-    /// Bytes of a context here, as last measured by any process of the group; 0 when nobody has.
+    /// Returns the bytes of a context on this GPU, as last measured by a process of the group; 0
+    /// before the first measurement.
     pub fn context_hint(&self) -> u64 {
         self.member.context_hint(&self.device)
     }
@@ -321,16 +327,15 @@ impl Book {
         self.member.set_context_hint(&self.device, bytes);
     }
 
-    /// Whether the group counts the memory of contexts.
+    /// Returns whether the group counts the memory of contexts.
     pub fn counts_contexts(&self) -> bool {
         self.member.counts_contexts()
     }
 }
 
-/// Shows a figure in the ledger. Threads may publish in another order than they changed it: the
-/// last one to look puts it right.
-///
-/// Where they change it all the time, their next change puts right what is shown.
+/// Publishes a figure in the ledger. Threads may publish in another order than they changed the
+/// figure, so each thread publishes again until the figure stands still: the last thread publishes
+/// the right one. Where it never stands still, the next change corrects what is published.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();
@@ -341,8 +346,8 @@ fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     }
 }
 
-/// Bytes that are charged ahead: idle from the moment in which they are granted to that in which
-/// they are given back.
+/// Bytes that are charged ahead: idle from the moment in which the ledger grants them until it
+/// takes them back.
 struct Ahead<'a>(&'a Book, u64);
 
 impl Idle for Ahead<'_> {

@@ -1,10 +1,11 @@
-//! What is charged for one call, as a guard: it goes back where the call takes nothing, also on a
-//! panic.
+//! The charge for one call, as a guard: the bytes are uncharged where the call takes no memory,
+//! also on a panic.
 
 use super::device::Device;
 
-/// Bytes that are charged for a call. They are given back unless the call has taken them.
-#[must_use = "what is not spent is given back at once"]
+/// Bytes that are charged for a call. Dropping the guard gives them back, unless the call has taken
+/// them.
+#[must_use = "bytes that are not spent are given back at once"]
 pub struct Charged<'a> {
     device: &'a Device,
     bytes: u64,
@@ -12,31 +13,25 @@ pub struct Charged<'a> {
 }
 
 impl<'a> Charged<'a> {
-    /// `bytes` that have just been charged on `device`.
-    pub fn new(device: &'a Device, bytes: u64) -> Self {
+    /// Guards `bytes` that have just been charged on `device`. `is_idle`: they were charged ahead
+    /// and count as idle.
+    #[inline]
+    pub fn new(device: &'a Device, bytes: u64, is_idle: bool) -> Self {
         Charged {
             device,
             bytes,
-            is_idle: false,
+            is_idle,
         }
     }
 
-    /// As [`Charged::new`], of bytes that count as idle.
-    pub fn ahead(device: &'a Device, bytes: u64) -> Self {
-        Charged {
-            device,
-            bytes,
-            is_idle: true,
-        }
-    }
-
-    /// The call has taken them, or somebody else has them now.
+    /// Keeps the bytes charged: the call has taken the memory, or another record of the account has
+    /// the bytes now.
     #[inline(always)]
     pub fn spend(self) {
         std::mem::forget(self);
     }
 
-    /// The call has taken `bytes`: the charge is raised or lowered to that.
+    /// Raises or lowers the charge to `bytes`, which the call has taken.
     pub fn spend_as(self, bytes: u64) {
         let (device, charged) = (self.device, self.bytes);
         self.spend();
@@ -48,7 +43,7 @@ impl<'a> Charged<'a> {
     }
 }
 
-/// The values are handed on one by one, so that a guard need not lie in memory.
+/// The fields are passed on one by one, so that the compiler can keep a guard in registers.
 impl Drop for Charged<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -60,8 +55,8 @@ impl Drop for Charged<'_> {
 #[inline(never)]
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
-        // Nobody knows whether the call was made: they stay charged until that is measured
-        // (`Process::recover`).
+        // It is not known whether the call was made: the bytes stay charged until a measurement
+        // tells (`Process::recover`).
         (true, true) => device.driver_part.keep(bytes),
         (true, false) => {
             device.book.add_idle(bytes);

@@ -9,28 +9,30 @@ use super::book::Book;
 use crate::abi::{Context, Out};
 use crate::driver::cuda;
 
-/// `CU_CTX_SCHED_BLOCKING_SYNC` among the ways in which a context waits.
+/// The bits of a context's flags that say how it waits, and the value `CU_CTX_SCHED_BLOCKING_SYNC`
+/// of them.
 const SCHED_MASK: u32 = 7;
 const SCHED_BLOCKING_SYNC: u32 = 4;
 
-/// A context of this process was seen that sleeps while it waits for the GPU.
+/// Whether a context of this process was seen that sleeps while it waits for the GPU.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// A context has these flags.
+/// Notes the flags of a context.
 pub fn note_flags(flags: u32) {
     if flags & SCHED_MASK == SCHED_BLOCKING_SYNC {
         SLEEPS.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether a context of this process may sleep while it waits for the GPU: calls that wait, as
-/// `cuMemFree` does, are cancellation points then (measured, H200, 580.159).
+/// Returns whether a context of this process may sleep while it waits for the GPU. Calls that wait,
+/// as `cuMemFree` does, are cancellation points of a thread then (measured, H200, 580.159).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
 }
 
-/// The current context of this thread, of a green one the context that it is in; 0 for none.
+/// Returns the current context of this thread, 0 for none. For a green context this is the context
+/// that it is part of.
 pub fn current_context() -> Context {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
@@ -40,17 +42,17 @@ pub fn current_context() -> Context {
 /// The contexts of one device.
 #[derive(Default)]
 pub struct Contexts {
-    /// Held while one is made.
+    /// Held while a context is made.
     pub making: Mutex<()>,
     all: RwLock<Vec<Context>>,
-    /// Handle of the primary one; 0 until it was retained.
+    /// The handle of the primary context; 0 until it was retained.
     pub primary: AtomicUsize,
-    /// How often the primary one is retained, as far as this process has been seen to.
+    /// The number of times that the primary context is retained, as far as hooks have seen.
     retained: AtomicUsize,
 }
 
 impl Contexts {
-    /// One was made.
+    /// Records a context that was made.
     pub fn insert(&self, context: Context) {
         let mut contexts = self.all.write();
         if !contexts.contains(&context) {
@@ -58,7 +60,7 @@ impl Contexts {
         }
     }
 
-    /// One has gone.
+    /// Removes a context that is gone.
     pub fn remove(&self, context: Context) {
         self.all.write().retain(|known| *known != context);
     }
@@ -67,7 +69,7 @@ impl Contexts {
         self.all.read().len()
     }
 
-    /// Whether the context is one of them.
+    /// Returns whether `context` is a context of this device.
     pub fn has(&self, context: Context) -> bool {
         self.all.read().contains(&context)
     }
@@ -76,38 +78,39 @@ impl Contexts {
         self.all.read().clone()
     }
 
-    /// The primary context has been retained once more.
+    /// Counts one more retain of the primary context.
     pub fn retained(&self) {
         self.retained.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The primary context has been released once, and perhaps `has_ended` with that.
+    /// Counts one release of the primary context. `has_ended`: the context has ended with it.
     pub fn released(&self, has_ended: bool) {
-        let left = |count: usize| match has_ended {
-            true => 0,
-            false => count.saturating_sub(1),
+        let left = |count: usize| {
+            Some(if has_ended {
+                0
+            } else {
+                count.saturating_sub(1)
+            })
         };
         let _ = self
             .retained
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
-                Some(left(count))
-            });
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, left);
     }
 
-    /// Whether the primary context may end when it is released next.
+    /// Returns whether the primary context may end with its next release.
     pub fn is_last_release(&self) -> bool {
         self.retained.load(Ordering::Acquire) <= 1
     }
 
-    /// Of the `used` bytes of the driver's part, what the group does not count: the contexts, where
-    /// it does not want them counted.
+    /// Returns the bytes of the driver's part that the group does not count: those of the contexts,
+    /// where the group's options leave contexts out. The driver's part has `used` bytes.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
         if book.counts_contexts() {
             return 0;
         }
         match (self.count() as u64, book.context_hint()) {
             (0, _) => 0,
-            // The first of the machine, not measured yet.
+            // The first context on this machine, not measured yet.
             (_, 0) => used,
             (contexts, each) => used.min(contexts.saturating_mul(each)),
         }
@@ -119,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_counts_once() {
+    fn each_context_counts_once() {
         let contexts = Contexts::default();
         for context in [7, 8, 9, 8] {
             contexts.insert(context);

@@ -1,11 +1,11 @@
-//! Where this process's own [`Process`] is, which its forked children do not share.
+//! The place of this process's own [`Process`], which its forked children do not share.
 //!
-//! CUDA contexts, our slots in the ledger and every lock of ours end with `fork`. All of it hangs
-//! on one pointer in a page that the kernel wipes in the child (`MADV_WIPEONFORK`): a child finds
-//! null, whatever made it (fork, clone, a raw system call), and starts as a new process on its
-//! first use. vfork and CLONE_VM children share the parent's memory until they exec and see the
-//! parent's pointer. Linux before 4.14 wipes no page; there the pid tells, at a system call for
-//! each look.
+//! CUDA contexts, the slot in the ledger and every lock of the library end with `fork`. One pointer
+//! leads to all of them; it lies in a page that the kernel wipes in the child (`MADV_WIPEONFORK`).
+//! A child that was made by fork, clone or a raw system call finds null there and starts as a new
+//! process at its first use. Children of vfork and CLONE_VM share the parent's memory until they
+//! exec, and see the parent's pointer. Linux before 4.14 cannot wipe a page: there the pid tells
+//! children apart, which costs a system call at each use.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -15,10 +15,11 @@ use gpulimit_group::Undisturbed;
 
 use super::Process;
 
-/// The page with the pointer. Null until first use, and for good where the kernel wipes none.
+/// The page with the pointer. Null until first use, and for ever where the kernel cannot wipe
+/// pages.
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
 
-/// In place of the page where the kernel wipes none: forked children see their parent's.
+/// The account, where the kernel cannot wipe pages: forked children see that of their parent.
 static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
 
 struct Owned {
@@ -27,15 +28,17 @@ struct Owned {
 }
 
 impl Process {
-    /// This process's account. Only for one that is [`limited`](super::limited::limited).
+    /// Returns this process's account. Call only in a process that is
+    /// [`limited`](super::limited::limited).
     #[inline]
     pub fn current() -> &'static Process {
         let page = PAGE.load(Ordering::Acquire);
         if !page.is_null() {
-            // SAFETY: the page is never unmapped; wiped, it reads as a null pointer.
+            // SAFETY: the page is never unmapped; a wiped page reads as a null pointer.
             let process = unsafe { (*page).load(Ordering::Acquire) };
             if !process.is_null() {
-                // SAFETY: leaked, so valid for ever.
+                // SAFETY: an account that is published is leaked, so the reference is valid for
+                // ever.
                 return unsafe { &*process };
             }
         }
@@ -46,16 +49,23 @@ impl Process {
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
-    // The maps in it ask the kernel for random numbers.
+    // The account's maps get random numbers from the kernel.
     let _undisturbed = Undisturbed::new();
     let Some(page) = page() else {
         return by_pid();
     };
-    let mine = Box::into_raw(Box::new(Process::new()));
-    // SAFETY: `page` is valid for ever; `mine` comes from Box::into_raw and is either published
-    // (leaked) or, when another thread was first, taken back before anybody saw it.
+    // SAFETY: the page is never unmapped.
+    publish(unsafe { &*page }, null_mut(), Process::default())
+}
+
+/// Publishes `fresh` in `place`, where `known` was read before. Returns what another thread has
+/// published meanwhile, if one has.
+fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
+    let mine = Box::into_raw(Box::new(fresh));
+    // SAFETY: `mine` comes from Box::into_raw. It is either published and so leaked or, when
+    // another thread published first, taken back before any thread has seen it.
     unsafe {
-        match (*page).compare_exchange(null_mut(), mine, Ordering::AcqRel, Ordering::Acquire) {
+        match place.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => &*mine,
             Err(theirs) => {
                 drop(Box::from_raw(mine));
@@ -67,27 +77,17 @@ fn first_use() -> &'static Process {
 
 fn by_pid() -> &'static Process {
     let (known, pid) = (OWNED.load(Ordering::Acquire), std::process::id());
-    // SAFETY: null, or leaked and so valid for ever.
+    // SAFETY: the pointer is null, or leads to an account that is leaked and so valid for ever.
     if let Some(owned) = unsafe { known.as_ref() }
         && owned.pid == pid
     {
         return &owned.process;
     }
-    let process = Process::new();
-    let mine = Box::into_raw(Box::new(Owned { pid, process }));
-    // SAFETY: as in `first_use`.
-    unsafe {
-        match OWNED.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => &(*mine).process,
-            Err(theirs) => {
-                drop(Box::from_raw(mine));
-                &(*theirs).process
-            }
-        }
-    }
+    let process = Process::default();
+    &publish(&OWNED, known, Owned { pid, process }).process
 }
 
-/// None where the kernel wipes no page.
+/// Returns the page; `None` where the kernel cannot wipe pages.
 fn page() -> Option<*mut AtomicPtr<Process>> {
     let known = PAGE.load(Ordering::Acquire);
     if !known.is_null() {
@@ -99,17 +99,17 @@ fn page() -> Option<*mut AtomicPtr<Process>> {
     let fresh = wiped_page()?.cast::<AtomicPtr<Process>>();
     match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(fresh),
-        // The loser's page stays mapped: 4 KiB, once.
+        // The page of the thread that comes second stays mapped: 4 KiB, once.
         Err(theirs) => Some(theirs),
     }
 }
 
 const PAGE_BYTES: usize = 4096;
 
-/// A zeroed page that is zero again in every forked child; none where the kernel cannot, or has no
-/// memory.
+/// Maps a zeroed page that is zero again in every forked child; `None` where the kernel cannot do
+/// that, or has no memory.
 fn wiped_page() -> Option<*mut libc::c_void> {
-    // SAFETY: a fresh anonymous private mapping.
+    // SAFETY: makes a new anonymous private mapping.
     let page = unsafe {
         libc::mmap(
             null_mut(),
@@ -123,7 +123,7 @@ fn wiped_page() -> Option<*mut libc::c_void> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the page just mapped, which nobody else knows.
+    // SAFETY: the page was mapped above, and no other code knows it.
     unsafe {
         if libc::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) == 0 {
             return Some(page);

@@ -1,6 +1,6 @@
-//! One GPU of this process: its [`Book`], the parts that stand on it, and what takes all of them
-//! together: requests of the group ([`Device::charge`]), giving back ([`reclaim`]), measuring
-//! ([`measuring`]) and memory that other processes have, too ([`inherited`]).
+//! One GPU of this process: its [`Book`], the parts that change its figures, and what needs all of
+//! them together. This is requests to the group ([`Device::charge`]), giving back ([`reclaim`]),
+//! measuring ([`measuring`]), and memory that other processes hold too ([`inherited`]).
 
 mod inherited;
 mod measuring;
@@ -22,54 +22,47 @@ use super::pools::{CurrentPool, Pool};
 use super::request::Request;
 use super::spare::Spares;
 use super::{Process, locks};
-use crate::abi::{
-    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
-};
+use crate::abi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Status};
+use crate::driver::devices;
 use crate::driver::figures::ProcessList;
-use crate::driver::{cuda, devices};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
-pub use measuring::Total;
 use reclaim::Reclaim;
 
 /// One GPU of this process.
 pub struct Device {
     process: &'static Process,
-    /// The CUDA ordinal: what the program calls it.
+    /// The CUDA ordinal, by which the program names the GPU.
     pub ordinal: Ordinal,
     pub id: DeviceId,
-    /// Bytes that any context here takes at least: known without making one.
+    /// The least bytes of a context on this GPU, known without making one.
     pub least_context: u64,
-    /// What CUDA says that the GPU has, bytes.
+    /// The memory of the GPU according to CUDA, in bytes.
     pub capacity: u64,
     pub book: Book,
     pub spares: Spares,
     pub driver_part: DriverPart,
     pub kernels: KernelMemory,
     pub graphs: GraphMemory,
-    /// Contexts that this process has here.
+    /// The contexts that this process has on this GPU.
     pub contexts: Contexts,
-    /// Allocations of other processes here that this one has open.
+    /// The number of allocations of other processes on this GPU that this process has open.
     opened: AtomicUsize,
     current_pool: CurrentPool,
     measuring: Measuring,
 }
 
 impl Device {
-    /// Looks the device up and enters it into the ledger.
+    /// Looks the device up and adds it to the ledger.
     pub fn open(
         process: &'static Process,
         ordinal: Ordinal,
         member: &'static Member,
     ) -> Result<Device, Status> {
-        let mut total = 0usize;
-        match cuda::cuDeviceTotalMem_v2(Out::of(&mut total), ordinal) {
-            SUCCESS => {}
-            failed => return Err(failed),
-        }
+        let capacity = devices::capacity(ordinal)?;
         let id = devices::id(ordinal).ok_or(CUDA_ERROR_UNKNOWN)?;
-        Device::enter(process, ordinal, id, total as u64, member)
+        Device::enter(process, ordinal, id, capacity, member)
     }
 
     fn enter(
@@ -81,7 +74,7 @@ impl Device {
     ) -> Result<Device, Status> {
         let device = member.device(id, capacity).map_err(|error| {
             message::line(format_args!(
-                "no memory of GPU {ordinal} for this program: {error}"
+                "this program gets no memory of GPU {ordinal}: {error}"
             ));
             CUDA_ERROR_NOT_PERMITTED
         })?;
@@ -104,8 +97,8 @@ impl Device {
         })
     }
 
-    /// Whether a request for `bytes` is one to charge. Of none, or of more than the GPU has, the
-    /// driver takes care by itself, each function with its own code.
+    /// Returns whether a request for `bytes` is to be charged. For 0 bytes, or more than the GPU
+    /// has, every function of the driver fails by itself, with its own code.
     #[inline]
     pub fn may_hold(&self, bytes: u64) -> bool {
         (1..=self.capacity).contains(&bytes)
@@ -115,21 +108,21 @@ impl Device {
         self.process
     }
 
-    /// Charges what is asked for, to be in use at once.
+    /// Charges the bytes of a request, which are in use at once.
     #[inline]
     pub fn charge(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
             self.book.charge(request.bytes, pressure, insistence)
         })?;
-        Ok(Charged::new(self, request.bytes))
+        Ok(Charged::new(self, request.bytes, false))
     }
 
-    /// As [`Device::charge`], for what is not in use yet.
+    /// Charges the bytes of a request ahead: they are not in use yet, and count as idle.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
         })?;
-        Ok(Charged::ahead(self, request.bytes))
+        Ok(Charged::new(self, request.bytes, true))
     }
 
     #[inline]
@@ -154,7 +147,7 @@ impl Device {
         }
     }
 
-    /// Tells a refusal that was decided outside of a charge.
+    /// Counts and reports a refusal that was decided outside of a charge.
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
         let Book { member, device, .. } = &self.book;
         let verdict = Refusal {
@@ -178,13 +171,14 @@ impl Device {
         Refused
     }
 
-    /// The pool that `cuMemAllocAsync` takes from on this device; `None` for one that is destroyed.
+    /// Returns the pool that `cuMemAllocAsync` takes memory from on this device; `None` where that
+    /// pool is destroyed.
     #[inline]
     pub fn current_pool(&self) -> Result<Option<&'static Pool>, Status> {
         self.current_pool.get(&self.process.pools, self.ordinal)
     }
 
-    /// Forgets which pool is current: it is asked for again.
+    /// Forgets the current pool: the driver is asked for it at the next use.
     pub fn forget_current_pool(&self) {
         self.current_pool.set(None);
     }

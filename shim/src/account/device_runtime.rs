@@ -1,30 +1,31 @@
-//! What the driver sets up in a context for the device's runtime, when code is first loaded there
-//! that uses it.
+//! The memory that the driver sets up in a context for the device's runtime, when the first code
+//! that uses the runtime is loaded there.
 
 use std::sync::atomic::Ordering;
 
 use super::device::Device;
 use super::driver_part::Prepaid;
 use super::kernel_memory::ContextMemory;
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
-use crate::driver::limit::{Limit, limit_of};
+use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;
 
-/// What a heap of device `malloc` takes with the first launch that needs it: its limit in whole
-/// blocks, and one more (measured).
+/// Returns the bytes that a heap of device `malloc` takes at the first launch that needs it: its
+/// limit rounded up to blocks, and one block more (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// What comes with code whose image says what it uses, bytes.
+/// The memory that code takes because its image says that it uses the device's runtime, in bytes.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
-    /// What the context has then for the runtime.
+    /// Bytes that the context has for the runtime once the code is loaded.
     level: u64,
-    /// What it takes for that when the code is loaded.
+    /// Bytes that the context takes for the runtime when the code is loaded.
     pub tables: u64,
-    /// What it takes when the code is launched, where that is not charged already.
+    /// Bytes that the context takes for the heap when the code is launched, where these are not
+    /// charged already.
     pub heap: u64,
 }
 
@@ -37,7 +38,7 @@ impl Runtime {
         let tables = level.saturating_sub(memory.runtime.load(Ordering::Acquire));
         let is_kept = memory.heap.load(Ordering::Acquire) > 0;
         let heap = match limit_of(context, LIMIT_MALLOC_HEAP_SIZE) {
-            Limit::Free(bytes) if says.device_malloc && !is_kept => heap(bytes as u64),
+            ContextLimit::Free(bytes) if says.device_malloc && !is_kept => heap(bytes as u64),
             _ => 0,
         };
         Runtime {
@@ -47,12 +48,12 @@ impl Runtime {
         }
     }
 
-    /// Whether code that says this takes something.
+    /// Returns whether code with these needs takes memory for the runtime.
     pub fn is_new(says: Needs, device: &Device, memory: &ContextMemory) -> bool {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Keeps the heap, which is `paid`, charged from here on.
+    /// Keeps the heap charged, for which `paid` has paid.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
@@ -60,8 +61,8 @@ impl Runtime {
         }
     }
 
-    /// The code has been loaded, or not, and with that the driver's part has `grown` by so many
-    /// bytes.
+    /// Records the outcome of loading the code. The driver's part has `grown` by so many bytes,
+    /// where that could be measured.
     pub fn conclude(
         self,
         device: &Device,
@@ -72,8 +73,8 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // Nothing grows where code that did not say so has been before, and has perhaps had its
-        // heap.
+        // The driver's part does not grow where other code, whose image does not say so, has used
+        // the runtime before; that code may have had the heap taken already.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

@@ -1,11 +1,13 @@
-//! The part of a process's memory that no call gives a size for: contexts, code, streams, the
-//! driver's own buffers.
+//! The driver's part: the memory of this process that no call gives a size for. This is contexts,
+//! code, streams and the driver's own buffers.
 //!
-//! It is what the driver's own figure for this process (NVML) has over what we can name. Calls that
-//! may let it grow are paid in advance by an estimate ([`Prepaid`]), and it is measured after them
-//! ([`Device::measure`](super::device::Device::measure)). The [`RESERVE`] stays charged in between.
+//! Its size is NVML's figure for this process less the memory that calls have named. Calls that may
+//! let it grow pay for an estimate in advance ([`Prepaid`]), and it is measured after them
+//! ([`Device::measure`](super::device::Device::measure)). Between them the [`RESERVE`] stays
+//! charged.
 //!
-//! The blocks that small arrays share are measured with it and shown as theirs ([`Packed`]).
+//! The blocks that small arrays share are measured with the driver's part and published as arrays
+//! ([`Packed`]).
 
 mod prepaid;
 
@@ -15,47 +17,46 @@ use parking_lot::{Condvar, Mutex};
 
 use super::book::{Book, RESERVE};
 use super::contexts::Contexts;
-use super::device::Total;
 use super::packed::Packed;
 use crate::abi::Context;
 pub use prepaid::Prepaid;
 
 #[derive(Default)]
 struct State {
-    /// Charged for the driver's part.
+    /// Bytes that are charged for the driver's part.
     held: u64,
     /// The driver's part as last measured.
     used: u64,
-    /// Of `used`, what is not charged: contexts, in a group that does not count them.
+    /// Bytes of `used` that are not charged: contexts, in a group that does not count them.
     uncounted: u64,
-    /// Of `held`, promised to calls under way.
+    /// Bytes of `held` that are promised to calls under way.
     prepaid: u64,
-    /// Calls that are being charged for.
+    /// The number of calls that are being charged for.
     paying: u32,
-    /// Of `held`, kept for what contexts will take later.
+    /// Bytes of `held` that are kept for what contexts will take later.
     reserved: u64,
-    /// The driver knows this process: there is a context.
+    /// The driver lists this process: it has a context.
     alive: bool,
-    /// Contexts made since the last measurement, with the sizes that were assumed for them.
+    /// The sizes that were assumed for contexts made since the last measurement.
     assumed: Vec<u64>,
-    /// Of `used`, what small arrays lie in.
+    /// The small arrays, whose blocks are part of `used`.
     packed: Packed,
     /// The number of the latest measurement that was entered.
     measured: u64,
 }
 
 impl State {
-    /// Of the driver's part, what is charged.
+    /// Returns the bytes of the driver's part that count towards the group.
     fn counted(&self) -> u64 {
         self.used - self.uncounted
     }
 
-    /// Bytes that have to be charged.
+    /// Returns the bytes that have to be charged.
     fn needed(&self) -> u64 {
         self.counted() + self.prepaid + self.reserved
     }
 
-    /// Of these, what is not.
+    /// Returns the bytes that have to be charged and are not.
     fn missing(&self) -> u64 {
         self.needed().saturating_sub(self.held)
     }
@@ -64,47 +65,47 @@ impl State {
         self.held.saturating_sub(self.needed())
     }
 
-    /// Of the idle bytes, what is to be there.
+    /// Returns the idle bytes that should be there.
     fn wanted(&self) -> u64 {
         if self.alive { RESERVE } else { 0 }
     }
 
-    /// Idle bytes that are too many.
+    /// Returns the idle bytes beyond those that should be there.
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.wanted())
     }
 
-    /// Idle bytes that are too few.
+    /// Returns the idle bytes that are missing from those that should be there.
     fn short(&self) -> u64 {
         self.wanted().saturating_sub(self.idle())
     }
 
-    /// Promises to a call what is idle, up to `bytes`. Returns the bytes that are promised.
+    /// Promises up to `bytes` of the idle bytes to a call. Returns the bytes that are promised.
     fn promise(&mut self, bytes: u64) -> u64 {
         let promised = self.idle().min(bytes);
         self.prepaid += promised;
         promised
     }
 
-    /// A call to which `bytes` were promised is over.
+    /// Ends a call to which `bytes` were promised.
     fn release(&mut self, bytes: u64) {
         self.prepaid = self.prepaid.saturating_sub(bytes);
     }
 
-    /// Promises `bytes` that were kept.
+    /// Promises `bytes` of those kept for contexts to a call.
     fn offer(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_sub(bytes);
         self.prepaid += bytes;
     }
 
-    /// The call to which `bytes` were offered is over, and has `taken` so many of them. The others
-    /// are kept on.
+    /// Ends a call to which `bytes` kept for contexts were offered, and which has `taken` some of
+    /// them. The others are kept again.
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
     }
 
-    /// The driver's part, as `total` tells.
+    /// Returns the driver's part according to `total`.
     fn seen(&self, total: Total) -> u64 {
         let seen = total.beyond_named();
         if total.at_least {
@@ -114,7 +115,8 @@ impl State {
         }
     }
 
-    /// Of `bytes` by which the driver's part has grown, those that have come out of the reserve.
+    /// Returns how many of the `bytes` by which the driver's part has grown came out of the
+    /// reserve.
     fn out_of_reserve(&self, bytes: u64) -> u64 {
         (self.counted() + self.reserved + RESERVE)
             .saturating_sub(self.held)
@@ -122,48 +124,67 @@ impl State {
     }
 }
 
-/// The driver's part of a device.
+/// The driver's part on one device.
 #[derive(Default)]
 pub struct DriverPart {
     state: Mutex<State>,
-    /// A call under way has ended.
+    /// Notified when a call under way has ended.
     settled: Condvar,
 }
 
-/// What a measurement brought to light.
+/// NVML's figure for this process, and the bytes of it that calls have named.
+#[derive(Clone, Copy, Debug)]
+pub struct Total {
+    pub figure: u64,
+    pub named: u64,
+    /// The driver's part may be larger than this shows: a thread is destroying a context, so some
+    /// of the named memory may be gone already.
+    pub at_least: bool,
+}
+
+impl Total {
+    /// Returns the driver's part, bytes.
+    pub fn beyond_named(self) -> u64 {
+        self.figure.saturating_sub(self.named)
+    }
+}
+
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
     /// The driver's part, bytes.
     pub used: u64,
-    /// Bytes that had to be charged although the group had no room for them.
+    /// Bytes that were charged although the group had no room for them.
     pub overrun: u64,
-    /// Another thread destroys a context: what was taken or given back meanwhile may not show.
+    /// Another thread is destroying a context: memory that was taken or given back meanwhile may
+    /// not show.
     pub at_least: bool,
 }
 
 impl DriverPart {
-    /// Waits, no longer than `until`, for another thread's call that has paid ahead, or is about
-    /// to: it may not need all of its estimate, or make this one's needless. False when there is
-    /// none to wait for, or no time. The caller has nothing promised to itself: two would wait for
-    /// each other.
+    /// Waits, no longer than `until`, for a call of another thread that has paid ahead or is about
+    /// to: it may not need all of its estimate, or may do what this call wanted to. False when
+    /// there is no such call, or no time left. The caller must have no bytes promised to itself:
+    /// two such callers would wait for each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
             && !self.settled.wait_until(&mut state, until).timed_out()
     }
 
-    /// The driver's part as last measured, bytes.
+    /// Returns the driver's part as last measured, bytes.
     pub fn used(&self) -> u64 {
         self.state.lock().used
     }
 
-    /// Of `bytes` by which the driver's part has grown, those that have come out of the reserve.
+    /// Returns how many of the `bytes` by which the driver's part has grown came out of the
+    /// reserve.
     pub fn out_of_reserve(&self, bytes: u64) -> u64 {
         self.state.lock().out_of_reserve(bytes)
     }
 
-    /// Bytes that are charged, and idle, become part of the reserve: what of them is too much is
-    /// given back after the next measurement.
+    /// Adds `bytes` that are charged and idle to the reserve. The next measurement gives back what
+    /// is too much.
     pub fn keep(&self, bytes: u64) {
         self.state.lock().held += bytes;
     }
@@ -176,19 +197,19 @@ impl DriverPart {
         self.give_back(book, &mut state);
     }
 
-    /// Changes what is known of small arrays.
+    /// Changes the figures of small arrays.
     pub fn packed<T>(&self, change: impl FnOnce(&mut Packed) -> T) -> T {
         change(&mut self.state.lock().packed)
     }
 
-    /// A context is gone, and the blocks of its small arrays with it.
+    /// Removes the blocks of small arrays of a context that is gone.
     pub fn forget_packed(&self, book: &Book, context: Context) {
         let mut state = self.state.lock();
         state.packed.forget(context);
         book.set_packed(state.packed.bytes());
     }
 
-    /// Without a measurement: a context has gone.
+    /// Removes the assumed size of a context that is gone, where nothing can be measured.
     pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
@@ -198,7 +219,7 @@ impl DriverPart {
         }
     }
 
-    /// Without a measurement: the driver's part has changed by so many bytes, for as long as its
+    /// Changes the driver's part by so many bytes where it cannot be measured, for as long as its
     /// context lives.
     pub fn assume(&self, book: &Book, contexts: &Contexts, change: i64) {
         let mut state = self.state.lock();
@@ -210,7 +231,7 @@ impl DriverPart {
         self.give_back(book, &mut state);
     }
 
-    /// Brings the charge in line with a measurement.
+    /// Corrects the charge after measurement `number`.
     pub fn conclude(
         &self,
         book: &Book,
@@ -229,8 +250,8 @@ impl DriverPart {
         number: u64,
         total: Total,
     ) -> Measured {
-        // One that was begun later has been entered: it has seen whatever this one was to see, and
-        // more.
+        // A measurement with a higher number began later. Where one has been entered, it has
+        // already seen everything that this one has.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));
@@ -252,15 +273,16 @@ impl DriverPart {
         }
     }
 
-    /// The driver's part is `used` bytes now. Returns the bytes that had to be charged over the
-    /// limit.
+    /// Records that the driver's part is `used` bytes. Returns the bytes that had to be charged
+    /// over the limit.
     fn enter(&self, book: &Book, contexts: &Contexts, state: &mut State, used: u64) -> u64 {
         let (before, counted_before) = (state.used, state.counted());
         state.used = used;
         state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
         book.set_driver(before, used);
-        // What came into use is no longer idle; what is charged anew is, until here.
+        // Bytes that came into use are no longer idle. Bytes that are charged below count as idle
+        // until then, and come into use here.
         book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {
@@ -280,7 +302,7 @@ impl DriverPart {
         overrun
     }
 
-    /// After a call: gives back what is idle beyond the reserve.
+    /// Gives back what is idle beyond the reserve. Call after a call of the driver.
     fn give_back(&self, book: &Book, state: &mut State) {
         let excess = state.excess();
         state.held -= excess;
@@ -302,10 +324,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::account::BLOCK;
+    use crate::account::rounding::BLOCK;
 
     #[test]
-    fn what_is_charged_and_neither_taken_nor_promised_is_idle() {
+    fn charged_bytes_that_are_neither_taken_nor_promised_are_idle() {
         let mut state = State {
             held: 100,
             used: 60,
@@ -344,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_while_a_context_goes_lowers_nothing() {
+    fn a_figure_seen_during_a_teardown_never_lowers_the_part() {
         let state = State {
             used: 50,
             ..State::default()
@@ -361,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_and_not_taken_is_kept_on() {
+    fn offered_bytes_that_are_not_taken_are_kept() {
         let mut state = State {
             reserved: 30,
             prepaid: 5,
@@ -374,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_comes_out_of_the_reserve_as_far_as_that_lacks_it() {
+    fn growth_comes_out_of_the_reserve_as_far_as_the_reserve_has_shrunk() {
         let mut state = State {
             held: 100 + RESERVE,
             used: 80,
@@ -386,16 +408,20 @@ mod tests {
         state.used += 7;
         assert_eq!(state.out_of_reserve(BLOCK), 7);
         state.used += BLOCK;
-        assert_eq!(state.out_of_reserve(BLOCK), BLOCK, "the rest is others'");
+        assert_eq!(
+            state.out_of_reserve(BLOCK),
+            BLOCK,
+            "no more than the growth"
+        );
     }
 
     #[test]
-    fn a_call_waits_for_others_that_are_under_way_and_for_nobody_else() {
+    fn a_call_waits_only_for_other_calls_under_way() {
         let part = DriverPart::default();
         let hour = Instant::now() + Duration::from_secs(3600);
-        assert!(!part.await_others(hour), "there are none");
+        assert!(!part.await_others(hour), "no call is under way");
         part.state.lock().prepaid = BLOCK;
-        assert!(!part.await_others(Instant::now()), "no time");
+        assert!(!part.await_others(Instant::now()), "no time is left");
         thread::scope(|threads| {
             let waits = threads.spawn(|| part.await_others(hour));
             while !waits.is_finished() {

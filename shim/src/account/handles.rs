@@ -1,14 +1,14 @@
-//! Handles that the driver has handed out to this process and not taken back.
+//! Handles that the driver has handed out to this process and has not taken back.
 //!
 //! Some functions of the driver crash when they get a handle that has been destroyed (measured:
-//! `cuMemPoolGetAttribute`). So a handle that the program passes goes to a function other than the
-//! one that the program calls only if it is known here. An unknown handle may still be a good one,
-//! made in a way that no hook sees; the program's call then pays for as much as it can take, and
-//! the driver is asked about the handle after it has accepted it.
+//! `cuMemPoolGetAttribute`). So the library passes a program's handle to another function than the
+//! one that the program calls only if the handle is known here. An unknown handle may still be
+//! valid, when it was made in a way that no hook sees. The program's call with such a handle pays
+//! for as much as it can take, and the driver is asked about the handle after it has accepted it.
 //!
-//! Streams, code, graphs and executable graphs are here. Contexts, pools, blocks of device memory
-//! and green contexts have tables of their own. Other handles (events, arrays, nodes, physical
-//! memory) are never passed to another function.
+//! Streams, code, graphs and executable graphs are kept here. Contexts, pools, blocks of device
+//! memory and green contexts have tables of their own. Other handles (events, arrays, nodes,
+//! physical memory) are never passed to another function.
 
 use parking_lot::RwLock;
 
@@ -20,7 +20,7 @@ use crate::account::maps::Map;
 pub enum Kind {
     /// `CUstream`.
     Stream,
-    /// `CUfunction` or `CUkernel`: the driver takes one for the other in many places.
+    /// `CUfunction` or `CUkernel`: in many places the driver accepts either.
     Code,
     /// `CUmodule`.
     Module,
@@ -32,16 +32,16 @@ pub enum Kind {
     Exec,
 }
 
-/// Where a handle comes from. It goes with either.
+/// The origin of a handle. The handle ends with its context, and with its owner.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Origin {
-    /// The context that it belongs to; 0 for none.
+    /// The context that the handle belongs to; 0 for none.
     pub context: Context,
-    /// The module or library that it was got from; 0 for none.
+    /// The module or library that the handle was got from; 0 for none.
     pub owner: usize,
 }
 
-/// Handles that were taken out together.
+/// Handles that were removed together, with their origins.
 pub type Taken = Vec<((Kind, usize), Origin)>;
 
 /// The known handles of a process.
@@ -49,31 +49,31 @@ pub type Taken = Vec<((Kind, usize), Origin)>;
 pub struct Handles(RwLock<Map<(Kind, usize), Origin>>);
 
 impl Handles {
-    /// The driver has handed out `handle`.
+    /// Records a handle that the driver has handed out.
     pub fn insert(&self, kind: Kind, handle: usize, origin: Origin) {
         self.0.write().insert((kind, handle), origin);
     }
 
-    /// Whether the driver has handed out `handle` and not taken it back.
+    /// Returns whether the driver has handed out `handle` and has not taken it back.
     pub fn knows(&self, kind: Kind, handle: usize) -> bool {
         self.origin(kind, handle).is_some()
     }
 
-    /// Where `handle` comes from; `None` when it is unknown.
+    /// Returns where `handle` comes from; `None` when it is unknown.
     #[inline(never)]
     pub fn origin(&self, kind: Kind, handle: usize) -> Option<Origin> {
         self.0.read().get(&(kind, handle)).copied()
     }
 
-    /// Takes `handle` out. Call before the driver is asked to destroy it, as it may hand the same
-    /// one out again at once.
+    /// Removes `handle`. Call before the driver is asked to destroy it, as the driver may hand out
+    /// the same handle again at once.
     pub fn take(&self, kind: Kind, handle: usize) -> Taken {
         let key = (kind, handle);
         let origin = self.0.write().remove(&key);
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Takes out what was got from a module or library, and code whose origin nobody has seen. Call
+    /// Removes everything that was got from a module or library, and code of unknown origin. Call
     /// before the driver is asked to unload it.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
@@ -82,28 +82,20 @@ impl Handles {
             .filter(|((kind, _), origin)| *kind == Kind::Module && origin.owner == owner)
             .map(|((_, module), _)| *module)
             .collect();
-        let goes = |(kind, handle): &(Kind, usize), origin: &Origin| match kind {
+        let goes = |(kind, handle): &(Kind, usize), origin: &mut Origin| match kind {
             Kind::Module | Kind::Library => *handle == owner || origin.owner == owner,
             Kind::Code => [0, owner].contains(&origin.owner) || modules.contains(&origin.owner),
             _ => false,
         };
-        let mut taken = Taken::new();
-        known.retain(|key, origin| {
-            let stays = !goes(key, origin);
-            if !stays {
-                taken.push((*key, *origin));
-            }
-            stays
-        });
-        taken
+        known.extract_if(goes).collect()
     }
 
-    /// Puts back what was taken out for a call that the driver has refused.
+    /// Puts back handles that were removed for a call that the driver has refused.
     pub fn restore(&self, taken: Taken) {
         self.0.write().extend(taken);
     }
 
-    /// A context has gone, and what belonged to it.
+    /// Removes the handles of a context that is gone.
     pub fn forget_context(&self, context: Context) {
         self.0
             .write()
@@ -125,7 +117,10 @@ mod tests {
         assert!(!handles.knows(Kind::Stream, 64));
         handles.insert(Kind::Stream, 64, of(7, 0));
         assert!(handles.knows(Kind::Stream, 64));
-        assert!(!handles.knows(Kind::Graph, 64), "a stream is no graph");
+        assert!(
+            !handles.knows(Kind::Graph, 64),
+            "the handle of a stream is not one of a graph"
+        );
         assert_eq!(handles.origin(Kind::Stream, 64), Some(of(7, 0)));
         let taken = handles.take(Kind::Stream, 64);
         assert!(!handles.knows(Kind::Stream, 64));
@@ -153,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_context_goes_with_it() {
+    fn handles_of_a_context_go_with_it() {
         let handles = Handles::default();
         handles.insert(Kind::Stream, 64, of(7, 0));
         handles.insert(Kind::Stream, 128, of(8, 0));

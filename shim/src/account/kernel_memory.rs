@@ -1,28 +1,28 @@
-//! What a context sets aside for its kernels: local memory for every thread that the GPU can hold,
-//! the heap of device `malloc` and what the device's runtime needs besides. The limits of the
-//! context (`cuCtxSetLimit`) and the needs of its kernels say how much, before it is taken.
+//! The memory that a context sets aside for its kernels: local memory for every thread that the GPU
+//! can hold, the heap of device `malloc`, and what the device's runtime needs besides. The limits
+//! of the context (`cuCtxSetLimit`) and the needs of its kernels tell how much, before it is taken.
 //!
 //! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the
-//! threads, in whole blocks rounded *down*. It comes with the stack limit, or with the first launch
-//! of a kernel that needs more, which raises the limit; lowering the limit gives it back. A launch
-//! that the GPU has no room for frees what there is. Code that uses device `printf`, `assert` or
-//! `malloc` takes 62, 90 or 138 MiB when it is loaded first, each including the one before,
-//! whatever the limits say; the heap comes in full with the first launch of a kernel that uses
-//! `malloc`. It is charged ahead where its limit is set, or with the code.
+//! threads, rounded *down* to whole blocks. It is taken when the stack limit is set, or at the
+//! first launch of a kernel that needs more, which raises the limit. Lowering the limit gives it
+//! back. A launch that the GPU has no room for frees the local memory that there is. Code that uses
+//! device `printf`, `assert` or `malloc` takes 62, 90 or 138 MiB when the first such code is
+//! loaded, each including the one before, whatever the limits are. The heap is taken in full at the
+//! first launch of a kernel that uses `malloc`; it is charged ahead where its limit is set, or when
+//! such code is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::{
-    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal, Out,
-    SUCCESS,
+    ATTRIBUTE_MULTIPROCESSOR_THREADS, ATTRIBUTE_MULTIPROCESSORS, Context, Device as Ordinal,
 };
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Map;
-use crate::driver::cuda;
+use crate::driver::devices;
 use crate::image::Needs;
 
 /// Local memory per thread that every context has from the start, bytes.
@@ -30,33 +30,34 @@ const START: u64 = 1024;
 /// Local memory per thread is a multiple of this, bytes.
 const GRAIN: u64 = 16;
 
-/// What the first code in a context that uses device `malloc` takes beside 1 MiB for each
-/// multiprocessor: bytes. Together 138 MiB on an H100 (measured); which part of it goes with the
-/// multiprocessors is not known.
+/// Bytes that the first code in a context that uses device `malloc` takes beside 1 MiB for each
+/// multiprocessor. Together these are 138 MiB on an H100 (measured); it is not known which part of
+/// that depends on the multiprocessors.
 const TABLES: u64 = 6 << 20;
 
-/// What code in a context that uses device `assert`, or `printf`, takes, bytes.
+/// Bytes that the first code in a context that uses device `assert`, or `printf`, takes.
 const ASSERT: u64 = 90 << 20;
 const PRINTF: u64 = 62 << 20;
 
 /// The memory for kernels on one device.
 pub struct KernelMemory {
     multiprocessors: u64,
-    /// Threads that the device can hold at once.
+    /// The number of threads that the device can hold at once.
     threads: u64,
     contexts: RwLock<Map<Context, Arc<ContextMemory>>>,
 }
 
 /// The memory for kernels of one context.
 pub struct ContextMemory {
-    /// Held through a call that may change it, and shared through launches that rely on more than
-    /// there is from the start.
+    /// Held exclusively through a call that may change this memory, and shared through launches
+    /// that rely on more than a context has from the start.
     pub alone: RwLock<()>,
-    /// The stack limit, bytes: local memory that every thread has, or gets with the next growth.
+    /// The stack limit in bytes: the local memory that every thread has, or gets with the next
+    /// growth.
     per_thread: AtomicU64,
-    /// Bytes of device memory behind that; 0 after the driver has dropped it.
+    /// Bytes of device memory behind `per_thread`; 0 after the driver has dropped it.
     backing: AtomicU64,
-    /// Bytes charged ahead for the heap.
+    /// Bytes that are charged ahead for the heap.
     pub heap: AtomicU64,
     /// Bytes that code has taken for the device's runtime.
     pub runtime: AtomicU64,
@@ -64,14 +65,7 @@ pub struct ContextMemory {
 
 impl KernelMemory {
     pub fn of(ordinal: Ordinal) -> Self {
-        let attribute = |attribute: i32| {
-            let mut value = 0;
-            let asked = cuda::cuDeviceGetAttribute(Out::of(&mut value), attribute, ordinal);
-            u64::try_from(value)
-                .ok()
-                .filter(|_| asked == SUCCESS)
-                .unwrap_or(0)
-        };
+        let attribute = |which| devices::attribute(which, ordinal).unwrap_or(0);
         KernelMemory::with(
             attribute(ATTRIBUTE_MULTIPROCESSORS),
             attribute(ATTRIBUTE_MULTIPROCESSOR_THREADS),
@@ -86,12 +80,13 @@ impl KernelMemory {
         }
     }
 
-    /// Bytes that every context takes for local memory from the start.
+    /// Returns the bytes of local memory that every context takes from the start.
     pub fn start(&self) -> u64 {
         self.backing(START)
     }
 
-    /// Bytes that a context takes in all for code that needs this.
+    /// Returns the bytes that a context has taken for the device's runtime once code with these
+    /// needs is loaded.
     pub fn runtime(&self, needs: Needs) -> u64 {
         let malloc = round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK);
         [
@@ -104,18 +99,19 @@ impl KernelMemory {
         .unwrap_or(0)
     }
 
-    /// Whether kernels that need so many bytes rely on more than every context has from the start,
-    /// which may be lowered again.
+    /// Returns whether kernels with this need rely on more local memory than every context has from
+    /// the start. That surplus may be lowered again.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }
 
-    /// Bytes of device memory behind so many bytes of local memory per thread.
+    /// Returns the bytes of device memory behind `per_thread` bytes of local memory.
     pub fn backing(&self, per_thread: u64) -> u64 {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
     }
 
-    /// A context of this device, as one that was just made when it is new.
+    /// Returns the memory of a context of this device. A context that is not known yet is recorded
+    /// as one that was just made.
     pub fn context(&self, context: Context) -> Arc<ContextMemory> {
         if let Some(known) = self.contexts.read().get(&context) {
             return Arc::clone(known);
@@ -132,25 +128,25 @@ impl KernelMemory {
         }))
     }
 
-    /// The context has gone. Returns the bytes that were charged ahead for it.
+    /// Removes a context that is gone. Returns the bytes that were charged ahead for its heap.
     pub fn forget(&self, context: Context) -> u64 {
         let Some(gone) = self.contexts.write().remove(&context) else {
             return 0;
         };
-        // A call that was under way in it has settled by then.
+        // Waits until calls under way in the context have settled.
         let _alone = hold(Place::Alone, || gone.alone.write());
         gone.heap.swap(0, Ordering::AcqRel)
     }
 
-    /// Bytes by which the local memory of `context` grows with the launch of a kernel that needs
-    /// `per_thread` bytes.
+    /// Returns the bytes by which the local memory of `context` grows at the launch of a kernel
+    /// that needs `per_thread` bytes.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
         self.backing(per_thread.max(context.per_thread()))
             .saturating_sub(context.backing())
     }
 
-    /// Every thread of `context` has `per_thread` bytes of local memory. Returns the change in
-    /// bytes of device memory.
+    /// Records that every thread of `context` has `per_thread` bytes of local memory. Returns the
+    /// change in bytes of device memory.
     pub fn set(&self, context: &ContextMemory, per_thread: u64) -> i64 {
         let backing = self.backing(per_thread);
         context.per_thread.store(per_thread, Ordering::Release);
@@ -160,20 +156,21 @@ impl KernelMemory {
 }
 
 impl ContextMemory {
-    /// The stack limit, bytes.
+    /// Returns the stack limit, bytes.
     pub fn per_thread(&self) -> u64 {
         self.per_thread.load(Ordering::Acquire)
     }
 
-    /// Bytes of device memory behind it.
+    /// Returns the bytes of device memory behind the stack limit.
     pub fn backing(&self) -> u64 {
         self.backing.load(Ordering::Acquire)
     }
 
-    /// A call failed for which it was to grow, and the driver's part went from `before` to `after`
-    /// bytes: whether the driver has dropped it.
+    /// Returns whether the driver has dropped the local memory, after a call failed for which it
+    /// was to grow. The driver's part went from `before` to `after` bytes.
     pub fn is_dropped(&self, before: u64, after: u64) -> bool {
-        // Half of it: other threads take and give, too.
+        // Half of the local memory is enough as evidence, because other threads take and free
+        // memory too.
         let backing = self.backing();
         let dropped = backing > 0 && before.saturating_sub(after) >= backing / 2;
         if dropped {
@@ -189,7 +186,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// On an H100, 580.159.04.
+    /// The figures are those of an H100 with driver 580.159.04.
     #[test]
     fn grows_as_measured() {
         let memory = KernelMemory::with(132, 2048);
@@ -235,14 +232,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_has_dropped_comes_again() {
+    fn dropped_local_memory_is_taken_again() {
         let memory = KernelMemory::with(132, 2048);
         let context = memory.context(7);
         assert!(!context.is_dropped(518 * MIB, 418 * MIB));
         assert!(context.is_dropped(518 * MIB, 104 * MIB));
         assert_eq!(memory.growth(&context, 0), 264 * MIB);
         assert_eq!(memory.growth(&context, 4096), 1056 * MIB);
-        assert!(!context.is_dropped(518 * MIB, 104 * MIB), "there is none");
+        assert!(
+            !context.is_dropped(518 * MIB, 104 * MIB),
+            "there is no local memory to drop"
+        );
     }
 
     #[test]

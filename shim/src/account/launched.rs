@@ -1,7 +1,8 @@
-//! Which kernels and graphs have been launched before.
+//! The kernels and graphs that have been launched before.
 //!
-//! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for PyTorch's very first one), later ones do not.
-//! A launch therefore looks its function up, first in a table of those seen lately.
+//! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for the very
+//! first launch of PyTorch), later launches do not. So every launch looks its function up here,
+//! first in a table of those that were launched lately.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -10,23 +11,27 @@ use parking_lot::{Mutex, RwLock};
 use crate::abi::{Context, Opaque};
 use crate::account::maps::{Map, Set};
 
-/// Handles are aligned: the number beside a kernel's says that it needs no local memory.
+/// Set in a kernel's handle, this bit stands for "needs no local memory". Handles are aligned, so
+/// the bit is free.
 const NEEDS_NONE: Opaque = 2;
 
-/// The number beside a handle that says that its code is loaded; the handle itself says that it was
-/// launched.
+/// Returns the number that stands for "the code of this handle is loaded". The handle itself stands
+/// for "launched".
 pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
 }
 
-/// As many places has the table of what was lately seen launched: a training step of PyTorch launches some seventy kernels.
+/// The number of places in the table of recent launches. A training step of PyTorch launches some
+/// seventy kernels.
 const PLACES: usize = 4096;
 
-/// What was lately seen launched, each handle in its place; the exports of launches look here by themselves (`hook::pass`). Written under the lock of
-/// [`Launched::functions`], so that nothing is remembered that another thread has just forgotten.
+/// The functions that were launched lately, each in the place of its handle. The exports of
+/// launches read this table by themselves (`hook::pass`). It is written under the lock of
+/// [`Launched::functions`], so that no thread records what another thread has just forgotten.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
-/// A handle and itself shifted by `FOLD`, times `SPREAD`, shifted by `DOWN`: its place.
+/// The place of a handle in the table: the handle XOR itself shifted right by `FOLD`, times
+/// `SPREAD`, shifted right by `DOWN`.
 pub const FOLD: u32 = 3;
 pub const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 pub const DOWN: u32 = usize::BITS - PLACES.trailing_zeros();
@@ -36,13 +41,15 @@ fn place(function: Opaque) -> Option<&'static AtomicUsize> {
     RECENT.get(((function >> FOLD) ^ function).wrapping_mul(SPREAD) >> DOWN)
 }
 
-/// Whether `function` is known to have been launched: the whole cost of nearly every launch.
+/// Returns whether `function` is known to have been launched. Nearly every launch costs no more
+/// than this.
 #[inline]
 pub fn is_recent(function: Opaque) -> bool {
     function != 0 && place(function).is_some_and(|at| at.load(Ordering::Relaxed) == function)
 }
 
-/// Whether this thread knows that the code of `handle` is loaded wherever it is needed: the whole cost of nearly every call that asks about it.
+/// Returns whether the code of `handle` is known to be loaded wherever it is needed. Nearly every
+/// call that asks about a function costs no more than this.
 #[inline]
 pub fn is_recently_loaded(handle: Opaque) -> bool {
     is_recent(loaded(handle))
@@ -60,33 +67,38 @@ fn forget_all() {
     }
 }
 
-/// A `CUkernel`, or the odd number beside the handle of something that is loaded in every context by itself.
+/// A `CUkernel`, or the odd number beside a handle that stands for code which the driver loads in
+/// every context by itself.
 #[derive(Default)]
 struct Kernel {
     library: Opaque,
-    /// Where it has been launched, or loaded.
+    /// The contexts in which the kernel has been launched, or loaded.
     contexts: Vec<Context>,
 }
 
 /// The functions that this process has launched.
 ///
-/// A `CUfunction` belongs to one context, a `CUkernel` is launched in any: it counts as launched when it was in all of them.
+/// A `CUfunction` belongs to one context. A `CUkernel` can be launched in any context, and counts
+/// as launched once it was launched in all of them.
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// Where something has been launched that needs so much local memory per thread that its context may have lost it since.
+    /// The local memory per thread of kernels and graphs that need more than a context has from the
+    /// start, by the context in which they were launched: the context may have lost it since.
     large: RwLock<Map<(Opaque, Context), u64>>,
-    /// Kernels that need local memory: bytes of every thread. Those that need none are among the functions, by [`NEEDS_NONE`].
+    /// The local memory per thread that kernels need, bytes. Kernels that need none are in
+    /// `functions` instead, marked with [`NEEDS_NONE`].
     needs: RwLock<Map<Opaque, u64>>,
-    /// Something has been launched. What is only known to be loaded has not.
+    /// Whether any launch was made. Functions whose code is only known to be loaded do not count.
     begun: AtomicBool,
-    /// Held through a launch on several devices, which may wait for others in each of their contexts.
+    /// Held through a launch on several devices, which may wait for other launches in the context
+    /// of each.
     pub on_many: Mutex<()>,
 }
 
 impl Default for Launched {
     fn default() -> Self {
-        // A forked child's account begins with what its parent remembered.
+        // The table is static, so a forked child's account begins with what its parent entered.
         forget_all();
         Launched {
             functions: RwLock::default(),
@@ -100,7 +112,7 @@ impl Default for Launched {
 }
 
 impl Launched {
-    /// Whether `function` has been launched before.
+    /// Returns whether `function` has been launched before.
     pub fn contains(&self, function: Opaque) -> bool {
         if is_recent(function) {
             return true;
@@ -113,45 +125,46 @@ impl Launched {
         known
     }
 
-    /// Whether the code of `handle` is known to be loaded.
+    /// Returns whether the code of `handle` is known to be loaded.
     pub fn is_loaded(&self, handle: Opaque) -> bool {
         self.contains(loaded(handle)) || self.contains(handle)
     }
 
-    /// The code of `function`, a `CUfunction`, is loaded.
+    /// Records that the code of `function`, a `CUfunction`, is loaded.
     pub fn note_loaded(&self, function: Opaque) {
         if !self.is_loaded(function) {
             self.insert(loaded(function));
         }
     }
 
-    /// `function` has been launched.
+    /// Records that `function` has been launched.
     pub fn insert(&self, function: Opaque) {
         let mut functions = self.functions.write();
         functions.insert(function);
         remember(function);
     }
 
-    /// `kernel` is a `CUkernel` of this library (0: of one unknown).
+    /// Records that `kernel` is a `CUkernel` of this library; 0 stands for an unknown library.
     pub fn note_kernel(&self, kernel: Opaque, library: Opaque) {
         if !self.is_kernel(kernel) {
             self.kernels.write().entry(kernel).or_default().library = library;
         }
     }
 
-    /// The library that a `CUkernel` has come from; `None` where nobody has seen it being got.
+    /// Returns the library of a `CUkernel`; `None` where no hook has seen the program get the
+    /// kernel.
     pub fn library_of(&self, kernel: Opaque) -> Option<Opaque> {
         let kernels = self.kernels.read();
         let known = kernels.get(&kernel)?;
         Some(known.library).filter(|library| *library != 0)
     }
 
-    /// Whether `handle` is known to be a `CUkernel`.
+    /// Returns whether `handle` is known to be a `CUkernel`.
     pub fn is_kernel(&self, handle: Opaque) -> bool {
         self.kernels.read().contains_key(&handle)
     }
 
-    /// Whether `handle` is a kernel that has been launched in this context.
+    /// Returns whether `handle` is a kernel that has been launched in this context.
     pub fn contains_in(&self, handle: Opaque, context: Context) -> bool {
         let kernels = self.kernels.read();
         kernels
@@ -159,7 +172,7 @@ impl Launched {
             .is_some_and(|kernel| kernel.contexts.contains(&context))
     }
 
-    /// `function` has been launched in one of so many contexts.
+    /// Records that `function` has been launched in `context`, one of so many contexts.
     pub fn insert_in(&self, function: Opaque, context: Context, contexts: usize) {
         if let Some(kernel) = self.kernels.write().get_mut(&function) {
             if !kernel.contexts.contains(&context) {
@@ -172,18 +185,19 @@ impl Launched {
         self.insert(function);
     }
 
-    /// `function` has been launched in this context and needs so many bytes of local memory per thread: it counts as launched only while there
-    /// are so many.
+    /// Records that `function` has been launched in this context and needs so many bytes of local
+    /// memory per thread. It counts as launched only while the context has as much.
     pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
         self.large.write().insert((function, context), per_thread);
     }
 
-    /// What was said of it in [`Launched::insert_large`].
+    /// Returns the need that [`Launched::insert_large`] has entered.
     pub fn need(&self, function: Opaque, context: Context) -> Option<u64> {
         self.large.read().get(&(function, context)).copied()
     }
 
-    /// Bytes of local memory that every thread of this kernel needs; `None` where it has not been asked.
+    /// Returns the bytes of local memory that every thread of this kernel needs; `None` where the
+    /// driver has not been asked.
     pub fn need_of(&self, kernel: Opaque) -> Option<u64> {
         if self.contains(kernel | NEEDS_NONE) {
             return Some(0);
@@ -191,7 +205,7 @@ impl Launched {
         self.needs.read().get(&kernel).copied()
     }
 
-    /// What [`Launched::need_of`] says from here on.
+    /// Records what [`Launched::need_of`] returns from here on.
     pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
         match per_thread {
             0 => self.insert(kernel | NEEDS_NONE),
@@ -199,7 +213,8 @@ impl Launched {
         }
     }
 
-    /// There is a new context, in which no kernel has been launched, or loaded.
+    /// Forgets what is known of `CUkernel` handles: there is a new context, in which none of them
+    /// has been launched or loaded.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
         let is_kernel = |handle: &Opaque| {
@@ -211,17 +226,17 @@ impl Launched {
         forget_all();
     }
 
-    /// A launch has been made.
+    /// Records that a launch has been made.
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
-    /// Whether one has.
+    /// Returns whether a launch has been made.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// One handle was destroyed.
+    /// Removes a handle that was destroyed.
     pub fn remove(&self, function: Opaque) {
         self.large
             .write()
@@ -234,7 +249,8 @@ impl Launched {
         }
     }
 
-    /// Handles may come back as other functions, or need what they needed before.
+    /// Forgets everything but which handles are kernels: handles may come back as other functions,
+    /// and may need what they needed before.
     pub fn forget(&self) {
         for kernel in self.kernels.write().values_mut() {
             kernel.contexts.clear();
@@ -247,7 +263,8 @@ impl Launched {
         forget_all();
     }
 
-    /// A library, or a module, was unloaded, and with it perhaps kernels of an unknown one.
+    /// Forgets the kernels of a library or module that was unloaded, and those of an unknown
+    /// library, which may have been this one.
     pub fn forget_library(&self, library: Opaque) {
         self.kernels
             .write()
@@ -260,7 +277,7 @@ impl Launched {
 mod tests {
     use super::*;
 
-    /// What is remembered is the process's: one test at a time.
+    /// The table belongs to the whole process, so these tests run one at a time.
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -272,7 +289,7 @@ mod tests {
             launched.insert(function);
         }
         assert!((1..500).all(|at| launched.contains(at * 64)));
-        assert!(is_recent(499 * 64), "nothing has come after it");
+        assert!(is_recent(499 * 64), "it was entered last");
         launched.remove(64);
         assert!(!launched.contains(64));
         assert!((2..500).all(|at| launched.contains(at * 64)));
@@ -281,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_counts_once_it_was_launched_in_every_context() {
+    fn a_kernel_counts_as_launched_once_it_was_in_every_context() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.note_kernel(64, 1);
@@ -309,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_much_is_never_known_without_its_context() {
+    fn large_needs_are_known_by_context() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.insert_large(64, 1, 4096);
@@ -342,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_loaded_has_not_been_launched() {
+    fn loaded_code_has_not_been_launched() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.note_loaded(64);
@@ -355,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_account_knows_nothing() {
+    fn a_new_account_has_no_launches() {
         let _alone = ALONE.lock();
         let parent = Launched::default();
         parent.insert(64);
@@ -366,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn no_handle_is_never_known() {
+    fn unknown_and_null_handles_have_not_been_launched() {
         let _alone = ALONE.lock();
         let launched = Launched::default();
         launched.insert(64);

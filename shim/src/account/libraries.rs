@@ -1,8 +1,9 @@
-//! Libraries whose image says that they take more than their code, and where these have been
-//! loaded.
+//! Libraries whose image says that they take more memory than their code, and the contexts in which
+//! they have been loaded.
 //!
-//! A library is loaded lazily, once for each context that first needs something of it, and cannot
-//! be unloaded from one. So what it will take is charged ahead at every call that may load it.
+//! The driver loads a library lazily, once for each context that first needs something of it, and
+//! cannot unload it from a single context. So what the library will take is charged ahead at every
+//! call that may load it.
 
 use parking_lot::RwLock;
 
@@ -14,16 +15,17 @@ use crate::image::Needs;
 #[derive(Default)]
 pub struct Library {
     needs: Needs,
-    /// The contexts that it has been loaded in.
+    /// The contexts in which the library has been loaded.
     loaded: Vec<Context>,
 }
 
-/// The libraries of a process that take something worth it. Most programs have none.
+/// The libraries of a process that take enough memory to be worth an entry. Most programs have
+/// none.
 #[derive(Default)]
 pub struct Libraries(RwLock<Map<Opaque, Library>>);
 
 impl Libraries {
-    /// A library has been opened.
+    /// Records a library that has been opened.
     pub fn insert(&self, library: Opaque, needs: Needs) {
         let entry = Library {
             needs,
@@ -32,13 +34,13 @@ impl Libraries {
         self.0.write().insert(library, entry);
     }
 
-    /// Whether there are any.
+    /// Returns whether there are no such libraries.
     pub fn is_empty(&self) -> bool {
         self.0.read().is_empty()
     }
 
-    /// What the library takes when it is first needed in this context; of an unknown library
-    /// (`None`), the most that any would.
+    /// Returns what the library takes when it is first needed in this context; for an unknown
+    /// library (`None`), the most that any would take.
     pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {
@@ -54,8 +56,8 @@ impl Libraries {
         }
     }
 
-    /// The library is there in this context. Returns the bytes of its variables that came with it
-    /// for certain.
+    /// Records that the library is loaded in this context. Returns the bytes of variables that it
+    /// has taken for certain.
     pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
         match self.0.write().get_mut(&library) {
             Some(entry) if !entry.loaded.contains(&context) => {
@@ -66,17 +68,17 @@ impl Libraries {
         }
     }
 
-    /// The library is about to be closed: its handle may come back.
+    /// Removes a library that is about to be closed: its handle may come back.
     pub fn take(&self, library: Opaque) -> Option<Library> {
         self.0.write().remove(&library)
     }
 
-    /// The library has not been closed.
+    /// Puts back a library that has not been closed after all.
     pub fn put_back(&self, handle: Opaque, library: Library) {
         self.0.write().insert(handle, library);
     }
 
-    /// A context is no more; its handle may come back.
+    /// Forgets a context that is gone, as its handle may come back.
     pub fn forget_context(&self, context: Context) {
         for entry in self.0.write().values_mut() {
             entry.loaded.retain(|loaded| *loaded != context);
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn once_for_each_context() {
+    fn a_library_is_loaded_once_in_each_context() {
         let libraries = Libraries::default();
         let needs = |variables| Needs {
             variables,

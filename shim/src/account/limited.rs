@@ -1,4 +1,4 @@
-//! Whether this process is to be limited at all.
+//! Whether this process is to be limited by a group at all.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,11 +8,11 @@ use gpulimit_group::Undisturbed;
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
 const LIMITED: u8 = 2;
-/// Whether the administrator's rules or the environment ask for a limit: the same in forked
-/// children, so not in [`super::Process`].
+/// Whether the administrator's rules or the environment ask for a limit. The answer is the same in
+/// forked children, so it is not part of [`super::Process`].
 static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether this process is to be limited at all (also when the limit cannot be applied).
+/// Returns whether this process is to be limited, also when the limit cannot be applied.
 #[inline]
 pub fn limited() -> bool {
     match ASKED.load(Ordering::Relaxed) {
@@ -21,7 +21,7 @@ pub fn limited() -> bool {
     }
 }
 
-/// Whether it is known that this process is not [`limited`]: one look.
+/// Returns whether this process is known not to be [`limited`]. Costs one load.
 #[inline]
 pub fn unlimited() -> bool {
     ASKED.load(Ordering::Relaxed) == UNLIMITED
@@ -31,7 +31,7 @@ pub fn unlimited() -> bool {
 fn ask() -> bool {
     let _undisturbed = Undisturbed::new();
     crate::message::tell_panics();
-    // A fault of ours is no reason to run without a limit.
+    // After a panic in the library itself the process is still limited.
     let asked = catch_unwind(|| {
         crate::fault::point("question");
         !matches!(crate::membership::assignment(), Ok(None))
@@ -41,7 +41,7 @@ fn ask() -> bool {
     limited
 }
 
-/// From now on this process runs without a limit.
+/// Lets this process run without a limit from now on.
 pub fn let_go() {
     ASKED.store(UNLIMITED, Ordering::Relaxed);
 }

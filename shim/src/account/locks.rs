@@ -1,37 +1,39 @@
 //! The locks of the library: their order, and what may be done while one is held.
 //!
-//! All of them belong to one process and are new in a forked child (`account::current`). A lock may
-//! be taken while those above it are held, and no other:
+//! All of them belong to one process and are new in a forked child (`account::current`). A thread
+//! may take a lock while it holds locks further up in this table, but not while it holds one
+//! further down:
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|
 //! | `Process::joining` | joining the group, once | files are opened, the driver is asked for its devices |
-//! | `Process::redirecting` | the driver's symbol table while it is changed | nothing is called |
+//! | `Process::redirecting` | the driver's symbol table while it is changed | the driver and the ledger are not called |
 //! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
-//! | `Contexts::making` | making a context: two threads that retain the same one make it once | the driver is called |
-//! | `ContextMemory::alone` | a change of what a context sets aside for kernels; shared by launches that rely on it; several only below `on_many` | the driver is called |
-//! | `Pools::by_handle` | the list of pools | nothing is called: the list is copied out |
+//! | `Contexts::making` | making a context: two threads that retain the same context make it once | the driver is called |
+//! | `ContextMemory::alone` | a change of what a context sets aside for kernels; launches that rely on it share the lock; several of these locks are held only below `on_many` | the driver is called |
+//! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: the list is copied out |
 //! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order, or told to trim the pool; the ledger is changed |
 //! | `DriverPart::state` | figures of the driver's part | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
-//! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | nothing is called |
-//! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | nothing: not even another lock |
+//! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | the driver and the ledger are not called |
+//! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
-//! **No request stands in the group's line, and none has others killed, while a lock is held**:
-//! another thread that is about to free memory may need the lock. A call pays quietly under the
-//! lock; where that fails, it lets go of the lock, waits with nothing promised to it, and then
-//! begins anew (`handler::payment`). A quiet request still asks other members for what they hold
-//! unused (for 100 ms at most), and waits until the memory of members that have died has gone.
+//! **While a lock is held, no request waits in the group's line and no request has other processes
+//! killed**: another thread that is about to free memory may need the lock. A call first pays
+//! quietly under the lock. Where that fails, it releases the lock, waits with no bytes promised to
+//! it, and then begins anew (`handler::payment`). A quiet request still asks other members for what
+//! they hold unused (for 100 ms at most), and waits until the memory of members that have died is
+//! freed.
 //!
-//! `Kept::groups` of the crate of groups is taken inside of a charge, below all of these;
-//! directories are read while it is held.
+//! `Kept::groups` of the crate `group` is taken inside of a charge, below all of these; directories
+//! are read while it is held.
 //!
-//! In builds with debug assertions the locks down to `alone` are checked whenever one is taken, and
-//! whenever a request is about to wait.
+//! Builds with debug assertions check the locks from the top down to `alone` whenever one is taken,
+//! and whenever a request is about to wait.
 
 use std::ops::Deref;
 
-/// The place of a lock in the order that is checked.
+/// The place in the order of a lock that is checked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
 pub enum Place {
     /// `Process::joining`.
@@ -49,23 +51,28 @@ pub enum Place {
 /// A lock that is held.
 pub struct Held<G> {
     guard: G,
-    _checked: checked::Entry,
+    place: Place,
 }
 
-/// Takes a lock, unless this breaks the order.
+/// Takes a lock; builds with debug assertions panic where that breaks the order.
 #[inline]
 pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
-    let _checked = checked::Entry::new(place);
+    if cfg!(debug_assertions) {
+        checked::enter(place);
+    }
     Held {
         guard: take(),
-        _checked,
+        place,
     }
 }
 
-/// A request is about to wait for room in its group: this thread may hold none of these locks.
+/// Checks that this thread holds none of the checked locks, before a request waits for room in its
+/// group.
 #[inline]
 pub fn assert_none_held() {
-    checked::assert_none();
+    if cfg!(debug_assertions) {
+        checked::assert_none();
+    }
 }
 
 impl<G> Deref for Held<G> {
@@ -76,7 +83,15 @@ impl<G> Deref for Held<G> {
     }
 }
 
-#[cfg(debug_assertions)]
+impl<G> Drop for Held<G> {
+    #[inline]
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            checked::leave(self.place);
+        }
+    }
+}
+
 mod checked {
     use super::Place;
     use std::cell::RefCell;
@@ -86,50 +101,26 @@ mod checked {
         static HELD: RefCell<Vec<Place>> = const { RefCell::new(Vec::new()) };
     }
 
-    pub struct Entry(Place);
-
-    impl Entry {
-        pub fn new(place: Place) -> Entry {
-            HELD.with_borrow_mut(|held| {
-                let several = place == Place::Alone && held.contains(&Place::OnMany);
-                let last = held.last().copied();
-                let in_order = last.is_none_or(|last| last < place || several && last == place);
-                assert!(in_order, "{place:?} is taken while {held:?} are held");
-                held.push(place);
-            });
-            Entry(place)
-        }
+    pub fn enter(place: Place) {
+        HELD.with_borrow_mut(|held| {
+            let several = place == Place::Alone && held.contains(&Place::OnMany);
+            let last = held.last().copied();
+            let in_order = last.is_none_or(|last| last < place || several && last == place);
+            assert!(in_order, "{place:?} is taken while {held:?} are held");
+            held.push(place);
+        });
     }
 
-    impl Drop for Entry {
-        fn drop(&mut self) {
-            HELD.with_borrow_mut(|held| {
-                let at = held.iter().rposition(|place| *place == self.0);
-                at.map(|at| held.remove(at))
-            });
-        }
+    pub fn leave(place: Place) {
+        HELD.with_borrow_mut(|held| {
+            let at = held.iter().rposition(|taken| *taken == place);
+            at.map(|at| held.remove(at))
+        });
     }
 
     pub fn assert_none() {
         HELD.with_borrow(|held| assert!(held.is_empty(), "a wait while {held:?} are held"));
     }
-}
-
-#[cfg(not(debug_assertions))]
-mod checked {
-    use super::Place;
-
-    pub struct Entry;
-
-    impl Entry {
-        #[inline]
-        pub fn new(_: Place) -> Entry {
-            Entry
-        }
-    }
-
-    #[inline]
-    pub fn assert_none() {}
 }
 
 #[cfg(all(test, debug_assertions))]
@@ -162,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_while_a_lock_is_held() {
+    fn a_wait_while_a_lock_is_held_panics() {
         assert!(!panics(assert_none_held));
         let making = hold(Place::Making, || ());
         assert!(panics(assert_none_held));

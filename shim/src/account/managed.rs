@@ -1,5 +1,5 @@
-//! Managed memory: charged in full at allocation, because the driver shows it in no per-process
-//! figure and the device may hold all of it.
+//! Managed memory. It is charged in full at allocation, because NVML shows it in no process's
+//! figure and the device may come to hold all of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -30,14 +30,14 @@ impl Managed {
         self.live.store(map.len(), Ordering::Release);
     }
 
-    /// Whether there are none, as in most programs.
+    /// Returns whether there are no managed allocations, as in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.live.load(Ordering::Acquire) == 0
     }
 
-    /// Takes the allocation at `address` out, before the driver is asked to free it: its address
-    /// may be handed out again at once.
+    /// Removes and returns the allocation at `address`. Call before the driver is asked to free it,
+    /// as its address may be handed out again at once.
     pub fn take(&self, address: DevicePtr) -> Option<Allocation> {
         if self.is_empty() {
             return None;
@@ -48,16 +48,13 @@ impl Managed {
         taken
     }
 
-    /// Everything of `context` is gone. Calls `gone` with device and bytes.
+    /// Removes all allocations of `context`, which is gone. Calls `gone` with device and bytes of
+    /// each.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64)) {
         let mut map = self.by_address.lock();
-        map.retain(|_, allocation| {
-            let stays = allocation.context != context;
-            if !stays {
-                gone(allocation.device, allocation.bytes);
-            }
-            stays
-        });
+        for (_, allocation) in map.extract_if(|_, allocation| allocation.context == context) {
+            gone(allocation.device, allocation.bytes);
+        }
         self.live.store(map.len(), Ordering::Release);
     }
 }
@@ -67,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allocation_is_known_until_it_is_freed_or_its_context_gone() {
+    fn an_allocation_is_known_until_it_is_freed_or_its_context_is_gone() {
         let managed = Managed::default();
         let of = |context, bytes| Allocation {
             device: 1,

@@ -1,4 +1,4 @@
-//! Maps by what the driver hands out: addresses, blocks, handles.
+//! Maps whose keys the driver hands out: addresses, blocks, handles.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,7 +8,8 @@ pub type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
 /// A set that hashes with [`Mix`].
 pub type Set<K> = HashSet<K, BuildHasherDefault<Mix>>;
 
-/// Multiplicative hashing: the numbers are dense and chosen by the driver, not by an adversary.
+/// Multiplicative hashing. It suits keys that are dense, and that are chosen by the driver rather
+/// than by an attacker.
 #[derive(Default)]
 pub struct Mix(u64);
 
@@ -29,8 +30,8 @@ impl Hasher for Mix {
         self.write_u64(number.into());
     }
 
-    // Without these two the standard library hashes handles, and the kinds of enumerations, byte by
-    // byte.
+    // Without these two methods the standard library hashes handles, and the kinds of enumerations,
+    // byte by byte.
     #[inline]
     fn write_usize(&mut self, number: usize) {
         self.write_u64(number as u64);
@@ -57,7 +58,7 @@ mod tests {
             hasher.write_u64(block);
             hasher.finish()
         };
-        // Blocks of one shard; what tables look at are the lowest and the highest bits.
+        // Blocks of one shard. Hash tables use the lowest and the highest bits.
         let hashes: Vec<_> = (0..1024).map(|at| hash(0x3f_8000_0000 + at * 64)).collect();
         for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
             let places: Set<_> = hashes.iter().map(|hash| bits(*hash)).collect();
@@ -75,7 +76,7 @@ mod tests {
         let wide = hash(&|hasher| hasher.write_u64(5));
         assert_eq!(hash(&|hasher| hasher.write_u32(5)), wide);
         assert_eq!(hash(&|hasher| hasher.write(&[5])), wide);
-        // In one step, as handles are looked up at most calls.
+        // Hashed in one step, because most calls look up a handle.
         assert_eq!(hash(&|hasher| hasher.write_usize(5)), wide);
         assert_eq!(hash(&|hasher| hasher.write_isize(5)), wide);
         let pairs = (0..4096).map(|at| {

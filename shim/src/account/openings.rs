@@ -1,8 +1,8 @@
-//! Linear memory of other processes that this one has open (`cuIpcOpenMemHandle`).
+//! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
 //!
-//! It counts for its owner as long as he has it. When he has freed it or ended, it is in the figure
-//! of who has it open (measured, H100, 580.159.04), of which no call tells: what the driver shows
-//! more for this process may be it ([`Openings::take_over`]).
+//! Such memory counts for its owner for as long as the owner has it. When the owner has freed it or
+//! has ended, NVML attributes it to the process that has it open (measured, H100, 580.159.04). No
+//! call tells this: it may be what NVML shows more for this process ([`Openings::take_over`]).
 
 use gpulimit_base::order;
 use parking_lot::Mutex;
@@ -10,27 +10,27 @@ use parking_lot::Mutex;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
 use crate::account::maps::Map;
 
-/// What is open at an address.
+/// Memory of another process that is open at an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Opening {
     pub device: Ordinal,
     pub context: Context,
-    /// Its whole blocks, bytes.
+    /// The bytes of the blocks that the memory touches.
     pub size: u64,
     /// Bytes that are charged to this process: all or nothing.
     pub bytes: u64,
-    /// How often it is open.
+    /// The number of times that the memory is open.
     pub count: u32,
 }
 
-/// What a process has open.
+/// The memory of other processes that a process has open.
 #[derive(Default)]
 pub struct Openings {
     open: Mutex<Map<DevicePtr, Opening>>,
 }
 
 impl Openings {
-    /// Opened once more; false when it is not known yet.
+    /// Counts an opening of memory that is open already; false when it is not known yet.
     pub fn again(&self, address: DevicePtr) -> bool {
         match self.open.lock().get_mut(&address) {
             Some(known) => {
@@ -41,7 +41,7 @@ impl Openings {
         }
     }
 
-    /// Opened, or not closed after all. True when it was not known.
+    /// Records an opening, or one that was not closed after all. True when it was not known.
     pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
         let mut open = self.open.lock();
         match open.get_mut(&address) {
@@ -56,7 +56,7 @@ impl Openings {
         }
     }
 
-    /// About to be closed. With the last time it is taken out, and returned.
+    /// Counts a close that is about to happen. The last one takes the entry out and returns it.
     pub fn close(&self, address: DevicePtr) -> Option<Opening> {
         let mut open = self.open.lock();
         let known = open.get_mut(&address)?;
@@ -67,8 +67,9 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// The driver shows `grown` bytes more for this process: what they may be is its own from now
-    /// on, the largest first. Calls `charge` with its bytes, and returns them.
+    /// Takes over memory when the driver shows `grown` bytes more for this process: memory that
+    /// fits into these belongs to it from now on, the largest first. Calls `charge` with the bytes
+    /// of each, and returns their sum.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;
@@ -85,7 +86,7 @@ impl Openings {
         taken
     }
 
-    /// All that was open in `context` is gone.
+    /// Removes and returns everything that was open in `context`, which is gone.
     pub fn drain(&self, context: Context) -> Vec<Opening> {
         let mut open = self.open.lock();
         let gone = open.extract_if(|_, opening| opening.context == context);
@@ -95,7 +96,7 @@ impl Openings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::BLOCK;
+    use super::super::rounding::BLOCK;
     use super::*;
 
     fn opening(device: Ordinal, blocks: u64) -> Opening {
@@ -109,17 +110,17 @@ mod tests {
     }
 
     #[test]
-    fn the_last_close_takes_it_out() {
+    fn the_last_close_takes_the_entry_out() {
         let openings = Openings::default();
         assert!(!openings.again(5));
         assert!(openings.enter(5, opening(0, 3)));
         assert!(openings.again(5));
         assert_eq!(openings.close(5), None);
-        let closed = openings.close(5).expect("the last");
+        let closed = openings.close(5).expect("the last close");
         assert_eq!(closed, opening(0, 3));
         assert_eq!(openings.close(5), None);
         assert!(openings.enter(5, closed), "the driver refused");
-        assert!(!openings.enter(5, closed), "open once more by now");
+        assert!(!openings.enter(5, closed), "it was opened again meanwhile");
         assert_eq!(openings.close(5), None);
         assert_eq!(openings.drain(8), []);
         assert_eq!(openings.drain(7), [opening(0, 3)]);
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_what_fits_into_it_the_largest_first() {
+    fn growth_takes_over_the_largest_memory_that_fits_first() {
         let openings = Openings::default();
         openings.enter(1, opening(0, 40));
         openings.enter(2, opening(0, 100));
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(take(109), 100);
         assert_eq!(take(109), 70);
         assert_eq!(take(109), 40);
-        assert_eq!(take(109), 0, "another GPU's");
+        assert_eq!(take(109), 0, "the rest is on another GPU");
         assert_eq!(openings.close(2).expect("open").bytes, 100 * BLOCK);
     }
 }

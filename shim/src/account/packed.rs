@@ -1,30 +1,30 @@
 //! The blocks that small arrays share, context by context.
 //!
-//! Neither call nor handle tells which block a small array lies in (a linear allocation's address
-//! does). So these blocks are measured as part of the driver's own memory, and here is kept how
-//! much of that is theirs: what came and went while a call of theirs was under way, within the
-//! bounds that the live arrays set.
+//! Neither the call nor the handle tells in which block a small array lies, unlike the address of a
+//! linear allocation. So these blocks are measured as part of the driver's own memory, and this
+//! file keeps how much of that belongs to small arrays: the growth and shrinkage during their
+//! calls, within the bounds that the live arrays set.
 
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;
 
 /// The small arrays of a context.
-#[derive(Clone, Copy, Debug)]
-struct Share {
+#[derive(Default)]
+struct ContextArrays {
     context: Context,
-    /// Calls that may change it.
+    /// The number of calls under way that may change these figures.
     under_way: u32,
-    /// Bytes that its arrays need at least, and take at most, those of calls under way among these.
+    /// The least and the most bytes that the arrays take, including those of calls under way.
     least: u64,
     most: u64,
-    /// Bytes of blocks.
+    /// The bytes of the blocks that the arrays lie in.
     bytes: u64,
-    /// Several calls were under way when that was last measured: one's block may have gone with
-    /// another's.
+    /// Several calls were under way at the last measurement, so the block of one call may have gone
+    /// with an array of another.
     doubt: bool,
 }
 
-impl Share {
+impl ContextArrays {
     fn least_blocks(&self) -> u64 {
         round_up(self.least, BLOCK).min(self.most)
     }
@@ -36,80 +36,79 @@ impl Share {
 
 /// The small arrays of a device.
 #[derive(Default)]
-pub struct Packed(Vec<Share>);
+pub struct Packed(Vec<ContextArrays>);
 
 impl Packed {
-    fn share(&mut self, context: Context) -> &mut Share {
-        let found = self.0.iter().position(|share| share.context == context);
-        let at = found.unwrap_or_else(|| {
-            self.0.push(Share {
+    fn of(&mut self, context: Context) -> &mut ContextArrays {
+        let found = self.0.iter().position(|arrays| arrays.context == context);
+        let at = found.unwrap_or(self.0.len());
+        if at == self.0.len() {
+            self.0.push(ContextArrays {
                 context,
-                under_way: 0,
-                least: 0,
-                most: 0,
-                bytes: 0,
-                doubt: false,
+                ..ContextArrays::default()
             });
-            self.0.len() - 1
-        });
+        }
         &mut self.0[at]
     }
 
-    /// A call is under way that may take up to `most` bytes, or destroys an array. Returns the
-    /// bytes of blocks before.
+    /// Begins a call that may take up to `most` bytes, or that destroys an array. Returns the bytes
+    /// of blocks before it.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
-        let share = self.share(context);
-        share.under_way += 1;
-        share.most += most;
-        share.bytes
+        let arrays = self.of(context);
+        arrays.under_way += 1;
+        arrays.most += most;
+        arrays.bytes
     }
 
-    /// The call has made an array that needs at least so many bytes.
+    /// Records that the call has made an array that needs at least so many bytes.
     pub fn made(&mut self, context: Context, least: u64) {
-        self.share(context).least += least;
+        self.of(context).least += least;
     }
 
-    /// The array is no more, or was never made. True when a block may have gone with it.
+    /// Removes an array that is destroyed or was never made. True when a block may have gone with
+    /// it.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
-        let share = self.share(context);
-        share.least = share.least.saturating_sub(least);
-        share.most = share.most.saturating_sub(most);
-        share.doubt || share.bytes > share.least_blocks()
+        let arrays = self.of(context);
+        arrays.least = arrays.least.saturating_sub(least);
+        arrays.most = arrays.most.saturating_sub(most);
+        arrays.doubt || arrays.bytes > arrays.least_blocks()
     }
 
-    /// The call is over. Returns the bytes of blocks now.
+    /// Ends a call. Returns the bytes of blocks after it.
     pub fn end(&mut self, context: Context) -> u64 {
-        let share = self.share(context);
-        share.under_way = share.under_way.saturating_sub(1);
-        let bytes = share.bytes;
-        self.0.retain(|share| share.under_way > 0 || share.most > 0);
+        let arrays = self.of(context);
+        arrays.under_way = arrays.under_way.saturating_sub(1);
+        let bytes = arrays.bytes;
+        self.0
+            .retain(|arrays| arrays.under_way > 0 || arrays.most > 0);
         bytes
     }
 
-    /// The driver's memory went from `before` to `after` bytes: what of the change is theirs.
+    /// Records a measurement, in which the driver's memory went from `before` to `after` bytes:
+    /// counts the part of the change that belongs to small arrays.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
-        for share in self.0.iter_mut().filter(|share| share.under_way > 0) {
-            let bytes = share.bounded(share.bytes.saturating_add_signed(change));
-            change -= bytes.wrapping_sub(share.bytes) as i64;
-            share.bytes = bytes;
-            share.doubt = share.under_way > 1;
+        for arrays in self.0.iter_mut().filter(|arrays| arrays.under_way > 0) {
+            let bytes = arrays.bounded(arrays.bytes.saturating_add_signed(change));
+            change -= bytes.wrapping_sub(arrays.bytes) as i64;
+            arrays.bytes = bytes;
+            arrays.doubt = arrays.under_way > 1;
         }
         let mut left = after;
-        for share in &mut self.0 {
-            share.bytes = share.bounded(share.bytes).min(left);
-            left -= share.bytes;
+        for arrays in &mut self.0 {
+            arrays.bytes = arrays.bounded(arrays.bytes).min(left);
+            left -= arrays.bytes;
         }
     }
 
-    /// The context is gone.
+    /// Removes a context that is gone.
     pub fn forget(&mut self, context: Context) {
-        self.0.retain(|share| share.context != context);
+        self.0.retain(|arrays| arrays.context != context);
     }
 
-    /// Bytes of blocks.
+    /// Returns the bytes of all blocks.
     pub fn bytes(&self) -> u64 {
-        self.0.iter().map(|share| share.bytes).sum()
+        self.0.iter().map(|arrays| arrays.bytes).sum()
     }
 }
 
@@ -119,7 +118,8 @@ mod tests {
 
     const GRAIN: u64 = 64 << 10;
 
-    /// An array is made, and the driver's memory then measured.
+    /// Makes an array, and then measures the driver's memory. Returns the growth in bytes of
+    /// blocks.
     fn make(packed: &mut Packed, context: Context, from: u64, to: u64) -> u64 {
         let before = packed.begin(context, BLOCK);
         packed.made(context, GRAIN);
@@ -128,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn growth_during_a_call_is_theirs_and_other_growth_is_not() {
+    fn only_growth_during_a_call_belongs_to_small_arrays() {
         let mut packed = Packed::default();
         assert_eq!(make(&mut packed, 7, 100 * BLOCK, 101 * BLOCK), BLOCK);
         assert_eq!(make(&mut packed, 7, 101 * BLOCK, 101 * BLOCK), 0);
         packed.measured(101 * BLOCK, 110 * BLOCK);
         assert_eq!(packed.bytes(), BLOCK);
-        // Two arrays cannot be in more than two blocks.
+        // Two arrays cannot lie in more than two blocks.
         packed.begin(7, 0);
         packed.measured(110 * BLOCK, 120 * BLOCK);
         packed.end(7);
@@ -147,7 +147,7 @@ mod tests {
         make(&mut packed, 7, 0, BLOCK);
         make(&mut packed, 7, BLOCK, BLOCK);
         packed.begin(7, 0);
-        assert!(!packed.gone(7, GRAIN, BLOCK), "the other one needs it");
+        assert!(!packed.gone(7, GRAIN, BLOCK), "the other array needs it");
         assert_eq!(packed.end(7), BLOCK);
         packed.begin(7, 0);
         assert!(packed.gone(7, GRAIN, BLOCK));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_have_blocks_of_their_own_and_take_them_along() {
+    fn the_blocks_of_a_context_go_with_it() {
         let mut packed = Packed::default();
         make(&mut packed, 7, 0, BLOCK);
         make(&mut packed, 8, BLOCK, 2 * BLOCK);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_during_calls_of_two_contexts_is_shared_out_once() {
+    fn growth_during_calls_of_two_contexts_is_counted_once() {
         let mut packed = Packed::default();
         packed.begin(7, BLOCK);
         packed.begin(8, BLOCK);
@@ -178,7 +178,7 @@ mod tests {
         packed.end(7);
         packed.end(8);
         packed.measured(13 * BLOCK, BLOCK);
-        assert_eq!(packed.bytes(), BLOCK, "no more than there is");
+        assert_eq!(packed.bytes(), BLOCK, "no more than the driver's memory");
     }
 
     #[test]
@@ -187,18 +187,21 @@ mod tests {
         packed.begin(7, 0);
         packed.begin(7, 0);
         packed.end(7);
-        // The first is still under way.
+        // The first call is still under way.
         packed.begin(7, BLOCK);
         packed.made(7, GRAIN);
         packed.measured(0, BLOCK);
         packed.end(7);
         assert!(packed.gone(7, 0, 0));
         packed.measured(BLOCK, BLOCK);
-        assert!(!packed.gone(7, 0, 0), "it was alone when that was measured");
+        assert!(
+            !packed.gone(7, 0, 0),
+            "the call was alone at the measurement"
+        );
     }
 
     #[test]
-    fn a_call_that_made_nothing_leaves_nothing() {
+    fn a_call_that_failed_leaves_no_entry() {
         let mut packed = Packed::default();
         packed.begin(7, BLOCK);
         packed.gone(7, 0, BLOCK);

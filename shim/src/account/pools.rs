@@ -1,22 +1,23 @@
-//! Stream-ordered memory: the physical bytes belong to the pool, not to the pointer.
+//! Stream-ordered memory. Its physical bytes belong to the pool, not to the pointer.
 //!
-//! A pool's reserved bytes grow in steps of 32 MiB inside an allocation (never by more than the
-//! request rounded up to a step: measured) and shrink inside synchronise calls, `TrimTo` and
-//! destruction. Whether an allocation makes the pool grow only the driver knows: it depends on how
-//! the unused memory lies and on which work has come to an end. So its largest possible growth is
-//! charged before the call, always, and one look at the pool's attribute follows it, unless the
-//! address tells that the pool has no more than before ([`steps`]).
+//! A pool's reserved bytes grow inside an allocation, in steps of 32 MiB and never by more than the
+//! request rounded up to a step (measured). They shrink inside synchronise calls, `cuMemPoolTrimTo`
+//! and destruction. Only the driver knows whether an allocation makes the pool grow: that depends
+//! on how the unused memory lies and on which work has ended. So the largest possible growth is
+//! always charged before the call, and the pool's attribute is read after it, unless the address
+//! tells that the pool has no more than before ([`steps`]).
 //!
-//! A pool that holds memory has one step charged beyond it, its *headroom*. It pays ahead for the
-//! next allocation, also when the group is full, so that what the pool holds can be reused there.
-//! Growth that consumes it must charge it anew, or is undone and refused.
+//! A pool that holds memory has one step charged beyond it, its *headroom*. The headroom pays ahead
+//! for the next allocation, also when the group is full, so that memory which the pool holds can be
+//! reused there. Growth that consumes the headroom must charge it anew; otherwise the growth is
+//! undone and refused.
 //!
-//! A pool of managed memory shows the same figures, but the GPU keeps what the pool has ever handed
-//! out until the pool is destroyed and its last allocation freed, whatever is freed or trimmed
-//! before: all steps of address space that allocations were ever in (measured, H200, 580.159.04, to
-//! the byte). So its charge never shrinks before that. Where the group is full, what the pool has
-//! given back pays for its next growth: most often that lies at the same addresses, and is undone
-//! where it does not.
+//! A pool of managed memory shows the same figures, but the GPU keeps all memory that the pool has
+//! ever handed out until the pool is destroyed and its last allocation freed, whatever is freed or
+//! trimmed before. That memory is all steps of address space in which its allocations ever lay
+//! (measured to the byte, H200, 580.159.04). So the charge of such a pool never shrinks before its
+//! end. Where the group is full, memory that the pool has given back pays for its next growth: most
+//! often the growth lies at the same addresses, and where it does not, it is undone.
 
 pub mod lent;
 pub mod promise;
@@ -31,14 +32,14 @@ use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::book::Book;
-use super::{Process, round_up};
+use super::rounding::round_up;
 use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
-    MemPool, Out, SUCCESS, Status,
+    MemPool, Status,
 };
 use crate::account::maps::{Map, Set};
 use crate::driver::capture::relaxed;
-use crate::driver::cuda;
+use crate::driver::{answer, cuda};
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
@@ -46,40 +47,42 @@ use steps::Steps;
 /// A pool's reserved bytes grow in multiples of this (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// How long an allocation waits before it is refused: for those of other threads, which have the
-/// headroom, and for the work on its stream.
+/// The longest time that an allocation waits before it is refused: for allocations of other threads
+/// that have the headroom, and for the work on its stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// So many allocations go without a look at most: whatever a driver may do that none has been seen
-/// to do, it is found soon.
+/// The number of allocations that may go without a look at the pool. If a driver grows a pool in a
+/// way that was never observed, this bounds how long that stays unnoticed.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
 struct State {
-    /// Charged for this pool.
+    /// Bytes that are charged for this pool.
     held: u64,
-    /// Of `held`, promised to calls under way.
+    /// Bytes of `held` that are promised to calls under way.
     prepaid: u64,
-    /// Calls that have made the pool grow and do not know yet whether it may stay so.
+    /// The number of calls that have made the pool grow and do not know yet whether the growth may
+    /// stay.
     growing: u32,
-    /// Reserved by the pool as last seen; of a managed pool, the most that the GPU may have of it.
+    /// Bytes that the pool had reserved when it was last looked at; for a managed pool, the most
+    /// that the GPU may hold of it.
     reserved: u64,
-    /// Of `reserved`, what a managed pool has given back and the GPU has kept.
+    /// Bytes of `reserved` that a managed pool has given back and the GPU has kept.
     kept: u64,
-    /// It has grown by more than was paid.
+    /// The pool has grown by more than was paid.
     overrun: bool,
-    /// Allocations since then.
+    /// The number of allocations since the pool was last looked at.
     unseen: u32,
-    /// Calls under way that have paid for more than a step.
+    /// The number of calls under way that have paid for more than a step.
     large: u32,
-    /// Where its memory lies.
+    /// The steps of address space in which the pool's memory lies.
     steps: Steps,
-    /// It is destroyed, or about to be: the driver must not be asked about it.
+    /// The pool is destroyed or about to be: the driver must not be asked about it.
     retired: bool,
 }
 
 impl State {
-    /// What the pool itself calls reserved.
+    /// Returns the bytes that the driver's attribute gives as reserved.
     fn current(&self) -> u64 {
         self.reserved - self.kept
     }
@@ -88,46 +91,46 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Bytes that pay for growth where the pool grows into what it has had before.
+    /// Returns the bytes that can pay for growth into memory that the pool has had before.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
-    /// Bytes beyond what is reserved that are to be charged, whether promised to a call under way
-    /// or not.
+    /// Returns the bytes that are to be charged beyond the reserved ones, whether promised to a
+    /// call under way or not.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
 
-    /// Bytes that are missing from the headroom.
+    /// Returns the bytes that are missing from the headroom.
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
 
-    /// Bytes that are idle beyond the headroom.
+    /// Returns the idle bytes beyond the headroom.
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.headroom())
     }
 
-    /// Bytes that the pool has and that are not charged.
+    /// Returns the bytes that the pool has and that are not charged.
     fn beyond(&self) -> u64 {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Whether a look is needed before `bytes` are paid for: beyond a step, the headroom may be all
-    /// that pays for what has not been seen.
+    /// Returns whether the pool must be looked at before `bytes` are paid for: for more than a
+    /// step, the headroom may be all that pays for growth that has not been seen.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
     }
 
-    /// Whether calls under way have what of the headroom could pay for `bytes`.
+    /// Returns whether calls under way have the part of the headroom that could pay for `bytes`.
     fn is_lent(&self, bytes: u64) -> bool {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
-    /// Whether the pool is known to have no more than when it was last seen, now that it has handed
-    /// out `range`, and the headroom that it should.
+    /// Returns whether the pool, which has just handed out `range`, is known to have no more memory
+    /// than when it was last looked at, and its whole headroom.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -136,7 +139,8 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
-    /// Whether a call that has paid `bytes` and handed out `range` can do without a look.
+    /// Returns whether a call that has paid `bytes` and was given `range` can do without a look at
+    /// the pool.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -144,21 +148,22 @@ impl State {
         spared
     }
 
-    /// After a look: whether the pool has its headroom. Without it, it has grown, and that is to be
-    /// seen to.
+    /// Returns, after a look, whether the pool has its headroom. Otherwise the pool has grown, and
+    /// the caller must charge or undo that.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
         whole
     }
 
-    /// A call begins for which `paid` has been found, of the `bytes` by which the pool may grow.
+    /// Records a call for which `paid` bytes have been found, of the `bytes` by which the pool may
+    /// grow.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
         self.large += u32::from(bytes > STEP);
     }
 
-    /// Pays for `bytes` out of what is idle: all or nothing.
+    /// Pays for `bytes` out of the idle bytes: all or nothing.
     #[inline]
     fn prepay(&mut self, bytes: u64) -> bool {
         let enough = self.idle() >= bytes;
@@ -168,7 +173,7 @@ impl State {
         enough
     }
 
-    /// So much more has been charged for a call under way.
+    /// Adds bytes that have been charged for a call under way.
     fn charge(&mut self, bytes: u64) {
         self.held += bytes;
         self.prepaid += bytes;
@@ -180,16 +185,17 @@ impl State {
     }
 }
 
-/// A memory pool whose memory lies on a device (`counted`), or elsewhere.
+/// A memory pool. Its memory lies on a device (`counted`) or elsewhere.
 pub struct Pool {
     handle: MemPool,
     pub device: Ordinal,
-    /// Whether it takes device memory of ours: not for host and imported pools.
+    /// Whether the pool takes device memory that this process is charged for. Host pools and
+    /// imported pools do not.
     pub counted: bool,
-    /// Whether its memory is managed.
+    /// Whether the pool's memory is managed.
     pub managed: bool,
     state: Mutex<State>,
-    /// A call under way has ended.
+    /// Notified when a call under way has ended.
     settled: Condvar,
 }
 
@@ -218,14 +224,19 @@ impl Pool {
 
     #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
-        let mut bytes = 0u64;
-        let asked =
-            relaxed(|| cuda::cuMemPoolGetAttribute(self.handle, attribute, Out::of(&mut bytes)));
-        (asked == SUCCESS).then_some(bytes)
+        let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle, attribute, bytes);
+        relaxed(|| answer(ask)).ok()
     }
 
-    /// Pays for the growth of `bytes` out of what is idle. False when that is not enough: see
-    /// [`Pool::pay`].
+    /// Returns the bytes that the pool has reserved according to the driver; 0 where the driver
+    /// does not tell.
+    fn asked_reserved(&self) -> u64 {
+        self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+            .unwrap_or(0)
+    }
+
+    /// Pays for a growth of `bytes` out of the idle bytes. False when these are too few: use
+    /// [`Pool::pay`] then.
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -233,8 +244,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for the growth of `bytes` out of what a managed pool has given back: it may grow into
-    /// that. False when it is too little.
+    /// Pays for a growth of `bytes` out of memory that a managed pool has given back, as the pool
+    /// may grow into that. False when it is too little.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -244,7 +255,7 @@ impl Pool {
         enough
     }
 
-    /// Whether the pool has grown by more than was paid since this was last asked.
+    /// Returns whether the pool has grown by more than was paid since this was last asked.
     pub fn has_overrun(&self) -> bool {
         std::mem::take(&mut self.state.lock().overrun)
     }
@@ -256,7 +267,7 @@ impl Pool {
         }
     }
 
-    /// Pays for the growth of `bytes` out of what is idle, and for the rest by `charge`, which
+    /// Pays for a growth of `bytes` out of the idle bytes, and for the rest by `charge`, which
     /// charges ahead. Before that it waits, no longer than `until`, for calls of other threads that
     /// have the headroom.
     pub fn pay<E>(
@@ -290,7 +301,7 @@ impl Pool {
         Ok(())
     }
 
-    /// A call is under way for which `bytes` were charged ahead before its pool was known.
+    /// Takes over `bytes` that were charged ahead for a call before its pool was known.
     pub fn adopt(&self, bytes: u64) -> Promise<'_> {
         let mut state = self.state.lock();
         state.begin(0, bytes);
@@ -298,9 +309,9 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// The call that had paid `bytes` ahead is over, and has allocated `range`, if anything: looks
-    /// how the pool stands now, unless the range tells. True when it has its headroom. Without it,
-    /// it has grown: the caller sees to that under a [`promise::Growth`].
+    /// Ends a call that had paid `bytes` ahead and was given `range`, if any: looks at the pool,
+    /// unless the range shows that this is not needed. True when the pool has its headroom.
+    /// Otherwise the pool has grown, and the caller handles that under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
@@ -326,8 +337,8 @@ impl Pool {
         whole
     }
 
-    /// Charges the headroom that growth has consumed, by `charge`, which charges ahead; or gives
-    /// back what the pool does not use in its place. False when neither can be done.
+    /// Charges the headroom that growth has consumed, by `charge`, which charges ahead; where that
+    /// fails, trims the pool instead. False when neither restores the headroom.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -343,7 +354,7 @@ impl Pool {
         }
     }
 
-    /// Looks at the pool outside of an allocation.
+    /// Reads how much the pool has reserved, outside of an allocation.
     pub fn refresh(&self, book: &Book) {
         if self.counted {
             self.look(book, &mut self.state.lock());
@@ -354,8 +365,9 @@ impl Pool {
         if state.retired {
             return;
         }
-        // The attribute is read under our lock so that looks are in order; the call takes no lock
-        // that a callback of ours could hold. A pool that no longer answers has nothing.
+        // The attribute is read under the lock so that looks are in order. The driver takes no lock
+        // in this call that a callback of gpulimit could hold. A pool that no longer answers is
+        // taken to be empty.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -377,11 +389,11 @@ impl Pool {
             book.remove(self.category(), before.saturating_sub(reserved));
             book.adjust_idle(before.wrapping_sub(reserved) as i64);
             book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            // Not with what is promised: the growth may be that of a call under way, which pays for
-            // it with that.
+            // Bytes that are promised do not count: the growth may be that of a call under way,
+            // which pays for the growth with them.
             let beyond = state.beyond();
             if beyond > 0 {
-                // Grown by more than was paid: only managed pools have been seen to.
+                // Grown by more than was paid: only managed pools were observed to do so.
                 state.overrun = true;
                 book.charge_over(beyond);
                 book.add_idle(beyond);
@@ -396,9 +408,8 @@ impl Pool {
         }
     }
 
-    /// The pool was destroyed: what it held has no name any more. Returns the bytes that stay
-    /// charged for it, as idle ones, until the caller has measured what the driver has not let go
-    /// of yet.
+    /// Records that the pool was destroyed: its memory has no name any more. Returns the bytes that
+    /// stay charged, as idle ones, until the caller has measured what the driver has not freed yet.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
@@ -411,36 +422,32 @@ impl Pool {
         state.held
     }
 
-    /// The program is about to destroy the pool: no thread asks the driver about it from here on.
+    /// Records that the program is about to destroy the pool: no thread asks the driver about the
+    /// pool from here on.
     pub fn retire(&self) {
         self.state.lock().retired = true;
     }
 
-    /// Bytes that the pool has reserved and not handed out.
+    /// Returns the bytes that the pool has reserved and not handed out.
     pub fn unused(&self) -> u64 {
-        // Under the lock, so that it is not destroyed meanwhile.
+        // Under the lock, so that the pool is not destroyed meanwhile.
         let state = self.state.lock();
         if state.retired {
             return 0;
         }
-        let reserved = self
-            .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .unwrap_or(0);
+        let reserved = self.asked_reserved();
         let used = self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT);
         reserved.saturating_sub(used.unwrap_or(reserved))
     }
 
-    /// Lets the driver give back up to `bytes` of the pool's unused reserve.
+    /// Lets the driver free up to `bytes` of the pool's unused memory.
     pub fn trim(&self, book: &Book, bytes: u64) {
-        // Under the lock, so that it is not destroyed meanwhile.
+        // Under the lock, so that the pool is not destroyed meanwhile.
         let mut state = self.state.lock();
         if state.retired {
             return;
         }
-        let reserved = self
-            .attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
-            .unwrap_or(0);
-        let keep = usize::try_from(reserved.saturating_sub(bytes)).unwrap_or(usize::MAX);
+        let keep = self.asked_reserved().saturating_sub(bytes) as usize;
         relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
         if self.counted {
             self.look(book, &mut state);
@@ -448,93 +455,91 @@ impl Pool {
     }
 }
 
-/// The pools of a process. Entries are never freed: programs make few, and hooks hold references
-/// without counting.
+/// The pools of a process. Entries are never freed: programs make few pools, and hooks hold
+/// references without counting them.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// Handles of destroyed pools. A driver may hand them out once more: it makes a destroyed pool
-    /// the current one when it is asked to (measured).
+    /// The handles of destroyed pools. The driver may still hand them out: it makes a destroyed
+    /// pool the current one when the program asks for that (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// An allocation or a free has happened since the last synchronise call.
     dirty: AtomicBool,
     /// The allocations of managed pools.
     pub lent: Lent,
-    /// Bytes that destroyed pools had left in use: measured with the driver's part until they are
-    /// gone.
-    orphaned: AtomicU64,
+    /// Bytes that were still in use when their pools were destroyed. They are measured with the
+    /// driver's part until they are freed.
+    left_in_use: AtomicU64,
 }
 
 impl Pools {
-    /// The pool with this handle, entered with what `describe` says (device, whether it counts)
-    /// when it is new.
+    /// Returns the pool with this handle. A new pool is recorded with what `describe` returns: its
+    /// device, and whether it counts.
     pub fn known_or(
         &self,
         handle: MemPool,
         describe: impl FnOnce() -> (Ordinal, bool),
     ) -> &'static Pool {
-        if let Some(pool) = self.get(handle) {
-            return pool;
-        }
-        let (device, counted) = describe();
-        let pool = Pool::new(handle, device, counted);
-        self.by_handle
-            .write()
-            .entry(handle)
-            .or_insert_with(|| Box::leak(Box::new(pool)))
+        let make = || {
+            let (device, counted) = describe();
+            Pool::new(handle, device, counted)
+        };
+        self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
-    /// The pool with this handle, whose memory is managed and counts on `device`.
+    /// Returns the pool with this handle, whose memory is managed and counts on `device`.
     pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> &'static Pool {
-        let known = self.get(handle);
-        known.unwrap_or_else(|| {
-            let pool = Pool {
-                managed: true,
-                ..Pool::new(handle, device, true)
-            };
-            self.by_handle
-                .write()
-                .entry(handle)
-                .or_insert_with(|| Box::leak(Box::new(pool)))
-        })
+        let make = || Pool {
+            managed: true,
+            ..Pool::new(handle, device, true)
+        };
+        self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
-    /// The pool with this handle, if it is known.
+    /// Records a pool, unless another thread has done so meanwhile.
+    fn enter(&self, pool: Pool) -> &'static Pool {
+        let mut by_handle = self.by_handle.write();
+        let entry = by_handle.entry(pool.handle);
+        entry.or_insert_with(|| Box::leak(Box::new(pool)))
+    }
+
+    /// Returns the pool with this handle, if it is known.
     #[inline]
     pub fn get(&self, handle: MemPool) -> Option<&'static Pool> {
         self.by_handle.read().get(&handle).copied()
     }
 
-    /// The driver has made a pool with this handle.
-    pub fn made(&self, handle: MemPool) {
+    /// Records that the driver has made a pool with this handle.
+    pub fn note_created(&self, handle: MemPool) {
         if self.is_destroyed(handle) {
             self.destroyed.write().remove(&handle);
         }
     }
 
-    /// The driver is about to destroy the pool with this handle, or has done so.
-    pub fn unmade(&self, handle: MemPool) {
+    /// Records that the driver is about to destroy the pool with this handle, or has done so.
+    pub fn note_destroyed(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }
 
-    /// Whether the pool with this handle is destroyed: the driver must not be asked about it.
+    /// Returns whether the pool with this handle is destroyed: the driver must not be asked about
+    /// it.
     pub fn is_destroyed(&self, handle: MemPool) -> bool {
         self.destroyed.read().contains(&handle)
     }
 
-    /// The pool is destroyed: its handle may come back as another one.
+    /// Removes a pool that is being destroyed: its handle may come back as another pool.
     pub fn forget(&self, handle: MemPool) -> Option<&'static Pool> {
         self.by_handle.write().remove(&handle)
     }
 
-    /// The pool lives on: its destruction failed.
+    /// Puts back a pool whose destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
         pool.state.lock().retired = false;
-        self.made(pool.handle);
+        self.note_created(pool.handle);
         self.by_handle.write().insert(pool.handle, pool);
     }
 
-    /// Something happened to a pool that the next synchronise call may conclude.
+    /// Notes an allocation or a free, after which the next synchronise call may shrink a pool.
     #[inline]
     pub fn touch(&self) {
         if !self.dirty.load(Ordering::Relaxed) {
@@ -542,51 +547,36 @@ impl Pools {
         }
     }
 
-    /// After a synchronise call: pools above their release threshold have shrunk. `all`: no work of
-    /// this process is left that could let a later one shrink them more.
+    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: that
+    /// call has waited for all work, so the note is cleared.
     #[inline]
-    pub fn synchronized(&self, process: &'static Process, all: bool) {
-        if self.dirty.load(Ordering::Relaxed) {
-            if all {
-                self.dirty.store(false, Ordering::Release);
-            }
-            self.refresh(process);
-            self.release_lent(process);
-            if self.orphaned.load(Ordering::Relaxed) > 0 {
-                self.measure_orphans(process);
-            }
+    pub fn is_touched(&self, all: bool) -> bool {
+        let touched = self.dirty.load(Ordering::Relaxed);
+        if touched && all {
+            self.dirty.store(false, Ordering::Release);
         }
+        touched
     }
 
-    /// A destroyed pool left `bytes` in use.
-    pub fn orphan(&self, bytes: u64) {
-        self.orphaned.fetch_add(bytes, Ordering::Relaxed);
+    /// Returns the bytes that destroyed pools have left in use.
+    pub fn left_in_use(&self) -> u64 {
+        self.left_in_use.load(Ordering::Relaxed)
     }
 
-    /// Gives back what destroyed managed pools had, whose last allocation has been freed.
-    pub fn release_lent(&self, process: &'static Process) {
-        for pool in self.lent.left() {
-            if let Ok(device) = process.device(pool.device) {
-                device.book.uncharge_idle(pool.close(&device.book));
-            }
-        }
+    /// Adds `bytes` that a destroyed pool has left in use.
+    pub fn note_left_in_use(&self, bytes: u64) {
+        self.left_in_use.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    #[cold]
-    fn measure_orphans(&self, process: &'static Process) {
-        for device in process.devices() {
-            let before = device.driver_part.used();
-            device.measure();
-            let gone = before.saturating_sub(device.driver_part.used());
-            let _ = self
-                .orphaned
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-                    Some(left.saturating_sub(gone))
-                });
-        }
+    /// Subtracts `bytes` that have been freed, which destroyed pools may have left in use.
+    pub fn note_freed(&self, bytes: u64) {
+        let freed = |left: u64| Some(left.saturating_sub(bytes));
+        let left = &self.left_in_use;
+        let _ = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, freed);
     }
 
-    /// The pools that are `wanted`. A list of its own, so that nothing is done under the lock.
+    /// Returns the pools for which `wanted` is true, as a list of its own, so that the lock is not
+    /// held while they are used.
     fn select(&self, wanted: impl Fn(&Pool) -> bool) -> Vec<&'static Pool> {
         let by_handle = self.by_handle.read();
         by_handle
@@ -596,29 +586,25 @@ impl Pools {
             .collect()
     }
 
-    /// Looks at the pools of one device.
+    /// Reads how much the pools of one device have reserved.
     pub fn refresh_on(&self, book: &Book) {
         for pool in self.select(|pool| pool.device == book.ordinal) {
             pool.refresh(book);
         }
     }
 
-    /// Looks at every pool.
-    pub fn refresh(&self, process: &'static Process) {
-        for pool in self.select(|_| true) {
-            if let Ok(device) = process.device(pool.device) {
-                pool.refresh(&device.book);
-            }
-        }
+    /// Returns every pool.
+    pub fn all(&self) -> Vec<&'static Pool> {
+        self.select(|_| true)
     }
 
     /// Gives back what the pools of one device hold unused: the charge in any case, the memory too
-    /// if `trim`. True when something came back.
+    /// if `trim`. True when the charge of a pool has shrunk.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // A thread that is inside this pool holds its lock: it is about to settle by itself.
+            // A thread that is using this pool holds its lock, and settles the pool by itself.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);
@@ -631,12 +617,12 @@ impl Pools {
     }
 }
 
-/// The pool that `cuMemAllocAsync` takes from on a device; null until asked for.
+/// The pool that `cuMemAllocAsync` takes memory from on a device; null until the driver was asked.
 #[derive(Default)]
 pub struct CurrentPool(AtomicPtr<Pool>);
 
 impl CurrentPool {
-    /// That of `device`; `None` for one that is destroyed.
+    /// Returns the current pool of `device`; `None` where it is destroyed.
     #[inline]
     pub fn get(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
         match cache::read(&self.0) {
@@ -647,11 +633,7 @@ impl CurrentPool {
 
     #[cold]
     fn ask(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
-        let mut handle: MemPool = 0;
-        match relaxed(|| cuda::cuDeviceGetMemPool(Out::of(&mut handle), device)) {
-            SUCCESS => {}
-            failed => return Err(failed),
-        }
+        let handle = relaxed(|| answer(|pool| cuda::cuDeviceGetMemPool(pool, device)))?;
         if pools.is_destroyed(handle) {
             return Ok(None);
         }
@@ -660,7 +642,7 @@ impl CurrentPool {
         Ok(Some(pool))
     }
 
-    /// It is this one; `None`: it is to be asked for again.
+    /// Sets the current pool; with `None` the driver is asked at the next use.
     pub fn set(&self, pool: Option<&'static Pool>) {
         let pool = pool.map_or(null(), std::ptr::from_ref);
         self.0.store(pool.cast_mut(), Ordering::Release);
@@ -668,7 +650,7 @@ impl CurrentPool {
 }
 
 mod cache {
-    //! Pools are leaked, so a pointer to one stays valid.
+    //! A pool is leaked when it is recorded, so a pointer to it stays valid.
     #![allow(unsafe_code)]
 
     use super::{AtomicPtr, Ordering, Pool};
@@ -680,7 +662,7 @@ mod cache {
     }
 }
 
-/// Largest growth of a pool by a request of `bytes`.
+/// Returns the largest growth of a pool by a request of `bytes`.
 pub fn growth(bytes: u64) -> u64 {
     round_up(bytes, STEP)
 }
@@ -690,7 +672,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_calls_have_paid_is_theirs_until_they_end() {
+    fn paid_bytes_are_promised_until_the_call_ends() {
         let mut state = State {
             held: 5 * STEP,
             reserved: 2 * STEP,
@@ -712,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_idle_pays_for_all_of_a_call_or_for_nothing() {
+    fn idle_bytes_pay_for_a_whole_call_or_not_at_all() {
         let mut state = State {
             held: 3 * STEP,
             reserved: STEP,
@@ -728,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_has_something_keeps_a_step_beyond_it() {
+    fn a_pool_with_memory_keeps_a_step_beyond_it() {
         let mut state = State {
             held: 3 * STEP,
             reserved: STEP,
@@ -744,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_step_is_paid_for_after_a_look_at_what_has_not_been_seen() {
+    fn more_than_a_step_is_paid_for_after_a_look() {
         let mut state = State::default();
         assert!(!state.needs_look(2 * STEP));
         state.unseen = 1;
@@ -753,15 +735,15 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_the_headroom_waits_for_those_who_have_it() {
+    fn a_call_without_headroom_waits_for_those_that_have_it() {
         let mut state = State {
             held: 2 * STEP,
             reserved: STEP,
             ..State::default()
         };
-        assert!(!state.is_lent(STEP), "it is there");
+        assert!(!state.is_lent(STEP), "the headroom is idle");
         state.held = STEP;
-        assert!(!state.is_lent(STEP), "nobody has it");
+        assert!(!state.is_lent(STEP), "no call has the headroom");
         state.growing = 1;
         assert!(state.is_lent(STEP));
         assert!(!state.is_lent(0));
@@ -769,14 +751,14 @@ mod tests {
         state.prepaid = STEP;
         assert!(state.is_lent(2 * STEP));
         state.held = 3 * STEP;
-        assert!(!state.is_lent(2 * STEP), "more there will not be");
+        assert!(!state.is_lent(2 * STEP), "no call can give back more");
         state.held = STEP;
         state.reserved = 0;
         assert!(!state.is_lent(STEP), "none");
     }
 
     #[test]
-    fn a_look_is_spared_where_the_pool_can_have_no_more() {
+    fn no_look_is_needed_where_the_pool_cannot_have_grown() {
         let mut state = State {
             held: 4 * STEP,
             prepaid: STEP,
@@ -785,27 +767,27 @@ mod tests {
             ..State::default()
         };
         let range = 8 * STEP..10 * STEP;
-        assert!(!state.is_as_seen(&range), "steps that nobody knows");
+        assert!(!state.is_as_seen(&range), "unknown steps");
         state.steps.learn(&range);
         assert!(state.is_as_seen(&range));
         state.unseen += 1;
-        assert!(!state.is_as_seen(&range), "too long ago");
+        assert!(!state.is_as_seen(&range), "the last look was too long ago");
         state.unseen = 0;
         state.large = 1;
-        assert!(!state.is_as_seen(&range), "one that may take several steps");
+        assert!(!state.is_as_seen(&range), "a call may take several steps");
         state.large = 0;
         assert!(state.spare_look(STEP, &range));
         assert!(!state.spare_look(2 * STEP, &range));
         assert_eq!(state.unseen, 1);
         state.prepaid = 0;
-        assert!(!state.is_as_seen(&range), "more is held than is to be");
+        assert!(!state.is_as_seen(&range), "more is held than the headroom");
         assert!(!state.spare_look(STEP, &range));
         assert_eq!(state.unseen, 1);
     }
 
     #[test]
-    fn growth_is_known_until_it_has_been_seen_to() {
-        // Of no device of ours, so that no driver is asked.
+    fn growth_counts_until_it_is_handled() {
+        // A pool that does not count, so that the driver is not asked.
         let pool = Pool::new(7, 0, false);
         *pool.state.lock() = State {
             held: 2 * STEP,

@@ -1,60 +1,57 @@
-//! A request for bytes of the group: how many, and how far it goes where the group is full.
+//! A request to charge bytes to the group: how many, and what is done for it where the group is
+//! full.
 
 use gpulimit_group::Insistence;
 
-/// Bytes that are to be charged.
+/// A request to charge bytes.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub bytes: u64,
-    effort: Effort,
-    /// What the program asks for, where `bytes` are what is left to pay of it.
+    /// Whether pools and graphs are trimmed for the request. Bytes that are charged and not used
+    /// may go back to the group in any case.
+    pub trims: bool,
+    /// The function that asks, where the request insists: then it waits or has processes killed, as
+    /// the group's options say, and a refusal is counted and reported with this name.
+    symbol: Option<&'static str>,
+    /// The bytes that the program asks for, where `bytes` are only the rest that is left to pay.
     of: Option<u64>,
     is_needed: Option<&'a dyn Fn() -> bool>,
 }
 
-/// How far a request goes. Each goes further than the one before.
-#[derive(Clone, Copy)]
-enum Effort {
-    /// What is charged and not used may go back to the group; pools and graphs keep what they have.
-    Reclaim,
-    /// They are trimmed, too.
-    Trim,
-    /// As the group's options say: it waits, or processes end for it. A refusal is counted and
-    /// told, with the function that asks.
-    Insist(&'static str),
-}
-
 impl<'a> Request<'a> {
-    const fn new(bytes: u64, effort: Effort) -> Self {
+    const fn new(bytes: u64, trims: bool, symbol: Option<&'static str>) -> Self {
         Request {
             bytes,
-            effort,
+            trims,
+            symbol,
             of: None,
             is_needed: None,
         }
     }
 
-    /// Of a caller that has another way: it leaves what pools and graphs hold unused where it is.
+    /// Makes a request of a caller that can do without it. Pools and graphs keep what they hold
+    /// unused.
     pub fn reclaiming(bytes: u64) -> Self {
-        Request::new(bytes, Effort::Reclaim)
+        Request::new(bytes, false, None)
     }
 
-    /// Of a caller that has another way: pools and graphs are trimmed for it.
+    /// Makes a request of a caller that can do without it. Pools and graphs are trimmed for it.
     pub fn trimming(bytes: u64) -> Self {
-        Request::new(bytes, Effort::Trim)
+        Request::new(bytes, true, None)
     }
 
-    /// Of `symbol`, which fails where the group has no room. Never made while a lock is held.
+    /// Makes a request of the function `symbol`, which fails where the group has no room. Never
+    /// made while a lock is held.
     pub fn insisting(symbol: &'static str, bytes: u64) -> Self {
-        Request::new(bytes, Effort::Insist(symbol))
+        Request::new(bytes, true, Some(symbol))
     }
 
-    /// The same of so many bytes.
+    /// Returns the same request for so many bytes.
     pub fn with_bytes(self, bytes: u64) -> Self {
         Request { bytes, ..self }
     }
 
-    /// What is left to pay of the `asked` bytes.
+    /// Marks the request as the rest that is left to pay of the `asked` bytes.
     pub fn of(self, asked: u64) -> Self {
         Request {
             of: Some(asked),
@@ -62,8 +59,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// It waits no longer than it `is_needed`: another thread may make it needless. It fails then,
-    /// and no refusal is told.
+    /// Lets the request wait only for as long as `is_needed` returns true: another thread may make
+    /// it needless. It fails then, and no refusal is reported.
     pub fn as_long_as(self, is_needed: &'a dyn Fn() -> bool) -> Self {
         Request {
             is_needed: Some(is_needed),
@@ -71,24 +68,17 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The function that asks, where a refusal is to be told, and what the program asks for.
+    /// Returns the function that asks and the bytes that the program asks for, where a refusal is
+    /// to be reported.
     pub fn asker(&self) -> Option<(&'static str, u64)> {
-        match self.effort {
-            Effort::Insist(symbol) => Some((symbol, self.of.unwrap_or(self.bytes))),
-            _ => None,
-        }
+        Some((self.symbol?, self.of.unwrap_or(self.bytes)))
     }
 
     pub fn insistence(&self) -> Insistence {
-        match self.effort {
-            Effort::Insist(_) => Insistence::Full,
-            _ => Insistence::None,
+        match self.symbol {
+            Some(_) => Insistence::Full,
+            None => Insistence::None,
         }
-    }
-
-    /// Whether pools and graphs are trimmed for it.
-    pub fn trims(&self) -> bool {
-        !matches!(self.effort, Effort::Reclaim)
     }
 
     pub fn is_needless(&self) -> bool {

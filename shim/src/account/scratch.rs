@@ -1,4 +1,4 @@
-//! For tests: a group of their own, on a machine without a driver.
+//! A group for tests, on a machine without a driver.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use gpulimit_group::{Member, Root};
 use gpulimit_limits::{LimitSet, Selector, Setting};
 
-/// A group, until drop.
+/// A group that exists until this is dropped.
 pub struct Scratch {
     folder: PathBuf,
 }
 
 impl Scratch {
-    /// With settings such as `max=100M`.
+    /// Makes a group with settings such as `max=100M`.
     pub fn new(settings: &[&str]) -> Scratch {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +37,7 @@ impl Scratch {
         Root::at(&self.folder).expect("a root")
     }
 
-    /// One more process in it.
+    /// Joins the group as one more process.
     pub fn member(&self) -> &'static Member {
         let member = Member::join(&self.root(), "group").expect("a member");
         Box::leak(Box::new(member))

@@ -1,9 +1,9 @@
-//! Blocks that are charged in advance, so that a small allocation finds its possible new block
-//! already paid for.
+//! Spare blocks: blocks that are charged in advance, so that the block which a small allocation may
+//! need is already paid for.
 //!
-//! One is taken before the call, and put back when the allocation fell into a block that was held:
-//! two writes to a word that threads which allocate at the same time do not share. Where two do
-//! share it, who comes second charges a block for the length of his call.
+//! A spare is taken before the call, and put back when the allocation fell into a block that was
+//! held already. That is two writes to a word that threads which allocate at the same time do not
+//! share. Where two threads do share it, the second charges a block for the length of its call.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,7 +11,7 @@ const ABSENT: u8 = 0;
 const PRESENT: u8 = 1;
 const TAKEN: u8 = 2;
 
-/// At most as many idle blocks has a process on a device.
+/// The most spare blocks that a process has on a device.
 const SPARES: usize = 8;
 
 /// The spare blocks of a device.
@@ -19,27 +19,27 @@ const SPARES: usize = 8;
 pub struct Spares([Spare; SPARES]);
 
 impl Spares {
-    /// That of the calling thread, and of some others.
+    /// Returns the spare block of the calling thread, which some other threads share.
     #[inline]
     pub fn own(&self) -> &Spare {
         &self.0[place()]
     }
 
-    /// One of another thread's, taken; `None` when there is none.
+    /// Takes and returns the spare block of any thread; `None` when there is none.
     pub fn take_any(&self) -> Option<&Spare> {
         self.0.iter().find(|spare| spare.take())
     }
 
-    /// Takes them all, for good. Returns how many there were.
+    /// Takes all spare blocks for good. Returns how many there were.
     pub fn take_all(&self) -> u64 {
         let taken = self.0.iter().filter(|spare| spare.take());
         taken.map(Spare::consume).count() as u64
     }
 }
 
-/// Threads are told apart by where their stacks lie, which takes no look at thread-local memory.
-/// The same thread has the same place while its stack does not grow by megabytes, and loses nothing
-/// when it gets another one.
+/// Returns the index of the calling thread's spare. Threads are told apart by the addresses of
+/// their stacks, which needs no thread-local memory. A thread has the same index as long as its
+/// stack does not grow by megabytes, and loses nothing when the index changes.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;
@@ -55,7 +55,7 @@ fn place() -> usize {
 pub struct Spare(AtomicU8);
 
 impl Spare {
-    /// Takes it. False when there is none, or another thread has it.
+    /// Takes the spare. False when there is none, or another thread has it.
     #[inline]
     pub fn take(&self) -> bool {
         self.0
@@ -63,19 +63,19 @@ impl Spare {
             .is_ok()
     }
 
-    /// Puts the taken one back.
+    /// Puts the spare back that was taken.
     #[inline]
     pub fn put_back(&self) {
         self.0.store(PRESENT, Ordering::Release);
     }
 
-    /// The taken one has become a block.
+    /// Uses up the spare that was taken: it has become a block.
     #[inline]
     pub fn consume(&self) {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// A block that is charged and needed no more becomes the spare. False when there is one
+    /// Makes a block that is charged and no longer needed the spare. False when there is one
     /// already.
     #[inline]
     pub fn keep(&self) -> bool {
@@ -90,14 +90,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time() {
+    fn there_is_one_spare_at_a_time() {
         let spare = Spare::default();
         assert!(!spare.take());
         assert!(spare.keep());
         assert!(!spare.keep());
         assert!(spare.take());
         assert!(!spare.take());
-        assert!(!spare.keep(), "while it is out there is still one");
+        assert!(!spare.keep(), "a spare that is taken still exists");
         spare.put_back();
         assert!(spare.take());
         spare.consume();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_its_own_and_threads_differ() {
+    fn a_thread_keeps_its_spare_and_threads_differ() {
         let spares = Spares::default();
         let own = |spares: &Spares| std::ptr::from_ref(spares.own()).addr();
         assert_eq!(own(&spares), own(&spares));
@@ -114,7 +114,7 @@ mod tests {
             let ended = threads.into_iter().map(|thread| thread.join());
             ended.map(|place| place.expect("a thread")).collect()
         });
-        assert!(places.len() > 1, "all of 64 threads share one");
+        assert!(places.len() > 1, "64 threads share one spare");
         assert!(places.iter().all(|place| {
             spares
                 .0

@@ -1,9 +1,10 @@
-//! What an array takes where the driver does not tell: an estimate from above.
+//! An upper estimate of what an array takes, for drivers that do not tell.
 
-use super::{BLOCK, round_up};
+use super::rounding::{BLOCK, round_up};
 use crate::abi::{ARRAY3D_CUBEMAP, ARRAY3D_LAYERED, Array3dDescriptor};
 
-/// Bytes of an element: of the plain formats, and the most that any has.
+/// Returns the bytes of an element: exact for plain formats, the most that any format has for
+/// others.
 fn element(descriptor: &Array3dDescriptor) -> u64 {
     const LARGEST: u64 = 16;
     let number = match descriptor.format {
@@ -15,8 +16,8 @@ fn element(descriptor: &Array3dDescriptor) -> u64 {
     (number * u64::from(descriptor.channels)).min(LARGEST)
 }
 
-/// Width, height, depth and layers, 1 where there is none of them; `None` for an array without
-/// width.
+/// Returns width, height, depth and layers, each 1 where the array has none; `None` for an array
+/// without width.
 fn extent(descriptor: &Array3dDescriptor) -> Option<[u64; 4]> {
     let [width, height, depth] = [descriptor.width, descriptor.height, descriptor.depth];
     let [height, depth] = [height, depth].map(|length| length.max(1) as u64);
@@ -25,16 +26,17 @@ fn extent(descriptor: &Array3dDescriptor) -> Option<[u64; 4]> {
     (width > 0).then_some([width as u64, height, depth, layers])
 }
 
-/// Bytes that no driver can do without: the smallest format has half a byte for an element.
+/// Returns a lower bound of the bytes: the smallest format has half a byte for an element.
 pub fn least(descriptor: &Array3dDescriptor) -> u64 {
     let elements = extent(descriptor).unwrap_or_default();
     elements.into_iter().fold(1, u64::saturating_mul) / 2
 }
 
-/// Bytes that it takes at most with so many levels, in whole blocks; 0 when there is no such array.
+/// Returns an upper bound of the bytes of an array with so many levels, in whole blocks; 0 when
+/// there is no such array.
 ///
 /// Memory comes in groups of 64 bytes × 8 rows, and these in piles of up to 16 along the height or
-/// the depth (measured on an H100, and so since Maxwell); to round up along both is more than
+/// the depth (measured on an H100; the same since Maxwell). Rounding up along both is more than
 /// enough.
 pub fn most(descriptor: &Array3dDescriptor, levels: u32) -> u64 {
     let Some([width, height, depth, layers]) = extent(descriptor) else {
@@ -70,8 +72,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_never_more_and_not_much_less() {
-        // Shape, levels, MiB taken on an H100.
+    fn measured_arrays_lie_between_the_bounds() {
+        // The sizes, format, channels and flags of an array, its levels, and the MiB that it takes
+        // on an H100.
         for (sizes, format, channels, flags, levels, taken) in [
             ([1000, 1000, 0], 0x20, 4, 0, 1, 16),
             ([5000, 3000, 0], 0x20, 4, 0, 1, 236),
@@ -101,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_saturate_and_nothing_takes_nothing() {
+    fn absurd_sizes_saturate_and_empty_arrays_take_nothing() {
         let endless = shape([1 << 63; 3], 0x20, 4, 0);
         assert!(least(&endless) > 1 << 62);
         assert!(most(&endless, u32::MAX) > 1 << 62);

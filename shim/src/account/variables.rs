@@ -1,4 +1,4 @@
-//! Variables of code that is loaded, as far as its images tell: bytes that the driver's part has at
+//! The variables of loaded code, as far as its images tell: bytes that the driver's part has at
 //! least, whatever a measurement says.
 
 use parking_lot::Mutex;
@@ -9,7 +9,7 @@ use crate::account::maps::Map;
 struct Loaded {
     device: Ordinal,
     bytes: u64,
-    /// Nothing could be measured: the bytes are charged as they are.
+    /// The bytes were charged without a measurement, because NVML gave no figure.
     is_assumed: bool,
 }
 
@@ -18,8 +18,8 @@ struct Loaded {
 pub struct Variables(Mutex<Map<(Opaque, Context), Loaded>>);
 
 impl Variables {
-    /// A module or library has been loaded in a context of `device`, with at least so many bytes of
-    /// variables.
+    /// Records a module or library that has been loaded in a context of `device`, with at least so
+    /// many bytes of variables.
     pub fn insert(&self, code: Opaque, context: Context, device: Ordinal, bytes: u64) {
         if bytes > 0 {
             let loaded = Loaded {
@@ -31,33 +31,28 @@ impl Variables {
         }
     }
 
-    /// The bytes of this code are charged without a measurement.
+    /// Notes that the bytes of this code were charged without a measurement.
     pub fn note_assumed(&self, code: Opaque, context: Context) {
         if let Some(loaded) = self.0.lock().get_mut(&(code, context)) {
             loaded.is_assumed = true;
         }
     }
 
-    /// The module or library has been unloaded. Returns the bytes on `device` that were charged
-    /// without a measurement.
+    /// Removes a module or library that has been unloaded. Returns the bytes on `device` that
+    /// were charged without a measurement.
     pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
-        let mut assumed = 0u64;
-        self.0.lock().retain(|(known, _), loaded| {
-            let stays = *known != code || loaded.device != device;
-            if !stays && loaded.is_assumed {
-                assumed = assumed.saturating_add(loaded.bytes);
-            }
-            stays
-        });
-        assumed
+        let mut all = self.0.lock();
+        all.extract_if(|(known, _), loaded| *known == code && loaded.device == device)
+            .filter(|(_, loaded)| loaded.is_assumed)
+            .fold(0, |sum, (_, loaded)| sum.saturating_add(loaded.bytes))
     }
 
-    /// The context has gone, and what was loaded in it.
+    /// Removes what was loaded in a context that is gone.
     pub fn forget_context(&self, context: Context) {
         self.0.lock().retain(|(_, known), _| *known != context);
     }
 
-    /// Bytes on a device.
+    /// Returns the bytes on a device.
     pub fn on(&self, device: Ordinal) -> u64 {
         let all = self.0.lock();
         all.values()

@@ -1,15 +1,15 @@
-//! `cuMemCreate` memory: it lives as long as any handle reference or any mapping at addresses. What
-//! is mapped into sparse and deferred arrays goes with its handle all the same (measured, H100,
+//! Memory of `cuMemCreate`. It lives as long as any reference to its handle or any mapping at
+//! addresses. Mappings into sparse and deferred arrays do not keep it alive (measured, H100,
 //! 580.159.04).
 //!
-//! Every call that may end it is announced first and concluded after the driver's answer. With the
-//! announcement that leaves neither reference nor mapping the memory loses its name (`leaving`), so
-//! that it is never counted as named while the driver has freed it; it is uncharged when no
-//! announced call is left (`gone`). Entries have numbers of their own as long as they are there,
-//! because the driver may hand a handle value out again before the concluding call of its
-//! predecessor has come back.
+//! Every call that may end an allocation is announced before and concluded after the driver's
+//! answer. The announcement that leaves neither a reference nor a mapping takes the allocation's
+//! name away (`leaving`), so the allocation is never counted as named after the driver has freed
+//! it. It is uncharged when no announced call is left (`gone`). Each entry has a number of its own
+//! for as long as it is there, because the driver may hand out a handle value again before the call
+//! that ended its predecessor is concluded.
 //!
-//! Imported memory counts for somebody else until the driver shows it for this process
+//! Imported memory counts for the exporting process until the driver shows it for this one
 //! ([`Vmm::take_over`]).
 
 mod handles;
@@ -19,38 +19,38 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::BLOCK;
+use super::rounding::BLOCK;
 use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 use handles::{Handles, Id};
 
 struct Allocation {
-    /// Of an import that was never mapped: not known, 0.
+    /// The size in bytes; 0 for an import that was never mapped, whose size is unknown.
     size: u64,
     device: Ordinal,
     references: u32,
     mappings: u32,
     announced: u32,
-    /// Counted as in use; not while it may be going.
+    /// The allocation is counted as in use. False while it may be going.
     named: bool,
-    /// Other processes may hold it, too.
+    /// Other processes may hold the memory, too.
     shared: bool,
-    /// Imported, and not charged here.
+    /// The allocation is imported, and not charged to this process.
     elsewhere: bool,
 }
 
-/// Memory that has ended.
+/// An allocation that has ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
-    /// Its size, whoever is charged for it; 0 unknown.
+    /// The size of the allocation, whichever process is charged for it; 0 when unknown.
     pub size: u64,
-    /// Other processes may hold it, too.
+    /// Other processes may hold the memory, too.
     pub shared: bool,
 }
 
 impl Allocation {
-    /// Charged here.
+    /// Returns the bytes that are charged to this process.
     fn bytes(&self) -> u64 {
         if self.elsewhere { 0 } else { self.size }
     }
@@ -59,8 +59,8 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// After an announcement. The device where the memory is shared and this process may be leaving
-    /// it.
+    /// Announces a call that may end the allocation. Returns the device if the memory is shared and
+    /// this process may be leaving it.
     fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
@@ -71,7 +71,7 @@ impl Allocation {
         None
     }
 
-    /// After a reference or a mapping has come (back).
+    /// Counts the allocation as in use again, after a reference or a mapping was added or put back.
     fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
         if !self.named {
             self.named = true;
@@ -87,21 +87,14 @@ struct State {
 }
 
 impl State {
-    /// Ends one announced call; the memory when it is gone with it.
-    fn conclude(&mut self, id: Id) -> Option<Gone> {
+    /// Ends one announced call. Returns the allocation when it is gone with the call.
+    fn conclude(&mut self, id: Id) -> Option<Allocation> {
         let allocation = self.allocations.get_mut(id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
         if allocation.is_needed() || allocation.announced > 0 {
             return None;
         }
-        let gone = Gone {
-            device: allocation.device,
-            bytes: allocation.bytes(),
-            size: allocation.size,
-            shared: allocation.shared,
-        };
-        self.allocations.remove(id);
-        Some(gone)
+        self.allocations.remove(id)
     }
 }
 
@@ -109,35 +102,27 @@ impl State {
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
-    /// The device of memory that this process may be leaving to others.
-    leaving: Option<Ordinal>,
-    handle: Option<(AllocationHandle, Id)>,
+    /// The device of shared memory that this process may be leaving to other processes.
+    pub leaving: Option<Ordinal>,
+    handle: Option<Id>,
     mappings: Vec<(DevicePtr, Id)>,
-}
-
-impl Announced {
-    /// The device of memory that others may hold and that this process may be leaving with the
-    /// call.
-    pub fn leaving(&self) -> Option<Ordinal> {
-        self.leaving
-    }
 }
 
 /// The physical allocations of a process.
 #[derive(Default)]
 pub struct Vmm {
     state: Mutex<State>,
-    /// Imported allocations that are not charged here.
+    /// The number of imported allocations that are not charged here.
     imports: AtomicUsize,
 }
 
 impl Vmm {
-    /// A new allocation with one reference.
+    /// Records a new allocation with one reference.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
         self.enter(handle, device, bytes, false);
     }
 
-    /// An import with one reference, which is charged where it was exported.
+    /// Records an import with one reference, which is charged to the process that exported it.
     pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
         self.imports.fetch_add(1, Ordering::AcqRel);
         self.enter(handle, device, 0, true);
@@ -157,14 +142,15 @@ impl Vmm {
         self.state.lock().allocations.insert(handle, allocation);
     }
 
-    /// Imported allocations that may come to this process without a call of its own.
+    /// Returns the number of imported allocations that may come to this process without a call of
+    /// its own.
     #[inline]
     pub fn imports(&self) -> usize {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Other processes may hold the memory of `handle` from now on. Device and bytes, the first
-    /// time.
+    /// Records that other processes may hold the memory of `handle` from now on. Returns device and
+    /// bytes, the first time only.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle)?;
@@ -173,10 +159,10 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes()))
     }
 
-    /// The driver shows `grown` bytes more for this process: the imports that they may be are its
-    /// own from now on. One that was never mapped has no known size: it may be what is left, as far
-    /// as it is among the `orphans` of the group. Calls `charge` with their bytes, and returns
-    /// them.
+    /// Takes over imports when the driver shows `grown` bytes more for this process: the imports
+    /// that these may be belong to it from now on. An import that was never mapped has no known
+    /// size. It may be the bytes that are left, up to the `orphans` of the group. Calls `charge`
+    /// with the bytes of each import, and returns their sum.
     pub fn take_over(
         &self,
         device: Ordinal,
@@ -219,7 +205,7 @@ impl Vmm {
         taken
     }
 
-    /// One reference more; false when the handle is none of ours. `staying` as in [`Vmm::undone`].
+    /// Adds a reference; false when the handle is unknown. `staying` as in [`Vmm::undone`].
     pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) -> bool {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -231,7 +217,7 @@ impl Vmm {
         true
     }
 
-    /// A mapping at `address` now shows the memory of `handle`, up to the byte `end` of it.
+    /// Records a mapping at `address` that shows the memory of `handle`, up to byte `end` of it.
     pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
         let mut state = self.state.lock();
         let Some(id) = state.allocations.find(handle) else {
@@ -246,8 +232,8 @@ impl Vmm {
         }
     }
 
-    /// A reference is about to be released. Calls `leaving` with device and bytes of what may go
-    /// with it.
+    /// Announces that a reference will be released. Calls `leaving` with device and bytes of an
+    /// allocation that may go with it.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -258,12 +244,12 @@ impl Vmm {
         }
         Announced {
             leaving: left,
-            handle: id.map(|id| (handle, id)),
+            handle: id,
             ..Announced::default()
         }
     }
 
-    /// The mappings in `size` bytes at `address` are about to go. `leaving` as in
+    /// Announces that the mappings in `size` bytes at `address` will go. `leaving` as in
     /// [`Vmm::releasing`].
     pub fn unmapping(
         &self,
@@ -293,35 +279,30 @@ impl Vmm {
         }
     }
 
-    /// The driver did it. What ended.
+    /// Concludes a call that the driver has done. Returns the allocations that have ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let ids = announced
-            .handle
-            .iter()
-            .map(|(_, id)| *id)
-            .chain(announced.mappings.iter().map(|(_, id)| *id));
-        let mut gone = Vec::new();
-        for id in ids {
-            let elsewhere = state
-                .allocations
-                .get_mut(id)
-                .is_some_and(|allocation| allocation.elsewhere);
-            if let Some(one) = state.conclude(id) {
-                gone.push(one);
-                if elsewhere {
-                    self.imports.fetch_sub(1, Ordering::AcqRel);
-                }
+        let mappings = announced.mappings.into_iter().map(|(_, id)| id);
+        let ids = announced.handle.into_iter().chain(mappings);
+        let ended = ids.filter_map(|id| state.conclude(id)).map(|allocation| {
+            if allocation.elsewhere {
+                self.imports.fetch_sub(1, Ordering::AcqRel);
             }
-        }
-        gone
+            Gone {
+                device: allocation.device,
+                bytes: allocation.bytes(),
+                size: allocation.size,
+                shared: allocation.shared,
+            }
+        });
+        ended.collect()
     }
 
-    /// The driver refused: everything is as before. Calls `staying` with device and bytes of what
-    /// was to go and stays.
+    /// Takes an announcement back, as the driver refused the call. Calls `staying` with device and
+    /// bytes of each allocation that was to go and stays.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
-        if let Some((_, id)) = announced.handle
+        if let Some(id) = announced.handle
             && let Some(allocation) = state.allocations.get_mut(id)
         {
             allocation.references += 1;
@@ -359,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn retain_release_unmap_release_frees_once_at_the_end() {
+    fn memory_with_two_references_is_freed_once_at_the_end() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5, 100);
@@ -371,14 +352,14 @@ mod tests {
     }
 
     #[test]
-    fn two_ends_under_way_give_back_once_after_both() {
+    fn two_concurrent_ends_give_back_once() {
         let vmm = Vmm::default();
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, ignore);
         let unmap = vmm.unmapping(0x1000, 100, ignore);
         assert_eq!(done(&vmm, unmap), 0, "the release has not come back yet");
-        // The driver hands the value out again before the release is concluded here.
+        // The driver hands out the handle value again before the release is concluded here.
         vmm.created(5, 0, 40);
         assert_eq!(done(&vmm, release), 100);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 40);
@@ -397,23 +378,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exported_may_be_left_to_others() {
+    fn exported_memory_may_be_left_to_others() {
         let vmm = Vmm::default();
         vmm.created(5, 3, 100);
         vmm.created(6, 3, 50);
         assert_eq!(vmm.exported(5), Some((3, 100)));
-        assert_eq!(vmm.exported(5), None, "once");
-        assert_eq!(vmm.exported(9), None, "none of ours");
+        assert_eq!(vmm.exported(5), None, "the first time only");
+        assert_eq!(vmm.exported(9), None, "an unknown handle");
         let releasing = vmm.releasing(6, ignore);
-        assert_eq!(releasing.leaving(), None);
+        assert_eq!(releasing.leaving, None);
         assert!(!vmm.done(releasing)[0].shared);
         let releasing = vmm.releasing(5, ignore);
-        assert_eq!(releasing.leaving(), Some(3));
+        assert_eq!(releasing.leaving, Some(3));
         assert!(vmm.done(releasing)[0].shared);
     }
 
     #[test]
-    fn what_may_go_has_no_name_until_it_is_gone_or_stays() {
+    fn announced_memory_is_not_named() {
         let vmm = Vmm::default();
         let named = std::cell::Cell::new(100u64);
         let leaving = |_: Ordinal, bytes| named.set(named.get() - bytes);
@@ -423,11 +404,7 @@ mod tests {
         let release = vmm.releasing(5, leaving);
         assert_eq!(named.get(), 100, "the mapping keeps it");
         let unmap = vmm.unmapping(0x1000, 100, leaving);
-        assert_eq!(
-            named.get(),
-            0,
-            "both gone: the driver may free it at any moment"
-        );
+        assert_eq!(named.get(), 0, "the driver may free it at any moment");
         vmm.undone(unmap, staying);
         assert_eq!(named.get(), 100);
         assert_eq!(done(&vmm, release), 0);
@@ -446,35 +423,35 @@ mod tests {
         };
         vmm.imported(7, 0);
         assert_eq!(vmm.imports(), 1);
-        assert_eq!(take(0, 5 * size, 0), 0, "no size is known");
+        assert_eq!(take(0, 5 * size, 0), 0, "its size is unknown");
         vmm.mapped(0x1000, 7, size);
-        assert_eq!(take(1, 5 * size, size), 0, "another GPU's");
-        assert_eq!(take(0, size - 1, size), 0, "too little for it");
+        assert_eq!(take(1, 5 * size, size), 0, "the import is on another GPU");
+        assert_eq!(take(0, size - 1, size), 0, "the growth is too small");
         assert_eq!(take(0, 5 * size, size), size);
-        assert_eq!(take(0, 5 * size, size), 0, "once");
+        assert_eq!(take(0, 5 * size, size), 0, "the first time only");
         assert_eq!((vmm.imports(), charged.get()), (0, size));
         assert_eq!(done(&vmm, vmm.releasing(7, ignore)), 0);
         let unmapping = vmm.unmapping(0x1000, size, ignore);
-        assert_eq!(unmapping.leaving(), Some(0));
+        assert_eq!(unmapping.leaving, Some(0));
         let gone = vmm.done(unmapping);
         assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
         assert_eq!(gone.len(), 1);
-        // Another process has been charged for it to the end.
+        // Another process was charged for this import to its end.
         vmm.imported(8, 0);
         let gone = vmm.done(vmm.releasing(8, ignore));
         assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
-        // Never mapped: no more than what somebody has left.
+        // An import that was never mapped takes no more than the orphans.
         vmm.imported(9, 0);
         assert_eq!(take(0, 5 * size, size + 1), size);
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
-        // No more than has come.
+        // No more is taken over than the figure has grown.
         for handle in [10, 11] {
             vmm.imported(handle, 0);
             vmm.mapped(handle << 40, handle, BLOCK);
         }
         assert_eq!(take(0, 2 * BLOCK - 1, 0), BLOCK);
         assert_eq!(take(0, BLOCK, 0), BLOCK);
-        // And no less.
+        // All of the growth is taken over where imports fit.
         for handle in [12, 13] {
             vmm.imported(handle, 0);
             vmm.mapped(handle << 40, handle, BLOCK);
@@ -483,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_handles_and_addresses_are_nobodys() {
+    fn unknown_handles_and_addresses_are_ignored() {
         let vmm = Vmm::default();
         assert!(!vmm.retained(9, ignore));
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), 0);

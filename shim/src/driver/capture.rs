@@ -1,8 +1,8 @@
-//! Calls of ours while the program captures a graph.
+//! Calls that the library makes while the program captures a graph.
 //!
-//! In the global capture mode the driver forbids calls that it deems unsafe, in every thread, and
-//! one of ours would spoil the program's capture: `cuMemPoolGetAttribute` does (measured: error 901
-//! from then on). In the relaxed mode, which is per thread, it does not mind.
+//! In the global capture mode the driver forbids calls that it considers unsafe, in every thread.
+//! Such a call invalidates the program's capture: after `cuMemPoolGetAttribute` the capture fails
+//! with error 901 (measured). The relaxed mode, which is per thread, allows these calls.
 
 use crate::abi::{CAPTURE_MODE_RELAXED, Out, SUCCESS};
 use crate::driver::cuda;

@@ -1,44 +1,41 @@
-//! The GPUs that this process sees, as the driver tells programs of them.
+//! The GPUs that this process sees, as the driver shows them to programs.
 
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
-use super::cuda;
-use crate::abi::{Out, SUCCESS, Uuid};
+use super::{answer, cuda};
+use crate::abi::{Device as Ordinal, Status};
 
-/// The GPUs by CUDA ordinal. Empty before `cuInit`, and without the driver.
+/// Returns the GPUs with their CUDA ordinals. Empty before `cuInit`, and without the driver.
 pub fn all() -> Vec<(u32, DeviceId)> {
-    let mut count = 0;
-    if !cuda::CUDA.present() || cuda::cuDeviceGetCount(Out::of(&mut count)) != SUCCESS {
+    if !cuda::CUDA.present() {
         return Vec::new();
     }
-    (0..count)
+    (0..answer(cuda::cuDeviceGetCount).unwrap_or(0))
         .filter_map(|ordinal| Some((u32::try_from(ordinal).ok()?, id(ordinal)?)))
         .collect()
 }
 
-/// The memory of a GPU in bytes, by CUDA ordinal.
-pub fn capacity(ordinal: u32) -> Option<u64> {
-    let mut bytes = 0;
-    let status = cuda::cuDeviceTotalMem_v2(Out::of(&mut bytes), i32::try_from(ordinal).ok()?);
-    (status == SUCCESS).then_some(bytes as u64)
+/// Returns the memory of the GPU with this CUDA ordinal, in bytes.
+pub fn capacity(ordinal: Ordinal) -> Result<u64, Status> {
+    let bytes = answer(|total| cuda::cuDeviceTotalMem_v2(total, ordinal))?;
+    Ok(bytes as u64)
 }
 
-/// The GPU (or MIG slice) behind a CUDA ordinal.
-pub fn id(ordinal: i32) -> Option<DeviceId> {
-    let mut whole = Uuid::default();
-    if cuda::cuDeviceGetUuid(Out::of(&mut whole), ordinal) != SUCCESS {
-        return None;
-    }
-    // Under MIG the second version names the slice, the first the GPU.
-    let mut slice = Uuid::default();
-    if cuda::cuDeviceGetUuid_v2(Out::of(&mut slice), ordinal) == SUCCESS && slice.0 != whole.0 {
-        return Some(DeviceId {
-            uuid: slice.0,
-            kind: DeviceKind::Mig,
-        });
-    }
-    Some(DeviceId {
-        uuid: whole.0,
-        kind: DeviceKind::Gpu,
-    })
+/// Returns a `CUdevice_attribute` of the GPU with this CUDA ordinal; `None` where the driver does
+/// not know the attribute or the value does not fit into `T`.
+pub fn attribute<T: TryFrom<i32>>(which: i32, ordinal: Ordinal) -> Option<T> {
+    let value = answer(|value| cuda::cuDeviceGetAttribute(value, which, ordinal)).ok()?;
+    T::try_from(value).ok()
+}
+
+/// Returns the identity of the GPU, or of the MIG slice, with this CUDA ordinal.
+pub fn id(ordinal: Ordinal) -> Option<DeviceId> {
+    let whole = answer(|uuid| cuda::cuDeviceGetUuid(uuid, ordinal)).ok()?.0;
+    // Under MIG, `_v2` names the slice and the first version names the whole GPU.
+    let slice = answer(|uuid| cuda::cuDeviceGetUuid_v2(uuid, ordinal)).map_or(whole, |uuid| uuid.0);
+    let kind = match slice == whole {
+        true => DeviceKind::Gpu,
+        false => DeviceKind::Mig,
+    };
+    Some(DeviceId { uuid: slice, kind })
 }

@@ -1,43 +1,30 @@
-//! The driver's own figures: what NVML says this process holds, and which processes it still lists.
+//! The driver's own figures, from NVML: how much memory each process holds, and which processes it
+//! lists.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::fmt::Write;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Witness;
+use once_cell::race::OnceBool;
 
 use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,
     NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
-use crate::driver::nvml;
+use crate::driver::{answer, nvml};
 
-const UNTRIED: u8 = 0;
-const READY: u8 = 1;
-const ABSENT: u8 = 2;
-static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
-
-/// Whether NVML answers. Initialises it at first use and never shuts it down: it counts its users.
+/// Returns whether NVML answers. Initialises NVML at first use and never shuts it down: NVML counts
+/// its users, so the program's own shutdown still works.
 fn ready() -> bool {
-    match STATE.load(Ordering::Acquire) {
-        UNTRIED => {
-            let state = if nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS {
-                READY
-            } else {
-                ABSENT
-            };
-            STATE.store(state, Ordering::Release);
-            state == READY
-        }
-        state => state == READY,
-    }
+    static READY: OnceBool = OnceBool::new();
+    READY.get_or_init(|| nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS)
 }
 
-/// The NVML handle of a device, found once.
+/// The NVML handle of a device, looked up once.
 #[derive(Default)]
 pub struct Handle(AtomicUsize);
 
@@ -52,8 +39,8 @@ impl Handle {
         Some(found)
     }
 
-    /// Bytes that the driver shows for this process on the device, 0 when it lists none; `None`
-    /// when it cannot tell.
+    /// Returns the bytes that the driver shows for this process on the device, 0 when it does not
+    /// list the process; `None` when the driver cannot tell.
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
         let mut bytes = 0u64;
         let pid = std::process::id();
@@ -72,15 +59,11 @@ fn find(id: &DeviceId) -> Option<NvmlDevice> {
     if !ready() {
         return None;
     }
-    let mut text = String::new();
-    write!(text, "{id}").ok()?;
-    let text = CString::new(text).ok()?;
-    let mut device = 0;
-    (nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, Out::of(&mut device)) == SUCCESS)
-        .then_some(device)
+    let text = CString::new(id.to_string()).ok()?;
+    answer(|device| nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, device)).ok()
 }
 
-/// The device behind a handle of the program's.
+/// Returns the identity of the device behind an NVML handle of the program.
 pub fn identify(device: NvmlDevice) -> Option<DeviceId> {
     let mut text = [0u8; 96];
     if nvml::nvmlDeviceGetUUID(device, text.as_mut_ptr() as Opaque, text.len() as u32) != SUCCESS {
@@ -94,7 +77,7 @@ pub fn identify(device: NvmlDevice) -> Option<DeviceId> {
         .ok()
 }
 
-/// Whether a whole GPU is cut into MIG instances: its memory is then theirs.
+/// Returns whether a whole GPU is divided into MIG instances, which then hold its memory.
 pub fn is_cut(device: NvmlDevice) -> bool {
     const ENABLED: u32 = 1;
     let (mut current, mut pending) = (0, 0);
@@ -102,103 +85,86 @@ pub fn is_cut(device: NvmlDevice) -> bool {
         && current == ENABLED
 }
 
-/// An element of a process list.
+/// An element of NVML's process list.
 pub trait Listed: Copy + Default {
-    fn pid(&self) -> u32;
-    /// Bytes, or [`NVML_NOT_AVAILABLE`].
-    fn used(&self) -> u64;
+    /// Returns the pid and the bytes, which may be [`NVML_NOT_AVAILABLE`].
+    fn pid_and_bytes(&self) -> (u32, u64);
 }
 impl Listed for NvmlProcessV1 {
-    fn pid(&self) -> u32 {
-        self.pid
-    }
-    fn used(&self) -> u64 {
-        self.used
+    fn pid_and_bytes(&self) -> (u32, u64) {
+        (self.pid, self.used)
     }
 }
 impl Listed for NvmlProcessV2 {
-    fn pid(&self) -> u32 {
-        self.pid
-    }
-    fn used(&self) -> u64 {
-        self.used
+    fn pid_and_bytes(&self) -> (u32, u64) {
+        (self.pid, self.used)
     }
 }
 impl Listed for NvmlProcessDetail {
-    fn pid(&self) -> u32 {
-        self.base.pid
-    }
-    fn used(&self) -> u64 {
-        self.base.used
+    fn pid_and_bytes(&self) -> (u32, u64) {
+        self.base.pid_and_bytes()
     }
 }
 
-/// Whether the elements of `_v3` lists are larger than the header of today says: in the first R535
-/// drivers, which are those with the one function but not the other.
+/// Returns whether the elements of `_v3` lists are larger than the structure in today's header.
+/// This is so in the first R535 drivers, which have the first of these functions but not the
+/// second.
 pub fn is_early_535() -> bool {
     use nvml::has;
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
 }
 
-/// Bytes of the device that are not free, of the `capacity` that CUDA says that it has.
+/// Returns the bytes of the device that are not free. `capacity` is the size of the device
+/// according to CUDA.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
-    let mut memory = NvmlMemory::default();
-    (nvml::nvmlDeviceGetMemoryInfo(find(id)?, Out::of(&mut memory)) == SUCCESS)
-        .then(|| capacity.saturating_sub(memory.free))
+    let device = find(id)?;
+    let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
+    Some(capacity.saturating_sub(memory.free))
 }
 
-/// Pid and bytes of every compute process on the device; `None` when the driver does not tell.
+/// Returns pid and bytes of every compute process on the device; `None` when the driver does not
+/// tell.
 pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
     let mut all = Vec::new();
     each_process(find(id)?, &mut |pid, bytes| all.push((pid, bytes)))?;
     Some(all)
 }
 
-/// Calls `seen` with pid and bytes of every compute process on the device. `None` when the list
-/// cannot be had.
+/// Calls `seen` with pid and bytes of every compute process on the device. `None` when the driver
+/// gives no list.
 fn each_process(device: NvmlDevice, seen: &mut dyn FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
-    if has::nvmlDeviceGetComputeRunningProcesses_v3() {
-        if is_early_535() {
-            return each::<NvmlProcessDetail>(
-                &|count, infos| {
-                    nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos.cast())
-                },
-                seen,
-            );
-        }
-        return each::<NvmlProcessV2>(
-            &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos),
-            seen,
-        );
+    if has::nvmlDeviceGetComputeRunningProcesses_v3() && is_early_535() {
+        let list = |device, count, infos: Out<NvmlProcessDetail>| {
+            nvml::nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos.cast())
+        };
+        each(device, list, seen)
+    } else if has::nvmlDeviceGetComputeRunningProcesses_v3() {
+        each(device, nvml::nvmlDeviceGetComputeRunningProcesses_v3, seen)
+    } else if has::nvmlDeviceGetComputeRunningProcesses_v2() {
+        each(device, nvml::nvmlDeviceGetComputeRunningProcesses_v2, seen)
+    } else {
+        each(device, nvml::nvmlDeviceGetComputeRunningProcesses, seen)
     }
-    if has::nvmlDeviceGetComputeRunningProcesses_v2() {
-        return each::<NvmlProcessV2>(
-            &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos),
-            seen,
-        );
-    }
-    each::<NvmlProcessV1>(
-        &|count, infos| nvml::nvmlDeviceGetComputeRunningProcesses(device, count, infos),
-        seen,
-    )
 }
 
 fn each<T: Listed>(
-    call: &dyn Fn(Out<u32>, Out<T>) -> Status,
+    device: NvmlDevice,
+    list: fn(NvmlDevice, Out<u32>, Out<T>) -> Status,
     seen: &mut dyn FnMut(u32, u64),
 ) -> Option<()> {
     let _undisturbed = Undisturbed::new();
     let see = |all: &[T]| {
         all.iter()
-            .filter(|process| process.used() != NVML_NOT_AVAILABLE)
-            .for_each(|process| seen(process.pid(), process.used()));
+            .map(Listed::pid_and_bytes)
+            .filter(|(_, bytes)| *bytes != NVML_NOT_AVAILABLE)
+            .for_each(|(pid, bytes)| seen(pid, bytes));
     };
-    whole_list(call, see).ok()
+    whole_list(&|count, infos| list(device, count, infos), see).ok()
 }
 
-/// Hands `seen` the whole list, fetched by `call` into room of ours. Fails with the driver's
-/// status, or when the list grows faster than we can ask.
+/// Fetches the whole list by `call` into memory of the library, and passes it to `seen`. Fails with
+/// the driver's status, or when the list grows faster than it can be fetched.
 pub fn whole_list<T: Listed, R>(
     call: &dyn Fn(Out<u32>, Out<T>) -> Status,
     seen: impl FnOnce(&[T]) -> R,
@@ -215,7 +181,7 @@ pub fn whole_list<T: Listed, R>(
         match call(Out::of(&mut count), Out::of_all(room)) {
             SUCCESS => return Ok(seen(room.get(..count as usize).unwrap_or(room))),
             NVML_ERROR_INSUFFICIENT_SIZE if count <= MOST => {
-                // More may come before the next call.
+                // Leaves room for processes that start before the next call.
                 many = vec![T::default(); count as usize + AT_ONCE];
                 room = &mut many;
             }
@@ -225,12 +191,12 @@ pub fn whole_list<T: Listed, R>(
     Err(NVML_ERROR_INSUFFICIENT_SIZE)
 }
 
-/// Tells from the driver's process list whether a dead process's memory is still held.
+/// A [`Witness`] that looks into the driver's process list for the memory of a dead process.
 pub struct ProcessList;
 
 impl Witness for ProcessList {
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
-        // Pids of another namespace mean nothing here.
+        // The list has pids of this namespace only.
         if identity.pid_ns != Identity::of_self().pid_ns {
             return None;
         }
@@ -243,9 +209,9 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // One that is listed with nothing may be about to take or to lose something.
+            // A process that is listed with 0 bytes may be about to take or to lose memory.
             Some(held) => Some(held > covered || covered == 0),
-            // Where the list does not even know ourselves it may be blind to this namespace.
+            // A list that lacks this very process may not cover this PID namespace at all.
             None => self_listed.then_some(false),
         }
     }

@@ -1,7 +1,7 @@
-//! The driver's functions, as the hook table lists them: a typed call of each.
+//! Typed calls of the driver's functions, one for each row of the hook table.
 #![allow(
     unsafe_code,
-    reason = "the calls that the macro makes; its SAFETY lines are here"
+    reason = "the calls that the macro expands to; their SAFETY comments are in this file"
 )]
 
 use std::ffi::CStr;
@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use crate::abi::*;
 use crate::table::table;
 
-/// The strings of a text, of which each is ended by a NUL.
+/// Splits a text into its strings, each of which ends with a NUL.
 const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT] {
     let (mut found, mut at, mut rest) = ([c""; COUNT], 0, text.as_bytes());
     while at < COUNT {
@@ -23,17 +23,29 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
     found
 }
 
-/// For each library of the table the names to resolve, their addresses, and a function for each of
-/// them.
+/// Makes, for each library of the table, the list of names to resolve, their addresses, and a typed
+/// function for each name.
 macro_rules! functions {
     (
-        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+        $( $(#[$doc:meta])* library $module:ident (
+            $library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr
+        ) {
+            hooks { $(
+                $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+                $(, as $way:ident)? $(, given ( $($given:ident),* ))?
+                $(, unless $known:path : $handle:ident)?
+                $(, known by $register:ident $launched:ident)? ;
+            )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
         $(#[$doc])*
-        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        #[allow(
+            non_snake_case,
+            non_upper_case_globals,
+            non_camel_case_types,
+            clippy::too_many_arguments
+        )]
         pub mod $module {
             use super::*;
             use crate::driver::library::Library;
@@ -41,22 +53,27 @@ macro_rules! functions {
             use std::ptr::null_mut;
             use std::sync::atomic::AtomicPtr;
 
-            /// The place of each function in the lists below, the hooked ones first.
+            /// The index of each function in the lists below; the hooked functions come first.
             #[repr(usize)]
             #[derive(Clone, Copy)]
             pub enum Index { $( $name, )* $( $call, )* Count }
 
             const COUNT: usize = Index::Count as usize;
 
-            /// The symbols, each ended by a NUL: one text, as a list of pointers is relocated word
-            /// by word in every program.
-            const SYMBOLS: &str = concat!($( stringify!($name), "\0", )* $( stringify!($call), "\0", )*);
+            /// The symbols, each followed by a NUL, as one text: the dynamic linker would have to
+            /// relocate every pointer of a list in every program.
+            const SYMBOLS: &str = concat!(
+                $( stringify!($name), "\0", )*
+                $( stringify!($call), "\0", )*
+            );
 
-            /// The same one by one, for what is made from it at compile time.
+            /// The symbols one by one, for use at compile time.
             pub const NAMES: [&CStr; COUNT] = split(SYMBOLS);
 
-            /// Null until the library is there, and where it lacks the function.
-            pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] = [const { AtomicPtr::new(null_mut()) }; COUNT];
+            /// The addresses of the functions. Null until the library is loaded, and for functions
+            /// that the library lacks.
+            pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] =
+                [const { AtomicPtr::new(null_mut()) }; COUNT];
 
             /// The real library.
             pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
@@ -64,7 +81,7 @@ macro_rules! functions {
             functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
             functions!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
 
-            /// Whether this driver has the function.
+            /// For each function, whether this driver has it.
             #[allow(dead_code)]
             pub mod has {
                 use super::*;
@@ -74,24 +91,29 @@ macro_rules! functions {
         }
     )* };
 
-    (@real $inline:meta, $library:ident, $missing:expr, $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
-        /// The driver's own function; a fixed error when this driver has none of that name.
+    (
+        @real $inline:meta, $library:ident, $missing:expr,
+        $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*
+    ) => { $(
+        /// Calls the driver's own function. Returns a fixed error when this driver lacks the
+        /// function.
         #[$inline]
-        #[allow(dead_code, reason = "some are only asked for by `has`")]
+        #[allow(dead_code, reason = "for some functions only `has` is used")]
         pub fn $name($($arg: $ty),*) -> Status {
-            let mut address = ADDRESSES[Index::$name as usize].load(std::sync::atomic::Ordering::Relaxed);
+            let address = &ADDRESSES[Index::$name as usize];
+            let mut address = address.load(std::sync::atomic::Ordering::Relaxed);
             if address.is_null() {
                 address = $library.address(Index::$name as usize);
                 if address.is_null() {
                     return $missing;
                 }
             }
-            // SAFETY: the address is the driver's function of this name; the row's types are those
-            // of its header. The pointers among the arguments come from the program's own call or
-            // from `Out::of`.
+            // SAFETY: the address is that of the driver's function of this name, and the row has
+            // the types of NVIDIA's header. The pointers among the arguments come from the
+            // program's own call or from `Out::of`.
             unsafe {
-                let function: unsafe extern "C-unwind" fn($($ty),*) -> Status = std::mem::transmute(address);
-                function($($arg),*)
+                type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
+                std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
             }
         }
     )* };

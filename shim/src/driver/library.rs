@@ -1,9 +1,9 @@
 //! The real libraries, and the addresses of their functions.
 //!
-//! A library is found through our own `dlopen` by soname, never through `RTLD_NEXT` or
-//! `RTLD_DEFAULT`: other libraries export stubs under the driver's names. Resolution is idempotent
-//! and takes no lock, so that it cannot deadlock in a program that forks or calls us from a
-//! constructor; two threads that race resolve the same addresses twice.
+//! A library is found with `dlopen` by its soname, never through `RTLD_NEXT` or `RTLD_DEFAULT`:
+//! other libraries export stubs under the driver's names. Resolution is idempotent and takes no
+//! lock, so it cannot deadlock in a program that forks or calls a hook from a constructor. Two
+//! threads that resolve at the same time store the same addresses twice.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -13,15 +13,15 @@ use gpulimit_group::Undisturbed;
 
 use super::dlsym::real_dlsym;
 
-/// One real library, with the functions that we call.
+/// One real library, with the functions that gpulimit calls.
 pub struct Library {
     soname: &'static CStr,
-    /// Each ended by a NUL.
+    /// The names of the functions, each followed by a NUL.
     symbols: &'static str,
-    /// In the order of the symbols.
+    /// The addresses, in the order of the symbols.
     addresses: &'static [AtomicPtr<c_void>],
     resolved: AtomicBool,
-    /// What [`loads`] returned before the library was last found not to be loaded.
+    /// The value of [`loads`] when the library was last found not to be loaded.
     absent_at: AtomicU64,
 }
 
@@ -40,12 +40,12 @@ impl Library {
         }
     }
 
-    /// Address of function `index`, null when this driver lacks it. Loads the library at first use.
+    /// Returns the address of function `index`, null when this driver lacks it. Loads the library
+    /// at first use.
     #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
-        let address = match self.addresses.get(index) {
-            Some(address) => address,
-            None => return std::ptr::null_mut(),
+        let Some(address) = self.addresses.get(index) else {
+            return std::ptr::null_mut();
         };
         let found = address.load(Ordering::Relaxed);
         if !found.is_null() || self.resolved.load(Ordering::Acquire) {
@@ -55,22 +55,22 @@ impl Library {
         address.load(Ordering::Relaxed)
     }
 
-    /// Addresses of all functions, by index; null where this driver lacks one, and before the
-    /// library was loaded.
+    /// Returns the addresses of all functions, by index: null for functions that this driver lacks,
+    /// and for all of them before the library is loaded.
     pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
         let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
         self.addresses.iter().map(known)
     }
 
-    /// Whether the library can be loaded.
+    /// Returns whether the library can be loaded. Loads it where it can.
     pub fn present(&self) -> bool {
         self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW)
     }
 
-    /// Whether the library is loaded. Does not load it.
+    /// Returns whether the library is loaded. Does not load it.
     ///
     /// The dynamic linker searches all directories for the name of a library that is not loaded, so
-    /// it is asked again only when it has loaded something since. Programs look up hundreds of
+    /// it is asked again only after it has loaded something else: programs look up hundreds of
     /// names.
     pub fn loaded(&self) -> bool {
         if self.resolved.load(Ordering::Acquire) {
@@ -87,10 +87,10 @@ impl Library {
         is_loaded
     }
 
-    /// The dynamic linker's handle. Null when it cannot be loaded. Never closed: the functions stay
-    /// valid.
+    /// Returns the dynamic linker's handle, null when the library cannot be loaded. The handle is
+    /// never closed, so that the functions stay valid.
     pub fn open(&self, flags: i32) -> *mut c_void {
-        // SAFETY: a NUL-terminated name.
+        // SAFETY: the soname is NUL-terminated.
         unsafe { libc::dlopen(self.soname.as_ptr(), flags) }
     }
 
@@ -114,19 +114,20 @@ impl Library {
     }
 }
 
-/// How many objects the dynamic linker has loaded since the program's start.
+/// Returns the number of objects that the dynamic linker has loaded since the program started.
 fn loads() -> u64 {
     extern "C" fn first(
         info: *mut libc::dl_phdr_info,
         _: libc::size_t,
         loads: *mut c_void,
     ) -> c_int {
-        // SAFETY: the linker passes what it knows of an object, and the place below.
+        // SAFETY: the linker passes a valid description of an object and the pointer to `loads`
+        // below.
         unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         1
     }
     let mut loads = 0u64;
-    // SAFETY: the function ends at the first object, and writes to the place alone.
+    // SAFETY: `first` stops at the first object and writes to `loads` only.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
     loads
 }

@@ -1,11 +1,11 @@
-//! A call of the driver's that the program has made, to be made when its time has come.
+//! A call of the program, to be passed on to the driver when its memory is charged.
 
 use crate::abi::Status;
 
-/// The driver's function with the arguments of the program's call. A trait of our own, as a vtable
-/// of `dyn Fn` has two more copies of the closure.
+/// The driver's function with the arguments of the program's call. This trait stands in for `dyn
+/// Fn`, whose vtable has two more copies of the closure.
 pub trait Real {
-    /// Calls it.
+    /// Calls the driver's function.
     fn call(&self) -> Status;
 }
 

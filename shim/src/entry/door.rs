@@ -1,6 +1,6 @@
-//! The ways by which a program gets hold of a driver function: our exports (the table makes them),
-//! `dlsym`, and the pointers that `cuGetProcAddress` returns. The latter two translate by address:
-//! "the driver's X" becomes "our X".
+//! The doors: the ways in which a program gets the address of a driver function. They are the
+//! library's exports (made from the hook table), `dlsym`, and the pointers that `cuGetProcAddress`
+//! returns. The latter two translate by address, from the driver's function to the hook.
 
 mod dlopen;
 mod dlsym;
@@ -13,15 +13,15 @@ mod redirect;
 use std::ffi::c_void;
 
 #[cfg(not(test))]
-pub use front::take as take_the_front;
+pub use front::take_precedence;
 pub use hooked::Hooked;
 
 use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
-/// Our function for the driver's function at `real`; `None` when it is not a hooked one or this
-/// process has no limit.
+/// Returns the hook of the driver's function at `real`; `None` where the function has no hook or
+/// this process has no limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;
@@ -31,14 +31,15 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
         .or_else(|| nvml::NVML.hook_of(real))
 }
 
-/// A library is about to be bound past us: from now on the driver's own symbols lead to our
-/// functions.
+/// Makes the symbols of the drivers lead to the hooks. Called before a library is opened with
+/// `RTLD_DEEPBIND`, which the dynamic linker binds to the driver past the hooks.
 fn before_deepbind() {
     redirect_where(Library::present);
 }
 
-/// Somebody asks for what comes after him, past us if he comes after us himself: the same, of
-/// drivers that are there to be found.
+/// Makes the symbols of loaded drivers lead to the hooks. Called before a lookup with `RTLD_NEXT`,
+/// which searches the libraries after the caller, and so skips this library where it comes before
+/// the caller.
 fn before_next() {
     redirect_where(Library::loaded);
 }

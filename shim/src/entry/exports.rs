@@ -1,4 +1,4 @@
-//! Our functions in front of the driver's, as the hook table lists them.
+//! The exported functions that stand in front of the driver's, made from the hook table.
 #![allow(
     unsafe_code,
     reason = "the exports that the macro makes: C functions by the driver's names"
@@ -8,29 +8,41 @@ use crate::abi::*;
 use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
 use crate::handler::{
-    array, code, context, graph, graph_node, graph_update, green, handles, ipc, launch, lazy,
-    limits, linear, managed, measured, pool, process_list, synchronize, view, vmm,
+    array, code, context, context_limits, graph, graph_node, graph_update, green, handles, ipc,
+    launch, lazy, linear, managed, measured, pool, process_list, synchronize, view, vmm,
 };
 use crate::table::table;
 
-/// For every hooked function of the table the exported `extern "C"` function, and for each library
-/// its rows as data.
+/// Makes the exported `extern "C"` function of every hooked function of the table, and the rows of
+/// each library as data.
 macro_rules! exports {
     (
-        $( $(#[$doc:meta])* library $module:ident ($library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr) {
-            hooks { $( $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, as $way:ident)? $(, unless $known:path : $handle:ident)? $(, known by $register:ident $launched:ident)? ; )* }
+        $( $(#[$doc:meta])* library $module:ident (
+            $library:ident, $soname:literal, missing = $missing:expr, broken = $broken:expr
+        ) {
+            hooks { $(
+                $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+                $(, as $way:ident)? $(, given ( $($given:ident),* ))?
+                $(, unless $known:path : $handle:ident)?
+                $(, known by $register:ident $launched:ident)? ;
+            )* }
             calls { $( $call:ident ( $($carg:ident : $cty:ty),* ) ; )* }
         } )*
     ) => { $(
         $(#[$doc])*
-        #[allow(non_snake_case, non_upper_case_globals, non_camel_case_types, clippy::too_many_arguments)]
+        #[allow(
+            non_snake_case,
+            non_upper_case_globals,
+            non_camel_case_types,
+            clippy::too_many_arguments
+        )]
         pub mod $module {
             use super::*;
             use crate::driver::$module as driver;
             use crate::entry::door::Hooked;
             use crate::hook::{Class, Row};
 
-            /// The hooked functions, in the order of the driver's.
+            /// The rows of the hooked functions, in the order of the driver's functions.
             static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: driver::NAMES[driver::Index::$name as usize],
                 class: Class::$class,
@@ -38,26 +50,33 @@ macro_rules! exports {
                 hook: exports::$name as *const std::ffi::c_void,
             }, )* ];
 
-            /// The real library, and what stands in front of it.
+            /// The real library together with its hooks.
             pub static $library: Hooked = Hooked::new(&driver::$library, &ROWS);
 
-            /// What the dynamic linker binds programs to.
+            /// The functions to which the dynamic linker binds programs.
             mod exports {
                 use super::*;
-                $( exports!(@export $name ( $($arg : $ty),* ) => $handler $(, as $way)? $(, unless $known : $handle)? $(, known by $register $launched)?); )*
+                $( exports!(
+                    @export $name ( $($arg : $ty),* ) => $handler $(, as $way)?
+                    $(, given ( $($given),* ))? $(, unless $known : $handle)?
+                    $(, known by $register $launched)?
+                ); )*
             }
         }
     )* };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, unless $known:path : $handle:ident)?) => {
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+        $(, given $given:tt)? $(, unless $known:path : $handle:ident)?
+    ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // The common case of calls that programs make by the million: one look, no guard, no
-            // handler.
+            // The common case of calls that programs make by the million: one table lookup, without
+            // guard and handler.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
-            exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+            exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
         }
     };
 
@@ -81,34 +100,63 @@ macro_rules! exports {
         }
     };
 
-    (@enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path) => {{
-        // The call leaves no frame of ours behind. A thread that is cancelled in the driver is
-        // unwound by libgcc_s, and the portable library's frames know only an unwinder of their
-        // own.
+    (
+        @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
+    ) => {{
+        // The driver's call is a tail call here, so it leaves no stack frame of the library. A
+        // thread that is cancelled inside the driver is unwound by libgcc_s, and only its own
+        // unwinder can unwind the frames of the portable library.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }
-        crate::hook::enter(const { &ROWS[driver::Index::$name as usize] }, move |call: Option<crate::handler::Call>| match call {
-            // A pointer, so that the twins of a function share the handler.
-            Some(call) => $handler(call, driver::$name as fn($($ty),*) -> Status, $($arg),*),
-            None => driver::$name($($arg),*),
+        let real = move || driver::$name($($arg),*);
+        let row = const { &ROWS[driver::Index::$name as usize] };
+        crate::hook::enter(row, move |call: Option<crate::handler::Call>| match call {
+            Some(call) => exports!(
+                @handle call, real, $name ( $($arg : $ty),* ) => $handler $(, given $given)?
+            ),
+            None => real(),
         })
     }};
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, known by $register:ident $launched:ident) => {
-        /// What passes a launch that is known.
+    (
+        @handle $call:ident, $real:ident,
+        $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
+    ) => {
+        // A function pointer instead of a closure, so that the twins of a function share one
+        // compiled handler.
+        $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
+    };
+
+    (
+        @handle $call:ident, $real:ident,
+        $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )
+    ) => {
+        $handler($call, &$real, $($given),*)
+    };
+
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?,
+        known by $register:ident $launched:ident
+    ) => {
+        /// Jumps straight to the driver if the handle was launched before.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             extern "C-unwind" fn others($($arg: $ty),*) -> Status {
-                exports!(@enter $name ( $($arg : $ty),* ) => $handler)
+                exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
             }
-            crate::hook::pass!($register, driver::ADDRESSES, driver::Index::$name as usize, others)
+            crate::hook::pass!(
+                $register, driver::ADDRESSES, driver::Index::$name as usize, others
+            )
         }
 
         #[cfg(not(target_arch = "x86_64"))]
-        exports!(@export $name ( $($arg : $ty),* ) => $handler, unless crate::account::launched::is_recent : $launched);
+        exports!(
+            @export $name ( $($arg : $ty),* ) => $handler $(, given $given)?,
+            unless crate::account::launched::is_recent : $launched
+        );
     };}
 
 table!(exports);

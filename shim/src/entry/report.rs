@@ -1,4 +1,4 @@
-//! What `gpulimit doctor` asks the loaded library.
+//! Answers the questions that `gpulimit doctor` asks the loaded library.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -8,14 +8,14 @@ use gpulimit_base::version;
 
 use super::exports::{cuda, nvml};
 
-/// This build's version and the formats of its files, as `version::text` has them. The controller
-/// reads this constant out of the file, and loads nothing for it.
+/// The version and file formats of this build, in the form of `version::text`. The controller reads
+/// this constant from the file, without loading the library.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[allow(non_upper_case_globals)]
 pub static gpulimit_version_text: [u8; version::BYTES.len()] = version::BYTES;
 
-/// One line per hook: symbol, class, and `resolved` or `not-in-driver`. The string stays valid;
-/// `null` when out of memory.
+/// Returns one line per hook: symbol, class, and `resolved` or `not-in-driver`. The string stays
+/// valid; null when out of memory.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_hooks() -> *const c_char {
     std::panic::catch_unwind(|| {
@@ -34,10 +34,10 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
     .unwrap_or(std::ptr::null())
 }
 
-/// 1: a panic of ours, which this makes, ends here. On a system where it cannot the process ends.
-/// What it says goes to stderr.
+/// Panics and catches the panic. Returns 1 if the panic was caught; on a system where it cannot be
+/// caught, the process ends. The message of the panic goes to standard error.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_contains_panics() -> c_int {
-    std::panic::catch_unwind(|| panic!("a question of `gpulimit doctor`, no fault"))
+    std::panic::catch_unwind(|| panic!("a test panic for `gpulimit doctor`, not a bug"))
         .map_or(1, |()| 0)
 }

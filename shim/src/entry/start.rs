@@ -1,4 +1,4 @@
-//! The start hook.
+//! The start hook: runs when the dynamic linker loads the library.
 #![cfg_attr(
     not(test),
     allow(
@@ -9,12 +9,12 @@
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
-    /// Runs when the library is loaded, in every program. Does nothing unless a limit is asked for,
-    /// or another library in front of this one has its names.
+    /// Runs when the library is loaded, in every program. Does nothing unless the environment asks
+    /// for a limit, or a library in front of this one defines the same names.
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {
-            super::door::take_the_front();
+            super::door::take_precedence();
             crate::membership::at_start();
         });
     }

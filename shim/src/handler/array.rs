@@ -1,11 +1,13 @@
-//! Arrays and mipmapped arrays. No call tells what one takes, but its twin with deferred mapping
-//! takes nothing and tells what it requires: rounded up to 2 MiB that is what the array takes
-//! (measured, all kinds). Smaller ones share blocks, which nobody tells of: they are paid ahead by
-//! a block and measured, as are those that the driver tells nothing about (before CUDA 11.6), by an
-//! estimate.
+//! Arrays and mipmapped arrays. The driver tells the size of an array only for a twin of the same
+//! shape with deferred mapping, which itself takes no memory: the array takes the bytes that the
+//! twin requires, rounded up to 2 MiB (measured, all kinds).
 //!
-//! Where two threads make small arrays in a full group, one may be refused for the block that the
-//! other took.
+//! Smaller arrays share blocks of 2 MiB, and no call tells which. The library charges one block
+//! before it makes such an array, and measures afterwards. It does the same, with an estimate of
+//! the size, where the driver tells nothing about arrays (before CUDA 11.6).
+//!
+//! Where two threads make small arrays in a full group, one may be refused although it would fit
+//! into a shared block, because the other thread has just taken the last block.
 
 use gpulimit_ledger::Category;
 
@@ -27,12 +29,12 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
-/// `cuArrayCreate_v2`: charged before the call in whole blocks, as many as an array of the same
-/// shape with deferred mapping requires; one that shares blocks is paid ahead by a block and
-/// measured.
+/// `cuArrayCreate_v2`: Charges whole blocks of 2 MiB before the call, as many as the driver says an
+/// array of this shape requires. Arrays below 2 MiB share blocks: charges one block before the call
+/// and measures after it.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<Array>, In<ArrayDescriptor>) -> Status,
+    real: &dyn Real,
     array: Out<Array>,
     descriptor: In<ArrayDescriptor>,
 ) -> Status {
@@ -44,26 +46,25 @@ pub fn create(
         channels: flat.channels,
         flags: 0,
     });
-    plain(call, flat, array, &move || real(array, descriptor))
+    plain(call, flat, array, real)
 }
 
-/// `cuArray3DCreate_v2`: all arrays of the CUDA runtime. Charged as by `cuArrayCreate_v2`; sparse
-/// and deferred ones take nothing by themselves.
+/// `cuArray3DCreate_v2`: Charged like `cuArrayCreate_v2`; the CUDA runtime makes all its arrays by
+/// this function. Sparse arrays and arrays with deferred mapping take no memory and are not
+/// charged.
 pub fn create_3d(
     call: Call,
-    real: impl Fn(Out<Array>, In<Array3dDescriptor>) -> Status,
+    real: &dyn Real,
     array: Out<Array>,
     descriptor: In<Array3dDescriptor>,
 ) -> Status {
-    plain(call, descriptor.read(), array, &move || {
-        real(array, descriptor)
-    })
+    plain(call, descriptor.read(), array, real)
 }
 
-/// `cuMipmappedArrayCreate`: charged as by `cuArray3DCreate_v2`, for all levels.
+/// `cuMipmappedArrayCreate`: Charged like `cuArray3DCreate_v2`, with all levels.
 pub fn create_mipmapped(
     call: Call,
-    real: impl Fn(Out<Array>, In<Array3dDescriptor>, u32) -> Status,
+    real: &dyn Real,
     array: Out<Array>,
     descriptor: In<Array3dDescriptor>,
     levels: u32,
@@ -73,7 +74,7 @@ pub fn create_mipmapped(
         descriptor,
         levels,
     });
-    make(call, shape, array, &move || real(array, descriptor, levels))
+    make(call, shape, array, real)
 }
 
 fn plain(
@@ -95,8 +96,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let shape = shape.ok_or(Aside::NothingToCharge)?;
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-            // It takes nothing, and neither does what is mapped into it, which has handles of its
-            // own.
+            // The array takes no memory. Memory that is mapped into it later is charged by its own
+            // handles.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
@@ -109,7 +110,7 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         match required(call, device, shape) {
             Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
             Some(bytes) => making.measured(bytes, BLOCK, real),
-            // What no GPU has is the driver's to refuse, in its own words.
+            // The driver refuses an array larger than the GPU with its own status.
             None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
             None => match tiling::most(descriptor, shape.levels) {
                 0 => Err(Aside::NoSize),
@@ -119,8 +120,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
     })
 }
 
-/// Bytes that the driver says such an array requires; `None` when it says nothing, or need not be
-/// asked.
+/// Returns the bytes that an array of this shape requires, as the driver says; `None` where the
+/// driver does not tell, or where the group has no limit on this device.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     if device.book.max() == u64::MAX
         || !has::cuArrayGetMemoryRequirements()
@@ -132,7 +133,7 @@ fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     call.process.arrays.required(device.ordinal, shape, ask)
 }
 
-/// Makes the twin with deferred mapping and asks it.
+/// Makes the twin with deferred mapping and asks the driver what it requires.
 fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     let twin = Array3dDescriptor {
         flags: shape.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
@@ -161,7 +162,7 @@ fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     (asked == SUCCESS && told.size > 0).then_some(told.size as u64)
 }
 
-/// An array that is being made.
+/// An array that a call is making.
 struct Making {
     call: Call,
     device: &'static Device,
@@ -170,7 +171,7 @@ struct Making {
 }
 
 impl Making {
-    /// The handle, when the driver has made it.
+    /// Returns the handle if the driver has made the array.
     fn handle(&self, status: Status) -> Option<Handle> {
         let array = self.array.read().filter(|_| status == SUCCESS)?;
         Some(Handle {
@@ -188,7 +189,7 @@ impl Making {
         self.call.process.arrays.insert(handle, entry);
     }
 
-    /// It takes these whole blocks.
+    /// Makes an array that takes `bytes` in blocks of its own.
     fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
         let device = self.device;
         let mark = self.call.process.mark();
@@ -207,7 +208,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Pays for `grown` bytes of growth, as far as they have come out of the reserve.
+    /// Charges the part of `grown` bytes that came out of the driver's reserve, so that the reserve
+    /// is complete again.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);
@@ -219,7 +221,8 @@ impl Making {
         Ok(())
     }
 
-    /// It needs at least and takes at most so many bytes.
+    /// Makes an array that takes at least `least` and at most `most` bytes: pays `most` ahead and
+    /// measures.
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
         let part = &device.driver_part;
@@ -238,7 +241,7 @@ impl Making {
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
-                // Nothing to measure with: it may have taken all of it.
+                // The GPU cannot be measured, so the array may have taken all of it.
                 part.packed(|packed| {
                     packed.gone(context, least, most);
                     packed.end(context)
@@ -275,16 +278,16 @@ fn discard(handle: Handle) {
     };
 }
 
-/// `cuArrayDestroy`: given back after the call; where arrays share blocks, what a measurement finds
-/// gone.
-pub fn destroy(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Plain, array, &move || real(array))
+/// `cuArrayDestroy`: Uncharges the array after the call. Where arrays share blocks, uncharges what
+/// a measurement finds gone.
+pub fn destroy(call: Call, real: &dyn Real, array: Array) -> Status {
+    end(call, Kind::Plain, array, real)
 }
 
-/// `cuMipmappedArrayDestroy`: given back as by `cuArrayDestroy`. What external memory was mapped as
-/// is not ours.
-pub fn destroy_mipmapped(call: Call, real: impl Fn(Array) -> Status, array: Array) -> Status {
-    end(call, Kind::Mipmapped, array, &move || real(array))
+/// `cuMipmappedArrayDestroy`: Uncharged like `cuArrayDestroy`. Arrays that were mapped from
+/// external memory were not charged.
+pub fn destroy_mipmapped(call: Call, real: &dyn Real, array: Array) -> Status {
+    end(call, Kind::Mipmapped, array, real)
 }
 
 fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
@@ -329,7 +332,8 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     status
 }
 
-/// The context is gone, with all arrays in it. Calls `freed` with what had a size.
+/// Forgets all arrays of a context that has ended. Calls `freed` for each array with blocks of its
+/// own.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
     call.process.arrays.drain(context, |entry| {
         if let Memory::Own(bytes) = entry.memory {

@@ -1,34 +1,36 @@
-//! Why a handler does not do its work: the call is left to the driver, or it fails.
+//! The reasons why a handler does not do its work. The driver answers the call instead, or the call
+//! fails.
 
 use crate::abi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, Status};
 use crate::account::device::Device;
 use crate::driver::Real;
 use crate::refusal::Refused;
 
-/// A reason for stepping aside.
+/// The reason why a handler lets the driver answer the call, or fails it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Aside {
-    /// There is no current context, no such device, or CUDA is not initialised.
+    /// The thread has no current context, the device does not exist, or CUDA is not initialised.
     NoDevice,
-    /// No bytes are asked for, or more than the GPU has: each function has a code of its own.
+    /// The program asks for 0 bytes, or for more than the GPU has. The driver answers, because each
+    /// function has its own status for that.
     NoSize,
-    /// What the program points to cannot be read, or is memory that is not the GPU's.
+    /// The program's structure cannot be read, or describes memory that is not the GPU's.
     NothingToCharge,
-    /// It becomes a node of a graph, not memory.
+    /// The call becomes a node of a graph and takes no memory now.
     Node,
-    /// The group has no room. Only before the driver is asked, or after that is undone.
+    /// The group has no room. Used only before the driver is called, or after its call was undone.
     Refused,
-    /// The limit cannot be applied, so there is no memory.
+    /// The limit cannot be applied, so the process gets no GPU memory.
     Closed,
 }
 
-/// Runs the `work` of a handler. Where that steps aside, the program gets what the reason says.
+/// Runs the `work` of a handler. Where the work steps aside, returns the answer to that reason.
 #[inline(always)]
 pub fn attempt(real: &dyn Real, work: impl FnOnce() -> Result<Status, Aside>) -> Status {
     work().unwrap_or_else(|aside| aside.answer(real))
 }
 
-/// `bytes`, if the device may hold so many.
+/// Returns `bytes` if the GPU may hold that many.
 #[inline]
 pub fn size_on(device: &Device, bytes: u64) -> Result<u64, Aside> {
     let may_hold = device.may_hold(bytes);
@@ -36,7 +38,7 @@ pub fn size_on(device: &Device, bytes: u64) -> Result<u64, Aside> {
 }
 
 impl Aside {
-    /// What the program gets.
+    /// Returns the status for the program: the driver's own answer, or an error.
     #[cold]
     #[inline(never)]
     pub fn answer(self, real: &dyn Real) -> Status {
@@ -48,7 +50,7 @@ impl Aside {
     }
 }
 
-/// Of a device that cannot be had: [`Process::device`](crate::account::Process::device).
+/// Converts the failure of [`Process::device`](crate::account::Process::device).
 impl From<Status> for Aside {
     fn from(failed: Status) -> Aside {
         match failed {

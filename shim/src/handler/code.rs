@@ -1,6 +1,6 @@
-//! Modules and libraries: code, `__device__` and `__managed__` variables. What an image says of its
-//! variables and of device `malloc` is charged ahead; the rest is measured, and unloaded again when
-//! the group has no room for it.
+//! Modules and libraries: code with its `__device__` and `__managed__` variables. The memory that
+//! an image declares for variables and device `malloc` is charged before the call. The rest is
+//! measured after it, and the code is unloaded again where the group has no room.
 
 use std::cell::Cell;
 
@@ -27,7 +27,7 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
     image::needs_of_file(path, &|| call.process.capabilities())
 }
 
-/// Loads something that needs this.
+/// Runs `real`, which loads code that needs this memory.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
@@ -46,15 +46,21 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     let context = current_context();
     let load = || load(call, needs, real, Some(&unload));
     let status = managed::variables(call, needs.managed, module, context, &load);
-    note(call, Kind::Module, module, status, handles::here);
+    remember_handle(call, Kind::Module, module, status, handles::current_origin);
     if let (SUCCESS, Some(module)) = (status, module.read()) {
         note_variables(call, module, context, needs.least);
     }
     status
 }
 
-/// The driver may have handed out a handle.
-fn note(call: Call, kind: Kind, handle: Out<Opaque>, status: Status, origin: impl Fn() -> Origin) {
+/// Remembers a handle, if the driver has handed one out.
+fn remember_handle(
+    call: Call,
+    kind: Kind,
+    handle: Out<Opaque>,
+    status: Status,
+    origin: impl Fn() -> Origin,
+) {
     let known = &call.process.handles;
     if let (SUCCESS, Some(handle)) = (status, handle.read())
         && !known.knows(kind, handle)
@@ -63,115 +69,41 @@ fn note(call: Call, kind: Kind, handle: Out<Opaque>, status: Status, origin: imp
     }
 }
 
-/// Code has been loaded in the current context, with at least so many bytes of variables.
+/// Remembers that `code`, just loaded in `context`, has at least this many bytes of variables.
 fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
     if let Ok(device) = call.process.current_device() {
         device.note_variables(code, context, bytes);
     }
 }
 
-/// `cuModuleLoad`: as `cuModuleLoadData`, from a file.
-pub fn module_file(
-    call: Call,
-    real: impl Fn(Out<Opaque>, FileName) -> Status,
-    module: Out<Opaque>,
-    path: FileName,
-) -> Status {
-    load_module(call, needs_of_file(call, path), module, &move || {
-        real(module, path)
-    })
+/// `cuModuleLoad`: Charged like `cuModuleLoadData`, for a file.
+pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileName) -> Status {
+    load_module(call, needs_of_file(call, path), module, real)
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadFatBinary`: the variables that the image declares, and what
-/// device `malloc` takes, are charged before the call; the rest is measured after it, and unloaded
-/// again where it does not fit.
-pub fn module(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Image) -> Status,
-    module: Out<Opaque>,
-    image: Image,
-) -> Status {
-    load_module(call, needs(call, image), module, &move || {
-        real(module, image)
-    })
+/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the variables that
+/// the image declares, and the memory for device `malloc`, before the call. Measures the rest after
+/// it, and unloads the module where the group has no room.
+pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
+    load_module(call, needs(call, image), module, real)
 }
 
-/// `cuModuleLoadDataEx`: as `cuModuleLoadData`.
-pub fn module_ex(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Image, u32, Opaque, Opaque) -> Status,
-    module: Out<Opaque>,
-    image: Image,
-    count: u32,
-    options: Opaque,
-    values: Opaque,
-) -> Status {
-    load_module(call, needs(call, image), module, &move || {
-        real(module, image, count, options, values)
-    })
+/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise remembers the
+/// library's variables for the call that loads them.
+pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
+    open_library(call, needs(call, code), library, real)
 }
 
-/// `cuLibraryLoadData`: with eager loading charged as by `cuModuleLoadData`; else its variables are
-/// remembered for the call that loads them.
-#[allow(clippy::too_many_arguments)]
-pub fn library(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Image, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
-    library: Out<Opaque>,
-    code: Image,
-    jit_options: Opaque,
-    jit_values: Opaque,
-    jit_count: u32,
-    options: Opaque,
-    values: Opaque,
-    count: u32,
-) -> Status {
-    open(call, needs(call, code), library, &move || {
-        real(
-            library,
-            code,
-            jit_options,
-            jit_values,
-            jit_count,
-            options,
-            values,
-            count,
-        )
-    })
+/// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`, for a file.
+pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: FileName) -> Status {
+    open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// `cuLibraryLoadFromFile`: as `cuLibraryLoadData`, from a file.
-#[allow(clippy::too_many_arguments)]
-pub fn library_file(
-    call: Call,
-    real: impl Fn(Out<Opaque>, FileName, Opaque, Opaque, u32, Opaque, Opaque, u32) -> Status,
-    library: Out<Opaque>,
-    path: FileName,
-    jit_options: Opaque,
-    jit_values: Opaque,
-    jit_count: u32,
-    options: Opaque,
-    values: Opaque,
-    count: u32,
-) -> Status {
-    open(call, needs_of_file(call, path), library, &move || {
-        real(
-            library,
-            path,
-            jit_options,
-            jit_values,
-            jit_count,
-            options,
-            values,
-            count,
-        )
-    })
-}
-
-/// Opens a library: works without a current context, and takes only its managed variables yet,
-/// unless the program wants everything loaded at once. So is a library that cannot be read: what it
-/// takes shows when it is loaded, and only while it is opened can that be undone.
-fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
+/// Opens a library. This works without a current context, and takes only the managed variables
+/// unless loading is eager. A library whose image cannot be read is loaded at once in the current
+/// context: only a measurement tells its size, and only while it is being opened can the call be
+/// undone.
+fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
         cuda::cuModuleGetLoadingMode(Out::of(&mut mode)) == SUCCESS && mode == LOADING_EAGER;
@@ -210,7 +142,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         ..needs
     };
     if tried.get() {
-        // What it took here it takes in other contexts.
+        // The library takes as much in other contexts as it took in this one.
         needs.variables = needs.variables.max(used().saturating_sub(before));
         needs.unknown = false;
     }
@@ -218,7 +150,7 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // Less is a matter of the driver's reserve, as code is.
+    // The driver's reserve covers libraries with smaller needs, as it covers code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -230,40 +162,33 @@ fn open(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Stat
     status
 }
 
-/// `cuLibraryGetModule`: a lazily loaded library is loaded here, the first time in a context; its
-/// variables are charged before that, the rest is measured after it.
-pub fn library_module(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque) -> Status,
-    module: Out<Opaque>,
-    library: Opaque,
-) -> Status {
-    let status = lazy::load(call, library, Some(library), None, &move || {
-        real(module, library)
-    });
-    note(call, Kind::Module, module, status, || Origin {
+/// `cuLibraryGetModule`: Loads a lazily loaded library at its first use in a context. Charges its
+/// variables before that, and measures the rest after it.
+pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
+    let status = lazy::library(call, real, library);
+    remember_handle(call, Kind::Module, module, status, || Origin {
         owner: library,
-        ..handles::here()
+        ..handles::current_origin()
     });
     status
 }
 
-/// `cuKernelGetFunction`: as `cuLibraryGetModule`.
+/// `cuKernelGetFunction`: Charged like `cuLibraryGetModule`.
 pub fn kernel_function(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque) -> Status,
+    real: &dyn Real,
     function: Out<Opaque>,
     kernel: Opaque,
 ) -> Status {
-    let status = lazy::load(call, kernel, None, None, &move || real(function, kernel));
+    let status = lazy::function(call, real, kernel);
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !call.process.launched.is_loaded(made)
     {
-        note(call, Kind::Code, function, status, || {
+        remember_handle(call, Kind::Code, function, status, || {
             let kernel = call.process.handles.origin(Kind::Code, kernel);
             Origin {
                 owner: kernel.map_or(0, |kernel| kernel.owner),
-                ..handles::here()
+                ..handles::current_origin()
             }
         });
         call.process.launched.note_loaded(made);
@@ -271,38 +196,23 @@ pub fn kernel_function(
     status
 }
 
-/// `cuLibraryGetGlobal`: as `cuLibraryGetModule`.
-pub fn global(
-    call: Call,
-    real: impl Fn(Out<DevicePtr>, Out<usize>, Opaque, Opaque) -> Status,
-    dptr: Out<DevicePtr>,
-    bytes: Out<usize>,
-    library: Opaque,
-    name: Opaque,
-) -> Status {
-    lazy::load(call, library, Some(library), None, &move || {
-        real(dptr, bytes, library, name)
-    })
-}
-
-/// `cuModuleGetFunction`: the code of a module is loaded lazily, perhaps here. It is measured after
-/// the call, for each function once.
+/// `cuModuleGetFunction`: May load the code of a lazily loaded module. Measures after the first
+/// call for each function.
 pub fn module_function(
     call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
+    real: &dyn Real,
     function: Out<Opaque>,
     module: Opaque,
-    name: Opaque,
 ) -> Status {
-    let status = real(function, module, name);
+    let status = real.call();
     if let (SUCCESS, Some(made)) = (status, function.read())
         && !call.process.launched.is_loaded(made)
     {
-        note(call, Kind::Code, function, status, || {
+        remember_handle(call, Kind::Code, function, status, || {
             let module_of = call.process.handles.origin(Kind::Module, module);
             Origin {
                 owner: module,
-                ..module_of.unwrap_or_else(handles::here)
+                ..module_of.unwrap_or_else(handles::current_origin)
             }
         });
         if let Ok(device) = call.process.current_device() {
@@ -313,54 +223,43 @@ pub fn module_function(
     status
 }
 
-/// `cuLibraryGetKernel`: charges nothing; remembers that it is a kernel, which takes its memory in
-/// each context by itself.
-pub fn kernel(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Opaque) -> Status,
-    kernel: Out<Opaque>,
-    library: Opaque,
-    name: Opaque,
-) -> Status {
-    let status = real(kernel, library, name);
+/// `cuLibraryGetKernel`: Charges nothing. Remembers the kernel, whose code takes memory in each
+/// context separately.
+pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
         call.process.launched.note_kernel(kernel, library);
     }
-    // A kernel belongs to no context.
-    note(call, Kind::Code, kernel, status, || Origin {
+    // A kernel belongs to its library, not to a context.
+    remember_handle(call, Kind::Code, kernel, status, || Origin {
         context: 0,
         owner: library,
     });
     status
 }
 
-/// `cuModuleUnload`: given back after the call is what a measurement finds gone. Its handles are
-/// forgotten before it: once the driver has freed them another thread may get them for other code,
-/// which has to be paid for.
-pub fn unload(call: Call, real: impl Fn(Opaque) -> Status, module: Opaque) -> Status {
-    unload_by(call, module, &move || real(module))
-}
-
-/// `cuLibraryUnload`: as `cuModuleUnload`.
-pub fn unload_library(call: Call, real: impl Fn(Opaque) -> Status, library: Opaque) -> Status {
+/// `cuLibraryUnload`: Uncharged like `cuModuleUnload`.
+pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     let known = call.process.libraries.take(library);
-    let status = unload_by(call, library, &move || real(library));
+    let status = unload(call, real, library);
     if let (true, Some(known)) = (status != SUCCESS, known) {
         call.process.libraries.put_back(library, known);
     }
     status
 }
 
-/// Unloads code.
-fn unload_by(call: Call, code: Opaque, real: &dyn Real) -> Status {
+/// `cuModuleUnload`: Uncharges what a measurement after the call finds gone. Forgets the handles of
+/// the module's functions before the call, because the driver may then give them to code that has
+/// to be charged anew.
+pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);
-    // With what is charged for its managed variables.
+    // `managed::free` also uncharges the managed variables of the code.
     let status = managed::free(call, code as DevicePtr, real).unwrap_or_else(|| real.call());
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // What other threads' launches have remembered meanwhile may be of this code.
+        // Launches of other threads may have remembered functions of this code during the call.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

@@ -1,8 +1,8 @@
-//! Contexts: hundreds of MiB each, of a size that no call tells.
+//! Contexts: each takes hundreds of MiB, and no call tells how much.
 //!
-//! The first process of a group measures what a context takes on this GPU and leaves the figure in
-//! the ledger and in the file `.context-GPU` of the root; from then on every context is charged by
-//! it before it is made.
+//! The first process of a group measures what a context takes on this GPU. It stores the figure in
+//! the ledger and in the file `.context-GPU` of the root. From then on every context is charged by
+//! this figure before it is made.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status};
+use crate::abi::{Context, Device as Ordinal, Out, SUCCESS, Status};
 use crate::account::contexts::note_flags;
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
@@ -25,19 +25,20 @@ use crate::handler::array;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
-/// Held ready for a first context of unknown size: more than any measured, bytes.
+/// Charged ahead for the first context, whose size is unknown: more than any measured context,
+/// bytes.
 const UNKNOWN: u64 = 1 << 30;
-/// Charged for a context where nothing can be measured (no NVML), bytes.
+/// Charged for a context where nothing can be measured because NVML is missing, bytes.
 const UNMEASURED: u64 = 512 << 20;
-/// How long to wait for another member that is measuring the first context.
+/// The longest wait for another member that is measuring the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Which context a call makes.
+/// The kind of context that a call makes.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// The device's own, once for all who retain it.
+    /// The device's primary context, which all parts of the program share.
     Primary,
-    /// A further one.
+    /// A context that the program makes beside the primary one.
     Further,
 }
 
@@ -51,17 +52,18 @@ fn make(
 ) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
-        let is_made = || matches!(kind, Kind::Primary) && is_there(device, ordinal);
+        let is_made = || matches!(kind, Kind::Primary) && has_primary(device, ordinal);
         if is_made() {
             return Ok(real.call());
         }
         await_hint(device);
         let hint = Cell::new(0);
         let payment = Payment {
-            // One at a time: two threads that retain the same primary context make one.
+            // One call at a time: of two threads that retain the primary context, only the first
+            // makes it.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
-                // Any member may write it.
+                // Every member can write the figure in the ledger, so it may be too small.
                 hint.set(match device.book.context_hint() {
                     0 => 0,
                     known => known.max(device.least_context),
@@ -87,15 +89,15 @@ fn make(
             call.process.launched.forget_kernels();
         }
         if context.is_some() && hint > 0 {
-            // Known: measuring it would only cost this process the start of NVML, 12 ms. The next
-            // call that is measured corrects it.
+            // The size is known. A measurement here would cost a short-lived process 12 ms for the
+            // start of NVML; the next call that measures corrects the figure.
             paid.settle_assumed(hint);
             return Ok(status);
         }
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
-                // Nothing to measure with.
+                // NVML is missing, so the context cannot be measured.
                 if context.is_some() {
                     paid.settle_assumed(UNMEASURED);
                 }
@@ -106,7 +108,8 @@ fn make(
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
-        // Not where another context goes meanwhile: it may hide a part of this one.
+        // Another context that is ending meanwhile may hide a part of this one's growth, and then
+        // the figure would be too small.
         if grown > 0 && !measured.at_least {
             device.book.set_context_hint(grown);
         }
@@ -124,16 +127,15 @@ fn make(
     })
 }
 
-/// Whether the primary context is there already.
-fn is_there(device: &Device, ordinal: Ordinal) -> bool {
-    device.contexts.primary.load(Ordering::Acquire) != 0 && active(ordinal)
+/// Returns whether the primary context already exists.
+fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
+    device.contexts.primary.load(Ordering::Acquire) != 0 && is_primary_active(ordinal)
 }
 
-/// Waits until somebody has measured what a context takes here, where another process is about to
-/// find out.
+/// Waits while another process of the group measures what a context takes here.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // With room for anything, or alone in the group, there is no need to know.
+    // The figure is not needed where there is room for any context, or no other member.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()
@@ -143,7 +145,7 @@ fn await_hint(device: &Device) {
     }
 }
 
-/// Bytes to charge before a context is made.
+/// Returns the bytes to charge before a context is made. `hint` is the measured size, or 0.
 fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
@@ -153,7 +155,7 @@ fn estimate(device: &Device, hint: u64) -> u64 {
         .max(BLOCK)
 }
 
-fn active(ordinal: Ordinal) -> bool {
+fn is_primary_active(ordinal: Ordinal) -> bool {
     let (mut flags, mut active) = (0, 0);
     let asked =
         cuda::cuDevicePrimaryCtxGetState(ordinal, Out::of(&mut flags), Out::of(&mut active));
@@ -161,9 +163,9 @@ fn active(ordinal: Ordinal) -> bool {
     asked == SUCCESS && active != 0
 }
 
-/// Nothing is left of what was in `context`, one of the device's, but what other processes may
-/// have, too: that is returned.
-fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
+/// Uncharges everything that was in `context`, a context of this device that has ended, except
+/// memory that other processes may still have. Returns that memory.
+fn uncharge_contents(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let shared = drain(call, context);
     if device.contexts.count() <= 1 {
         device.graphs.clear(&device.book);
@@ -173,7 +175,7 @@ fn empty(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     shared
 }
 
-/// As [`empty`], of all but graph memory.
+/// Does the work of [`uncharge_contents`] for everything except graph memory.
 fn drain(call: Call, context: Context) -> Vec<Gone> {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -214,13 +216,14 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
     call.process.libraries.forget_context(context);
     call.process.variables.forget_context(context);
     array::drain(call, context, freed);
-    call.process.pools.refresh(call.process);
+    call.process.refresh_pools();
     call.process.execs.drain(context);
     shared
 }
 
-/// A context of the device is no more; what was in it other processes may have.
-fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>) {
+/// Forgets a context of the device that has ended. `shared` is the memory of the context that other
+/// processes may still have.
+fn forget_context(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>) {
     call.process.launched.forget();
     forget_handles(call, context);
     device
@@ -236,7 +239,7 @@ fn gone(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>
     part_with(call, shared);
 }
 
-/// Nothing is left here of what other processes may have.
+/// Handles memory that this process has let go of and other processes may still have.
 fn part_with(call: Call, shared: Vec<Gone>) {
     for left in shared {
         if let Ok(device) = call.process.device(left.device) {
@@ -245,7 +248,7 @@ fn part_with(call: Call, shared: Vec<Gone>) {
     }
 }
 
-/// Handles that belonged to a context, or to the green ones in it, are known no longer.
+/// Forgets the handles that belonged to a context or to the green contexts in it.
 fn forget_handles(call: Call, context: Context) {
     let greens = call.process.greens.forget(context);
     for gone in greens.into_iter().chain([context]) {
@@ -253,23 +256,23 @@ fn forget_handles(call: Call, context: Context) {
     }
 }
 
-/// `cuDevicePrimaryCtxRetain`: the first one is charged before the call by what the group has
-/// measured a context to take, and measured after it; later ones take nothing.
+/// `cuDevicePrimaryCtxRetain`: Charges the first retain before the call with the size that the
+/// group has measured for a context, and measures after it. Later retains take nothing.
 pub fn retain_primary(
     call: Call,
-    real: impl Fn(Out<Context>, Ordinal) -> Status,
+    real: &dyn Real,
     context: Out<Context>,
     ordinal: Ordinal,
 ) -> Status {
     let retain = || {
-        let status = real(context, ordinal);
+        let status = real.call();
         if let (SUCCESS, Some(handle), Ok(device)) =
             (status, context.read(), call.process.device(ordinal))
         {
             device.contexts.primary.store(handle, Ordering::Release);
             device.contexts.retained();
-            // Notes its flags.
-            active(ordinal);
+            // `is_primary_active` also stores the flags of the context.
+            is_primary_active(ordinal);
         }
         status
     };
@@ -278,167 +281,86 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease` and `Reset`, with and without suffix: where the context ends, all
-/// that is in it is given back after the call, and the context itself.
-pub fn release_primary(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
-    let was = active(ordinal);
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the context ends,
+/// uncharges it and everything in it after the call.
+pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
+    let was = is_primary_active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
-        return real(ordinal);
+        return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // As in `cuModuleUnload`.
+        // Another thread may get the freed handles for new code, as at `cuModuleUnload`.
         call.process.launched.forget();
     }
     let mut ended = None;
     let status = device.tear_down(
-        || real(ordinal),
+        || real.call(),
         |status| {
-            let has_ended = was && !active(ordinal);
+            let has_ended = was && !is_primary_active(ordinal);
             if status == SUCCESS {
                 device.contexts.released(has_ended);
             }
             if has_ended {
                 let context = device.contexts.primary.load(Ordering::Acquire);
-                ended = Some((context, empty(call, device, context)));
+                ended = Some((context, uncharge_contents(call, device, context)));
             }
         },
     );
     if let Some((context, shared)) = ended {
-        gone(call, device, context, shared);
+        forget_context(call, device, context, shared);
     }
     status
 }
 
-/// `cuCtxSetFlags`: charges nothing; remembers whether a context may sleep while it waits, as
-/// cancelled threads end there.
-pub fn set_flags(_: Call, real: impl Fn(u32) -> Status, flags: u32) -> Status {
-    // Before the call: other threads may wait in the context as soon as it is made.
+/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
+/// the context may sleep while they wait for the GPU, where a cancelled thread would end.
+pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
+    // Done before the call, because other threads may wait in the context as soon as it exists.
     note_flags(flags);
-    real(flags)
+    real.call()
 }
 
-/// `cuDevicePrimaryCtxSetFlags_v2`: as `cuCtxSetFlags`.
-pub fn set_primary_flags(
-    call: Call,
-    real: impl Fn(Ordinal, u32) -> Status,
-    device: Ordinal,
-    flags: u32,
-) -> Status {
-    set_flags(call, |flags| real(device, flags), flags)
-}
-
-/// `cuCtxCreate`, `cuGLCtxCreate` and their `_v2`: charged before the call by what the group has
-/// measured a context to take, measured after it, and destroyed again where it does not fit.
+/// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: Charges, before the
+/// call, the size that the group has measured for a context. Measures after it, and destroys the
+/// context where the group has no room.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<Context>, u32, Ordinal) -> Status,
+    real: &dyn Real,
     context: Out<Context>,
     flags: u32,
     ordinal: Ordinal,
 ) -> Status {
     note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, flags, ordinal),
-        context,
-        &discard,
-    )
+    make(call, Kind::Further, ordinal, real, context, &|context| {
+        cuda::cuCtxDestroy_v2(context);
+    })
 }
 
-/// `cuCtxCreate_v3`: as `cuCtxCreate`.
-pub fn create_v3(
-    call: Call,
-    real: impl Fn(Out<Context>, Opaque, i32, u32, Ordinal) -> Status,
-    context: Out<Context>,
-    affinity: Opaque,
-    count: i32,
-    flags: u32,
-    ordinal: Ordinal,
-) -> Status {
-    note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, affinity, count, flags, ordinal),
-        context,
-        &discard,
-    )
-}
-
-/// `cuCtxCreate_v4`: as `cuCtxCreate`.
-pub fn create_v4(
-    call: Call,
-    real: impl Fn(Out<Context>, Opaque, u32, Ordinal) -> Status,
-    context: Out<Context>,
-    params: Opaque,
-    flags: u32,
-    ordinal: Ordinal,
-) -> Status {
-    note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, params, flags, ordinal),
-        context,
-        &discard,
-    )
-}
-
-/// `cuVDPAUCtxCreate` and `_v2`: as `cuCtxCreate`.
-#[allow(clippy::too_many_arguments)]
-pub fn create_vdpau(
-    call: Call,
-    real: impl Fn(Out<Context>, u32, Ordinal, u32, Opaque) -> Status,
-    context: Out<Context>,
-    flags: u32,
-    ordinal: Ordinal,
-    vdp_device: u32,
-    get_proc_address: Opaque,
-) -> Status {
-    note_flags(flags);
-    make(
-        call,
-        Kind::Further,
-        ordinal,
-        &move || real(context, flags, ordinal, vdp_device, get_proc_address),
-        context,
-        &discard,
-    )
-}
-
-fn discard(context: Context) {
-    cuda::cuCtxDestroy_v2(context);
-}
-
-/// `cuCtxDestroy`, `_v2` and `cuCtxDetach`: all that is in the context is given back after the
-/// call, and the context itself.
-pub fn destroy(call: Call, real: impl Fn(Context) -> Status, context: Context) -> Status {
+/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and everything in it
+/// after the call.
+pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
-        return destroy_unknown(call, &move || real(context), context);
+        return destroy_unknown(call, real, context);
     };
-    // As in `cuModuleUnload`.
+    // Another thread may get the freed handles for new code, as at `cuModuleUnload`.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(
-        || real(context),
+        || real.call(),
         |status| {
             if status == SUCCESS {
-                shared = empty(call, device, context);
+                shared = uncharge_contents(call, device, context);
             }
         },
     );
     if status == SUCCESS {
-        gone(call, device, context, shared);
+        forget_context(call, device, context, shared);
     }
     status
 }
 
-/// Destroys a context that no hook has seen being made: on whichever device it was, what it held is
-/// given back after the call.
+/// Destroys a context that no hook has seen being made, and that may be on any device. Uncharges
+/// what was in it after the call.
 #[cold]
 fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
     let devices: Vec<&'static Device> = call.process.devices().collect();
@@ -465,7 +387,7 @@ fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
     status
 }
 
-/// As [`Device::tear_down`], for a context of any of `devices`.
+/// Does the work of [`Device::tear_down`] for a context that may be on any of `devices`.
 fn tear_down_all(
     devices: &[&'static Device],
     real: &dyn Real,

@@ -1,13 +1,13 @@
-//! Graphs. What their memory nodes take is paid for before a launch or an upload; what the driver
-//! itself takes for them is measured.
+//! Graphs. Memory of memory nodes is charged before a launch or upload; the memory that the driver
+//! itself takes for graphs is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::abi::{
-    Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec, GraphInstantiateParams, In,
-    Opaque, Out, SUCCESS, Status, Stream,
+    Device as Ordinal, GRAPH_INSTANTIATE_UPLOAD, Graph, GraphExec, GraphInstantiateParams, In, Out,
+    SUCCESS, Status, Stream,
 };
 use crate::account::charged::Charged;
 use crate::account::contexts::current_context;
@@ -24,15 +24,42 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::handles;
-use crate::handler::launch::{self, What};
+use crate::handler::launch::{self, Target};
 use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::handler::stream::{await_work, capturing, identity};
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// Makes an executable graph; in the same call it may be uploaded to a stream.
-fn instantiate(
+/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the local
+/// memory of the graph's kernels before the call, and measures the rest after it. Remembers the
+/// needs of its memory nodes for the launch.
+pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
+    make(call, graph, exec, None, real)
+}
+
+/// `cuGraphInstantiateWithParams`: Charged like `cuGraphInstantiateWithFlags`. Where the call also
+/// uploads the graph, the memory nodes are charged like those of `cuGraphUpload`.
+pub fn instantiate_with_params(
+    call: Call,
+    real: &dyn Real,
+    exec: Out<GraphExec>,
+    graph: Graph,
+    params: In<GraphInstantiateParams>,
+) -> Status {
+    let params = params.read();
+    let upload = params.filter(|params| params.flags & GRAPH_INSTANTIATE_UPLOAD != 0);
+    make(
+        call,
+        graph,
+        exec,
+        upload.map(|params| params.upload_stream),
+        real,
+    )
+}
+
+/// Makes an executable graph, which the same call may upload to a stream.
+fn make(
     call: Call,
     graph: Graph,
     exec: Out<GraphExec>,
@@ -56,10 +83,10 @@ fn instantiate(
     status
 }
 
-/// Remembers what an executable graph was made of.
+/// Remembers the nodes of an executable graph.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // One of a context that is gone may have had this handle.
+    // An executable graph of a context that has ended may have had the same handle.
     execs.take(exec);
     if !nodes.is_empty() {
         execs.insert(exec, Arc::new(known));
@@ -67,12 +94,12 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     execs.set_per_thread(exec, per_thread);
     let handles = &call.process.handles;
     match has_known_code(call, nodes) {
-        true => handles.insert(Kind::Exec, exec, handles::here()),
+        true => handles.insert(Kind::Exec, exec, handles::current_origin()),
         false => drop(handles.take(Kind::Exec, exec)),
     }
 }
 
-/// Whether the driver may be asked about all kernels of a graph.
+/// Returns whether all kernels of a graph are known, so that the driver may be asked about them.
 fn has_known_code(call: Call, nodes: &Nodes) -> bool {
     let handles = &call.process.handles;
     nodes
@@ -80,7 +107,7 @@ fn has_known_code(call: Call, nodes: &Nodes) -> bool {
         .all(|kernel| handles.knows(Kind::Code, kernel))
 }
 
-/// What every thread of the kernels needs at most, of those that the driver may be asked about.
+/// Returns the most local memory that a thread of the graph's known kernels needs, bytes.
 fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     let handles = &call.process.handles;
     let known = nodes
@@ -90,8 +117,8 @@ fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     needs.max().unwrap_or(0)
 }
 
-/// Makes an executable graph of one that is unknown, and asks about its nodes when the driver has
-/// accepted it.
+/// Makes an executable graph of a graph that no hook has seen being made. Asks the driver about the
+/// nodes after it has accepted the graph.
 #[cold]
 fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, Some(&|| undo(exec)));
@@ -112,8 +139,8 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Makes it, with what its kernels need paid ahead: their local memory is taken here (measured,
-/// H100, 580.159.04).
+/// Runs `real`, which makes an executable graph, with the needs of its kernels paid ahead: the
+/// driver takes their local memory here (measured, H100, 580.159.04).
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -146,70 +173,21 @@ fn prepare(
     })
 }
 
-/// `cuGraphInstantiateWithFlags`: the local memory of its kernels is charged before the call, and
-/// the rest measured after it; what its memory nodes need is remembered for the launch.
-pub fn instantiate_with_flags(
-    call: Call,
-    real: impl Fn(Out<GraphExec>, Graph, u64) -> Status,
-    exec: Out<GraphExec>,
-    graph: Graph,
-    flags: u64,
-) -> Status {
-    instantiate(call, graph, exec, None, &move || real(exec, graph, flags))
-}
-
-/// `cuGraphInstantiateWithParams` and its twin: as `cuGraphInstantiateWithFlags`; where it uploads,
-/// as `cuGraphUpload` as well.
-pub fn instantiate_with_params(
-    call: Call,
-    real: impl Fn(Out<GraphExec>, Graph, In<GraphInstantiateParams>) -> Status,
-    exec: Out<GraphExec>,
-    graph: Graph,
-    params: In<GraphInstantiateParams>,
-) -> Status {
-    let upload = params
-        .read()
-        .filter(|params| params.flags & GRAPH_INSTANTIATE_UPLOAD != 0)
-        .map(|params| params.upload_stream);
-    instantiate(call, graph, exec, upload, &move || {
-        real(exec, graph, params)
-    })
-}
-
-/// `cuGraphInstantiate` and `_v2`: as `cuGraphInstantiateWithFlags`.
-pub fn instantiate_with_log(
-    call: Call,
-    real: impl Fn(Out<GraphExec>, Graph, Opaque, Opaque, usize) -> Status,
-    exec: Out<GraphExec>,
-    graph: Graph,
-    error_node: Opaque,
-    log: Opaque,
-    log_size: usize,
-) -> Status {
-    instantiate(call, graph, exec, None, &move || {
-        real(exec, graph, error_node, log, log_size)
-    })
-}
-
-/// `cuGraphLaunch`, `cuGraphUpload` and their twins: what the memory nodes may need beyond what the
-/// device keeps for graphs is charged before the call, and what was not needed given back after it.
-pub fn launch(
-    call: Call,
-    real: impl Fn(GraphExec, Stream) -> Status,
-    exec: GraphExec,
-    stream: Stream,
-) -> Status {
+/// `cuGraphLaunch`, `cuGraphUpload`: Charges, before the call, the memory that the graph's memory
+/// nodes may need beyond what the GPU keeps for graphs. Uncharges the unused part after it.
+pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
-        None => launch::launch(call, What::Graph(exec), stream, &move || real(exec, stream)),
+        None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // Under the handle itself a graph would pass by us from its second launch on.
-            launch::launch(call, What::Graph(exec | 1), stream, &|| real(exec, stream))
+            // With its own handle the graph would be found among the recent launches from its
+            // second launch on, and would go straight to the driver.
+            launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
 }
 
-/// Runs `real`, which launches or uploads `exec` in `stream`, with what it `needs` paid ahead on
-/// each device.
+/// Runs `real`, which launches or uploads `exec` in `stream`, with its `needs` paid ahead on each
+/// device.
 fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {
         return real.call();
@@ -232,7 +210,7 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     })
 }
 
-/// Charges what is then the graph memory's to keep.
+/// Charges bytes that graph memory keeps afterwards.
 fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
     device.charge_ahead(request).map(Charged::spend)
 }
@@ -246,7 +224,7 @@ fn pay(
     stream: Stream,
 ) -> Result<(), Refused> {
     if capturing(call.symbol, stream) {
-        // It becomes a node of another graph.
+        // The launch becomes a node of another graph.
         return Ok(());
     }
     let (memory, book) = (&device.graphs, &device.book);
@@ -257,7 +235,7 @@ fn pay(
         if memory.pay(book, launch, Some(until), quietly).is_ok() {
             return Ok(());
         }
-        // What no graph uses makes room, and then what else costs nothing.
+        // Trims unused graph memory first, and then reclaims what else is unused.
         let quietly = |rest| pay_ahead(device, Request::trimming(rest));
         if memory.pay_by_trim(book, launch, quietly).is_ok() {
             return Ok(());
@@ -274,23 +252,23 @@ fn pay(
             None => break,
         }
     }
-    let asked = launch.bytes();
+    let asked = launch.bytes;
     memory.pay(book, launch, None, |rest| {
         let request = Request::insisting(call.symbol, rest).of(asked);
         pay_ahead(device, request)
     })
 }
 
-/// `cuGraphExecDestroy`: gives nothing back, as the memory stays with the device; the handle may
-/// come back as another graph.
-pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) -> Status {
+/// `cuGraphExecDestroy`: Uncharges nothing, because the memory stays with the GPU. Forgets the
+/// graph, as the driver may give its handle to another one.
+pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);
     call.process.execs.set_per_thread(exec, 0);
     call.process.launched.remove(exec);
     call.process.launched.remove(exec | 1);
     let handle = call.process.handles.take(Kind::Exec, exec);
-    let status = real(exec);
+    let status = real.call();
     if status != SUCCESS {
         call.process.handles.restore(handle);
         call.process.execs.set_per_thread(exec, per_thread);
@@ -301,9 +279,10 @@ pub fn destroy(call: Call, real: impl Fn(GraphExec) -> Status, exec: GraphExec) 
     status
 }
 
-/// `cuDeviceGraphMemTrim`: given back after the call is what the device no longer keeps for graphs.
-pub fn trim(call: Call, real: impl Fn(Ordinal) -> Status, ordinal: Ordinal) -> Status {
-    let status = real(ordinal);
+/// `cuDeviceGraphMemTrim`: Uncharges, after the call, the memory that the GPU no longer keeps for
+/// graphs.
+pub fn trim(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
+    let status = real.call();
     if let Ok(device) = call.process.device(ordinal) {
         device.graphs.trimmed(&device.book);
     }

@@ -1,42 +1,54 @@
-//! Nodes of graphs that are not executable yet: a node with a kernel loads its code, in the context
-//! that it names or else in the current one (measured, H100, 580.159.04).
+//! Nodes of graphs that are not executable yet. A kernel node loads its kernel's code, in the
+//! context that the node names or else in the current one (measured, H100, 580.159.04).
 
 use crate::abi::{
-    ConditionalNodeParams, Graph, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
-    NODE_TYPE_KERNEL, Node, NodeParams, Opaque, Out, SUCCESS, Status,
+    ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
+    NODE_TYPE_KERNEL, Node, NodeParams, Out, SUCCESS, Status,
 };
 use crate::driver::Real;
 use crate::handler::Call;
 use crate::handler::lazy;
 
-/// Runs `real`, which makes a node of this kernel, or puts it into one.
+/// Runs `real`, which makes a node of this kernel or puts the kernel into a node.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
-        Some((kernel, 0)) => lazy::load(call, kernel, None, None, real),
-        Some((kernel, context)) => lazy::load(call, kernel, None, Some(context), real),
+        Some((kernel, context)) => {
+            let context = (context != 0).then_some(context);
+            lazy::load(call, kernel, None, context, real)
+        }
         None => real.call(),
     }
 }
 
-/// Of the first version, which knows functions of the current context only.
-fn first(params: In<KernelNodeParamsV1>) -> Option<KernelNodeParams> {
-    params.read().map(|params| KernelNodeParams {
+/// `cuGraphAddKernelNode`, `cuGraphKernelNodeSetParams`: Charged like `cuGraphAddKernelNode_v2`,
+/// for a function of the current context.
+pub fn kernel_v1(call: Call, real: &dyn Real, params: In<KernelNodeParamsV1>) -> Status {
+    let params = params.read().map(|params| KernelNodeParams {
         function: params.function,
         ..KernelNodeParams::default()
-    })
+    });
+    keep(call, params, real)
 }
 
-/// Of a node with a kernel.
-fn kernel(params: In<NodeParams>) -> Option<KernelNodeParams> {
-    let params = params.read()?;
-    (params.kind == NODE_TYPE_KERNEL).then_some(params.kernel)
+/// `cuGraphAddKernelNode_v2`, `cuGraphKernelNodeSetParams_v2`: Charged like `cuLibraryGetModule`,
+/// in the context that the node names or else in the current one.
+pub fn kernel(call: Call, real: &dyn Real, params: In<KernelNodeParams>) -> Status {
+    keep(call, params.read(), real)
 }
 
-/// Runs `real`, which adds a node of any kind. What a conditional one may run is remembered: nobody
-/// else tells (measured; only drivers of CUDA 13.5 have `cuGraphNodeGetParams`), and graphs with
-/// such nodes can be neither copied nor put into others.
-fn any(call: Call, node: Out<Node>, params: In<NodeParams>, real: &dyn Real) -> Status {
-    let status = keep(call, kernel(params), real);
+/// `cuGraphNodeSetParams`, `cuGraphNodeSetParams_v2`: Charged like `cuGraphAddKernelNode_v2`.
+pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
+    let params = params.read();
+    let kernel = params.filter(|params| params.kind == NODE_TYPE_KERNEL);
+    keep(call, kernel.map(|params| params.kernel), real)
+}
+
+/// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
+/// graphs that a conditional node may run, for the call that makes its graph executable.
+pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
+    let status = set(call, real, params);
+    // The driver tells these graphs nowhere else (measured; `cuGraphNodeGetParams` came with CUDA
+    // 13.5). Graphs with conditional nodes can be neither copied nor put into others.
     let is_conditional = || {
         params
             .read()
@@ -51,98 +63,4 @@ fn any(call: Call, node: Out<Node>, params: In<NodeParams>, real: &dyn Real) -> 
         call.process.bodies.insert(node, graphs.collect());
     }
     status
-}
-
-/// `cuGraphAddKernelNode`: as `cuGraphAddKernelNode_v2`.
-pub fn add_kernel_v1(
-    call: Call,
-    real: impl Fn(Out<Node>, Graph, Opaque, usize, In<KernelNodeParamsV1>) -> Status,
-    node: Out<Node>,
-    graph: Graph,
-    dependencies: Opaque,
-    count: usize,
-    params: In<KernelNodeParamsV1>,
-) -> Status {
-    keep(call, first(params), &move || {
-        real(node, graph, dependencies, count, params)
-    })
-}
-
-/// `cuGraphAddKernelNode_v2`: as `cuLibraryGetModule`, in the context that the node names, or else
-/// in the current one.
-pub fn add_kernel(
-    call: Call,
-    real: impl Fn(Out<Node>, Graph, Opaque, usize, In<KernelNodeParams>) -> Status,
-    node: Out<Node>,
-    graph: Graph,
-    dependencies: Opaque,
-    count: usize,
-    params: In<KernelNodeParams>,
-) -> Status {
-    keep(call, params.read(), &move || {
-        real(node, graph, dependencies, count, params)
-    })
-}
-
-/// `cuGraphAddNode`: as `cuGraphAddKernelNode_v2`; remembers what a conditional node may run, for
-/// the call that makes its graph executable.
-pub fn add(
-    call: Call,
-    real: impl Fn(Out<Node>, Graph, Opaque, usize, In<NodeParams>) -> Status,
-    node: Out<Node>,
-    graph: Graph,
-    dependencies: Opaque,
-    count: usize,
-    params: In<NodeParams>,
-) -> Status {
-    any(call, node, params, &move || {
-        real(node, graph, dependencies, count, params)
-    })
-}
-
-/// `cuGraphAddNode_v2`, `cuGraphAddNode_v3`: as `cuGraphAddNode`.
-#[allow(clippy::too_many_arguments)]
-pub fn add_with_edges(
-    call: Call,
-    real: impl Fn(Out<Node>, Graph, Opaque, Opaque, usize, In<NodeParams>) -> Status,
-    node: Out<Node>,
-    graph: Graph,
-    dependencies: Opaque,
-    edges: Opaque,
-    count: usize,
-    params: In<NodeParams>,
-) -> Status {
-    any(call, node, params, &move || {
-        real(node, graph, dependencies, edges, count, params)
-    })
-}
-
-/// `cuGraphKernelNodeSetParams`: as `cuGraphAddKernelNode_v2`.
-pub fn set_kernel_v1(
-    call: Call,
-    real: impl Fn(Node, In<KernelNodeParamsV1>) -> Status,
-    node: Node,
-    params: In<KernelNodeParamsV1>,
-) -> Status {
-    keep(call, first(params), &move || real(node, params))
-}
-
-/// `cuGraphKernelNodeSetParams_v2`: as `cuGraphAddKernelNode_v2`.
-pub fn set_kernel(
-    call: Call,
-    real: impl Fn(Node, In<KernelNodeParams>) -> Status,
-    node: Node,
-    params: In<KernelNodeParams>,
-) -> Status {
-    keep(call, params.read(), &move || real(node, params))
-}
-
-/// `cuGraphNodeSetParams` and `_v2`: as `cuGraphAddKernelNode_v2`.
-pub fn set(
-    call: Call,
-    real: impl Fn(Node, In<NodeParams>) -> Status,
-    node: Node,
-    params: In<NodeParams>,
-) -> Status {
-    keep(call, kernel(params), &move || real(node, params))
 }

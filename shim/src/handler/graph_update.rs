@@ -1,8 +1,9 @@
-//! Executable graphs whose kernels are changed, which some programs do before every launch.
+//! Changes the kernels of executable graphs, which some programs do before every launch.
 //!
-//! Nothing can bring memory nodes into one, but kernels that need more local memory than their
-//! context has. That is paid for before the call; what comes with the next launch instead is paid
-//! for there, as what the graph needs is remembered. A kernel is asked once for its need.
+//! A change cannot add memory nodes, but it can add kernels that need more local memory than their
+//! context has. The growth is charged before the call. Where the driver makes it only at the next
+//! launch, the launch charges it, because the graph's need is remembered. The driver is asked once
+//! for the need of each kernel.
 
 use std::cell::{Cell, RefCell};
 
@@ -10,7 +11,7 @@ use gpulimit_base::order;
 
 use crate::abi::{
     Graph, GraphExec, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
-    Node, NodeParams, Opaque, SUCCESS, Status,
+    NodeParams, Opaque, SUCCESS, Status,
 };
 use crate::account::contexts::current_context;
 use crate::account::graphs::nodes::each_kernel;
@@ -24,17 +25,17 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Where the kernels come from that are put into an executable graph.
+/// The source of the kernels that a call puts into an executable graph.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Those of this graph.
+    /// All kernels of this graph.
     Graph(Graph),
-    /// This one, where there is one.
+    /// This kernel; `None` for a node without a kernel.
     Kernel(Option<Opaque>),
 }
 
 impl Source {
-    /// Shows the kernels, one after the other.
+    /// Calls `show` for each kernel.
     fn each(self, call: Call, show: &mut dyn FnMut(Opaque)) {
         match self {
             Source::Graph(graph) => each_kernel(graph, &call.process.bodies, show),
@@ -78,13 +79,13 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     }
     order::sort(&mut unseen);
     unseen.dedup();
-    // Kernels of lazily loaded libraries load these here, each library once.
-    let mut says = Needs::default();
+    // The call loads the lazily loaded libraries of the kernels, each library once.
+    let mut declared = Needs::default();
     let mut lazies: Vec<Lazy> = Vec::new();
     for kernel in &unseen {
         let lazy = Lazy::of(call, None, *kernel, context);
         if !lazy.is_empty() && !lazies.iter().any(|known| known.library == lazy.library) {
-            says = says.and(lazy.needs);
+            declared = declared.and(lazy.needs);
             lazies.push(lazy);
         }
     }
@@ -97,9 +98,9 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         }
         most.get()
     };
-    // A kernel that nobody has seen may also be loaded here.
+    // The call may also load the code of kernels that were not seen before.
     let usage = Use::Graph(&need);
-    let load = || loading::run(call, device, context, usage, says, 0, real, None);
+    let load = || loading::run(call, device, context, usage, declared, 0, real, None);
     let status = attempt(real, load);
     if status == SUCCESS {
         lazies.iter().for_each(|lazy| lazy.loaded(call));
@@ -110,8 +111,8 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     remember(call, exec, most.get(), status)
 }
 
-/// As [`change`], where something is unknown: the driver is asked about it after it has accepted
-/// it.
+/// Does the work of [`change`] where a handle is unknown: asks the driver about it only after the
+/// driver has accepted it.
 #[cold]
 fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, None);
@@ -137,7 +138,7 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // What its launches may take is unknown from here on.
+        // Some kernels are unknown, so the needs of this graph's launches are unknown from now on.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
@@ -145,98 +146,53 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     remember(call, exec, most, status)
 }
 
-/// A kernel of `exec` may need so many bytes of local memory per thread from now on.
+/// Remembers that a kernel of `exec` may need this many bytes of local memory per thread, if the
+/// call succeeded.
 fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Status {
     if status == SUCCESS && call.process.execs.raise_per_thread(exec, per_thread) {
-        // What was known of its launches was of other kernels.
+        // The launches of this graph that are remembered had other kernels.
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
     }
     status
 }
 
-/// `cuGraphExecUpdate`: as `cuGraphExecKernelNodeSetParams`, for all kernels of the graph.
-pub fn update(
-    call: Call,
-    real: impl Fn(GraphExec, Graph, Opaque, Opaque) -> Status,
-    exec: GraphExec,
-    graph: Graph,
-    error_node: Opaque,
-    result: Opaque,
-) -> Status {
-    change(call, exec, Source::Graph(graph), &move || {
-        real(exec, graph, error_node, result)
-    })
+/// `cuGraphExecUpdate`, `cuGraphExecUpdate_v2`, `cuGraphExecChildGraphNodeSetParams`: Charged like
+/// `cuGraphExecKernelNodeSetParams_v2`, for all kernels of the graph.
+pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Status {
+    change(call, exec, Source::Graph(graph), real)
 }
 
-/// `cuGraphExecUpdate_v2`: as `cuGraphExecUpdate`.
-pub fn update_v2(
-    call: Call,
-    real: impl Fn(GraphExec, Graph, Opaque) -> Status,
-    exec: GraphExec,
-    graph: Graph,
-    info: Opaque,
-) -> Status {
-    change(call, exec, Source::Graph(graph), &move || {
-        real(exec, graph, info)
-    })
-}
-
-/// `cuGraphExecKernelNodeSetParams` and `_v2`: growth of local memory that a kernel needs is
-/// charged before the call, and before each launch that relies on it; a kernel that was not seen
-/// before is measured. Others cost one look.
+/// `cuGraphExecKernelNodeSetParams_v2`: Charges growth of local memory for the new kernel before
+/// the call, and before each launch that relies on it. Measures the first call for each kernel;
+/// later calls cost one table lookup.
 pub fn set_kernel(
     call: Call,
-    real: impl Fn(GraphExec, Node, In<KernelNodeParams>) -> Status,
+    real: &dyn Real,
     exec: GraphExec,
-    node: Node,
     params: In<KernelNodeParams>,
 ) -> Status {
     let kernel = params.read().and_then(|params| params.handle());
-    change(call, exec, Source::Kernel(kernel), &move || {
-        real(exec, node, params)
-    })
+    change(call, exec, Source::Kernel(kernel), real)
 }
 
-/// `cuGraphExecKernelNodeSetParams`: as `_v2`.
+/// `cuGraphExecKernelNodeSetParams`: Charged like `cuGraphExecKernelNodeSetParams_v2`.
 pub fn set_kernel_v1(
     call: Call,
-    real: impl Fn(GraphExec, Node, In<KernelNodeParamsV1>) -> Status,
+    real: &dyn Real,
     exec: GraphExec,
-    node: Node,
     params: In<KernelNodeParamsV1>,
 ) -> Status {
     let kernel = params.read().map(|params| params.function);
-    change(call, exec, Source::Kernel(kernel), &move || {
-        real(exec, node, params)
-    })
+    change(call, exec, Source::Kernel(kernel), real)
 }
 
-/// `cuGraphExecChildGraphNodeSetParams`: as `cuGraphExecUpdate`.
-pub fn set_child(
-    call: Call,
-    real: impl Fn(GraphExec, Node, Graph) -> Status,
-    exec: GraphExec,
-    node: Node,
-    child: Graph,
-) -> Status {
-    change(call, exec, Source::Graph(child), &move || {
-        real(exec, node, child)
-    })
-}
-
-/// `cuGraphExecNodeSetParams`: as the functions of the kinds of nodes.
-pub fn set_node(
-    call: Call,
-    real: impl Fn(GraphExec, Node, In<NodeParams>) -> Status,
-    exec: GraphExec,
-    node: Node,
-    params: In<NodeParams>,
-) -> Status {
+/// `cuGraphExecNodeSetParams`: Charged like the function that sets a node of this kind.
+pub fn set_node(call: Call, real: &dyn Real, exec: GraphExec, params: In<NodeParams>) -> Status {
     let source = match params.read() {
         Some(params) if params.kind == NODE_TYPE_KERNEL => Source::Kernel(params.kernel.handle()),
         Some(params) if params.kind == NODE_TYPE_GRAPH => Source::Graph(params.child()),
         _ => Source::Kernel(None),
     };
-    change(call, exec, source, &move || real(exec, node, params))
+    change(call, exec, source, real)
 }

@@ -1,35 +1,29 @@
-//! Green contexts. Each holds the primary context alive.
+//! Green contexts. Each keeps the primary context of its device alive.
 
 use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
 use crate::account::green::Green;
 use crate::account::handles::{Kind, Origin};
-use crate::driver::cuda;
+use crate::driver::{Real, cuda};
 use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
-/// What a green context takes at most, for as long as the primary one lives, bytes (measured, H100,
-/// 580.159.04: 6 MiB, 12, 16, 22, each with a stream).
+/// The most that a green context takes, bytes. The memory stays taken while the primary context
+/// lives (measured, H100, 580.159.04: 6, 12, 16 and 22 MiB for one to four green contexts with a
+/// stream each).
 const MOST: u64 = 6 << 20;
 
-/// `cuGreenCtxCreate`: the primary context, where there is none, and 6 MiB for the first green one
-/// are charged before the call, measured after it, and undone where they do not fit.
-pub fn create(
-    call: Call,
-    real: impl Fn(Out<Opaque>, Opaque, Ordinal, u32) -> Status,
-    green: Out<Opaque>,
-    description: Opaque,
-    ordinal: Ordinal,
-    flags: u32,
-) -> Status {
-    let real = || real(green, description, ordinal, flags);
-    attempt(&real, || {
+/// `cuGreenCtxCreate`: Charges 6 MiB before the call, and the primary context where it does not
+/// exist yet. Measures after the call, and undoes it where the group has no room.
+pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
+    attempt(real, || {
         let device = call.process.device(ordinal)?;
-        // Where there is no primary context yet it is made here, and paid for as any other.
+        // The primary context is made here if it does not exist, and charged like any other.
         let mut primary: Context = 0;
-        let retain = cuda::cuDevicePrimaryCtxRetain;
-        match context::retain_primary(call, retain, Out::of(&mut primary), ordinal) {
+        let place = Out::of(&mut primary);
+        let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);
+        match context::retain_primary(call, &retain, place, ordinal) {
             SUCCESS => {}
             failed => return Ok(failed),
         }
@@ -38,7 +32,7 @@ pub fn create(
                 cuda::cuGreenCtxDestroy(green);
             }
         };
-        let status = measured::run(call, device, MOST, &real, Some(&undo));
+        let status = measured::run(call, device, MOST, real, Some(&undo));
         if status == SUCCESS
             && let Some(handle) = green.read()
         {
@@ -51,18 +45,20 @@ pub fn create(
             };
             call.process.greens.insert(handle, made);
         }
-        context::release_primary(call, cuda::cuDevicePrimaryCtxRelease_v2, ordinal);
+        let release = || cuda::cuDevicePrimaryCtxRelease_v2(ordinal);
+        context::release_primary(call, &release, ordinal);
         Ok(status)
     })
 }
 
-/// `cuGreenCtxDestroy`: the primary context may go with the last of them, and is given back then.
-pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> Status {
-    // Before the call: the handle may come back as another's.
+/// `cuGreenCtxDestroy`: Uncharges the primary context where it ends with its last green context.
+pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
+    // Done before the call, because the driver may give the handle to another green context at
+    // once.
     let Some(known) = call.process.greens.take(green) else {
-        return real(green);
+        return real.call();
     };
-    let status = context::release_primary(call, |_| real(green), known.device);
+    let status = context::release_primary(call, real, known.device);
     if status == SUCCESS {
         call.process.handles.forget_context(known.context);
     } else {
@@ -71,23 +67,15 @@ pub fn destroy(call: Call, real: impl Fn(Opaque) -> Status, green: Opaque) -> St
     status
 }
 
-/// `cuGreenCtxStreamCreate`: as `cuStreamCreate`.
-pub fn stream(
-    call: Call,
-    real: impl Fn(Out<Stream>, Opaque, u32, i32) -> Status,
-    stream: Out<Stream>,
-    green: Opaque,
-    flags: u32,
-    priority: i32,
-) -> Status {
-    let real = || real(stream, green, flags, priority);
-    // No context need be current.
+/// `cuGreenCtxStreamCreate`: Charged like `cuStreamCreate`.
+pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
+    // The call works without a current context.
     let Some(known) = call.process.greens.get(green) else {
-        return measured::unknown(call, &|_| RESERVE, &real, None);
+        return measured::unknown(call, &|_| RESERVE, real, None);
     };
-    let status = attempt(&real, || {
+    let status = attempt(real, || {
         let device = call.process.device(known.device)?;
-        Ok(measured::run(call, device, RESERVE, &real, None))
+        Ok(measured::run(call, device, RESERVE, real, None))
     });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
         let origin = Origin {

@@ -1,89 +1,61 @@
-//! Functions that hand out handles, or take them back, and do nothing to memory.
+//! Functions that hand out handles or take them back, without taking or freeing memory.
 
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
-use crate::account::handles::{Kind, Origin, Taken};
-use crate::driver::cuda;
+use crate::account::handles::{Kind, Origin};
+use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
-/// The origin of a handle that belongs to the current context.
-pub fn here() -> Origin {
+/// Returns the origin of a handle that belongs to the current context.
+pub fn current_origin() -> Origin {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
     Origin { context, owner: 0 }
 }
 
-/// Runs `real`, which destroys what was taken out of the known handles.
-fn destroy(call: Call, taken: Taken, real: impl Fn() -> Status) -> Status {
-    let status = real();
-    if status != SUCCESS {
-        call.process.handles.restore(taken);
-    }
-    status
-}
-
-/// A graph may have been handed out.
-fn handed_out(call: Call, graph: Out<Graph>, status: Status) -> Status {
+/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph, so
+/// that later calls may ask the driver about it.
+pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
-        // A graph belongs to no context.
+        // A graph does not belong to a context.
         let handles = &call.process.handles;
         handles.insert(Kind::Graph, graph, Origin::default());
     }
     status
 }
 
-/// `cuStreamDestroy` and `_v2`: charges nothing; the stream is known no longer.
-pub fn destroy_stream(call: Call, real: impl Fn(Stream) -> Status, stream: Stream) -> Status {
-    let taken = call.process.handles.take(Kind::Stream, stream);
-    destroy(call, taken, || real(stream))
+/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream.
+pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
+    destroy(call, real, Kind::Stream, stream)
 }
 
-/// `cuGraphCreate`: charges nothing; the graph is known from here on.
-pub fn create_graph(
-    call: Call,
-    real: impl Fn(Out<Graph>, u32) -> Status,
-    graph: Out<Graph>,
-    flags: u32,
-) -> Status {
-    handed_out(call, graph, real(graph, flags))
+/// `cuGraphDestroy`: Charges nothing. Forgets the graph.
+pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
+    destroy(call, real, Kind::Graph, graph)
 }
 
-/// `cuGraphClone`: as `cuGraphCreate`.
-pub fn clone_graph(
-    call: Call,
-    real: impl Fn(Out<Graph>, Graph) -> Status,
-    clone: Out<Graph>,
-    original: Graph,
-) -> Status {
-    handed_out(call, clone, real(clone, original))
+/// Runs `real`, which destroys this handle.
+fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
+    let taken = call.process.handles.take(kind, handle);
+    let status = real.call();
+    if status != SUCCESS {
+        call.process.handles.restore(taken);
+    }
+    status
 }
 
-/// `cuStreamEndCapture` and its twin: as `cuGraphCreate`.
-pub fn end_capture(
-    call: Call,
-    real: impl Fn(Stream, Out<Graph>) -> Status,
-    stream: Stream,
-    graph: Out<Graph>,
-) -> Status {
-    handed_out(call, graph, real(stream, graph))
-}
-
-/// `cuGraphDestroy`: charges nothing; the graph is known no longer.
-pub fn destroy_graph(call: Call, real: impl Fn(Graph) -> Status, graph: Graph) -> Status {
-    let taken = call.process.handles.take(Kind::Graph, graph);
-    destroy(call, taken, || real(graph))
-}
-
-/// `cuModuleEnumerateFunctions`: charges nothing; the functions of a known module are known from
-/// here on. The driver answers 0 for some handles that are no modules, and another function then
-/// crashes with them (measured).
+/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
+/// that later calls may ask the driver about them.
 pub fn functions(
     call: Call,
-    real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
+    real: &dyn Real,
     list: Out<Opaque>,
     count: u32,
     module: Opaque,
 ) -> Status {
-    let status = real(list, count, module);
+    let status = real.call();
+    // Only for known modules: the driver also accepts some handles that are none, with a count of
+    // 0, and crashes when another function gets such a handle (measured).
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -94,16 +66,16 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: charges nothing; the kernels of a known library are known from here
-/// on, as the functions of a module are.
+/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known library, like
+/// `cuModuleEnumerateFunctions`.
 pub fn kernels(
     call: Call,
-    real: impl Fn(Out<Opaque>, u32, Opaque) -> Status,
+    real: &dyn Real,
     list: Out<Opaque>,
     count: u32,
     library: Opaque,
 ) -> Status {
-    let status = real(list, count, library);
+    let status = real.call();
     if !call.process.handles.knows(Kind::Library, library) {
         return status;
     }
@@ -114,8 +86,8 @@ pub fn kernels(
     })
 }
 
-/// Code that the driver has listed. It writes no more entries than there `are`, whatever the list
-/// has room for.
+/// Remembers the code that the driver has put into `list`. The driver writes at most as many
+/// entries as there `are`, whatever `room` the list has.
 fn listed(
     call: Call,
     status: Status,

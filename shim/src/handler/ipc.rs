@@ -1,65 +1,54 @@
-//! Linear memory that other processes open: charged to its owner as long as he has it, then to who
-//! has it open.
+//! Linear memory that other processes open. It is charged to its owner until the owner frees it,
+//! and then to the process that has it open.
 
 use gpulimit_ledger::Category;
 
-use crate::abi::{
-    DevicePtr, IpcHandle, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status,
-};
+use crate::abi::{DevicePtr, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status};
 use crate::account::BLOCK;
 use crate::account::contexts::current_context;
 use crate::account::openings::Opening;
+use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: charges nothing; when it is freed here the memory may go to another
-/// process.
-pub fn get(
-    call: Call,
-    real: impl Fn(Opaque, DevicePtr) -> Status,
-    handle: Opaque,
-    dptr: DevicePtr,
-) -> Status {
+/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared: another process may still have
+/// it open when this one frees it.
+pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
-        if let Some((ordinal, bytes)) = blocks.share(base)
+        if let Some((ordinal, bytes)) = blocks.exported(base)
             && let Ok(device) = call.process.device(ordinal)
         {
             device.book.mark_shared(bytes);
         }
     };
-    // Before the call: another thread may free it as soon as the handle is there.
+    // Done before the call, because another thread may free the memory as soon as the handle
+    // exists.
     if let Some(base) = blocks.base(dptr) {
         share(base);
-        return real(handle, dptr);
+        return real.call();
     }
-    // The driver is asked about any other address after it has accepted it: it may lie in the midst
-    // of an allocation.
-    let status = real(handle, dptr);
+    // Any other address may lie in the middle of an allocation. The driver is asked about it after
+    // it has accepted it.
+    let status = real.call();
     if status == SUCCESS
-        && let Some((base, _)) = range(dptr)
+        && let Some((base, _)) = allocation_range(dptr)
     {
         share(base);
     }
     status
 }
 
-/// `cuIpcOpenMemHandle` and `_v2`: charges nothing, as it is charged to its owner; once the driver
-/// shows it for this process it is charged here.
-pub fn open(
-    call: Call,
-    real: impl Fn(Out<DevicePtr>, IpcHandle, u32) -> Status,
-    dptr: Out<DevicePtr>,
-    handle: IpcHandle,
-    flags: u32,
-) -> Status {
-    let status = real(dptr, handle, flags);
+/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the owner is charged.
+/// This process is charged once NVML shows the memory as its own.
+pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
+    let status = real.call();
     let openings = &call.process.openings;
     if let (SUCCESS, Some(address)) = (status, dptr.read())
         && !openings.again(address)
-        && let Some(opening) = look(address)
+        && let Some(opening) = find_opening(address)
         && let Ok(device) = call.process.device(opening.device)
         && openings.enter(address, opening)
     {
@@ -68,16 +57,16 @@ pub fn open(
     status
 }
 
-/// `cuIpcCloseMemHandle`: the last one of its address ends this process's part in the memory: what
-/// was charged here for it is given back after the call, unless others may have it.
-pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
+/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if it
+/// was charged to this process and no other process may have it.
+pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;
     let closed = openings.close(dptr);
     let Some((opening, device)) =
         closed.and_then(|opening| Some((opening, call.process.device(opening.device).ok()?)))
     else {
-        let status = real(dptr);
+        let status = real.call();
         if status != SUCCESS {
             openings.again(dptr);
         }
@@ -85,7 +74,7 @@ pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) ->
     };
     device.book.remove(Category::Linear, opening.bytes);
     let before = device.hidden();
-    let status = real(dptr);
+    let status = real.call();
     if status == SUCCESS {
         device.closed();
         device.part_with(opening.bytes, opening.size, before);
@@ -99,17 +88,17 @@ pub fn close(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) ->
     status
 }
 
-/// Start and size of the allocation that an address is in.
-fn range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
+/// Returns the start and size of the allocation that holds this address.
+fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     let (mut base, mut bytes) = (0, 0);
     let asked =
         relaxed(|| cuda::cuMemGetAddressRange_v2(Out::of(&mut base), Out::of(&mut bytes), address));
     (asked == SUCCESS).then_some((base, bytes as u64))
 }
 
-/// What was opened at an address for the first time.
-fn look(address: DevicePtr) -> Option<Opening> {
-    let (base, bytes) = range(address)?;
+/// Asks the driver about memory of another process that was just opened at this address.
+fn find_opening(address: DevicePtr) -> Option<Opening> {
+    let (base, bytes) = allocation_range(address)?;
     let mut device = 0;
     let asked = relaxed(|| {
         cuda::cuPointerGetAttribute(

@@ -1,5 +1,5 @@
-//! Launches: the first one of a kernel may load its code and take local memory, the first one of a
-//! graph that of its kernels.
+//! Launches. The first launch of a kernel may load its code and take local memory; the first launch
+//! of a graph may do so for its kernels.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -28,23 +28,23 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// A process's very first launch may set up far more than its code: 92 MiB with PyTorch on an H100
-/// (measured).
+/// Charged ahead for the first launch of a process, bytes. It may set up far more than its code: 92
+/// MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
-/// What is launched.
+/// The function or graph that a call launches.
 #[derive(Clone, Copy)]
-pub enum What<'a> {
+pub enum Target<'a> {
     /// A `CUfunction`, or a `CUkernel` in its place.
     Function(Opaque),
-    /// As [`What::Function`], one of several in a call.
+    /// A function as in [`Target::Function`], one of several that the call launches.
     OneOfSeveral(Opaque, &'a Shortage),
     Graph(Opaque),
 }
 
-/// Launches a kernel, or a graph apart from its memory nodes.
-pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
-    let (What::Function(handle) | What::OneOfSeveral(handle, _) | What::Graph(handle)) = what;
+/// Launches a kernel, or a graph except for its memory nodes.
+pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
+    let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
     if launched.contains(handle) {
         return real.call();
@@ -66,15 +66,15 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
                 return Ok(real.call());
             }
         }
-        // A launch that becomes a node of a graph loads code, but takes nothing for the kernel to
-        // run.
+        // A launch that becomes a node of a graph loads code, but takes no local memory yet.
         let loads = capturing(call.symbol, stream);
         if loads
             && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
         {
             return Ok(real.call());
         }
-        // Where the group has less than that left, most programs need less: they get what there is.
+        // Where the group has less than `FIRST` bytes left, the launch gets what is left: most
+        // programs need less.
         let more = if launched.has_begun() {
             0
         } else {
@@ -83,25 +83,25 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
         let need = Cell::new(0);
         let per_thread = || {
             need.set(match what {
-                What::Function(function) | What::OneOfSeveral(function, _) => {
+                Target::Function(function) | Target::OneOfSeveral(function, _) => {
                     loading::per_thread(call, device, function)
                 }
-                What::Graph(exec) => call.process.execs.per_thread(exec & !1),
+                Target::Graph(exec) => call.process.execs.per_thread(exec & !1),
             });
             need.get()
         };
         let usage = match what {
             _ if loads => Use::Load,
-            What::Function(_) => Use::Launch(&per_thread),
-            What::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
-            What::Graph(_) => Use::Graph(&per_thread),
+            Target::Function(_) => Use::Launch(&per_thread),
+            Target::OneOfSeveral(_, shortage) => Use::OneOfSeveral(&per_thread, shortage),
+            Target::Graph(_) => Use::Graph(&per_thread),
         };
         let lazy = match what {
-            What::Function(function) | What::OneOfSeveral(function, _) => {
+            Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // The libraries of its kernels have been loaded when it was made.
-            What::Graph(_) => Lazy::none(context),
+            // The libraries of a graph's kernels are loaded when the graph is made executable.
+            Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
         if status == SUCCESS {
@@ -109,7 +109,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
             if !loads {
                 launched.begin();
             }
-            if let (What::Function(function) | What::OneOfSeveral(function, _), false) =
+            if let (Target::Function(function) | Target::OneOfSeveral(function, _), false) =
                 (what, loads)
             {
                 call.process.learn_need(function, need.get());
@@ -121,7 +121,7 @@ pub fn launch(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> St
     })
 }
 
-/// `seen` has been launched in `context` and needs so much local memory per thread.
+/// Remembers that `seen` was launched in `context` and needs this much local memory per thread.
 fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
     let launched = &call.process.launched;
     match per_thread {
@@ -130,33 +130,35 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
     }
 }
 
-/// Whether the driver may be asked about both before it has accepted them.
-fn is_known(call: Call, what: What<'_>, stream: Stream) -> bool {
+/// Returns whether the launched handle and the stream are known, so that the driver may be asked
+/// about them before it has accepted them.
+fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     let handles = &call.process.handles;
     let code = match what {
-        What::Function(function) | What::OneOfSeveral(function, _) => {
+        Target::Function(function) | Target::OneOfSeveral(function, _) => {
             handles.knows(Kind::Code, function)
         }
-        What::Graph(exec) => handles.knows(Kind::Exec, exec & !1),
+        Target::Graph(exec) => handles.knows(Kind::Exec, exec & !1),
     };
     code && stream::is_known(stream)
 }
 
-/// Launches in a stream, or launches something, that is unknown. What the driver has accepted it is
-/// asked about.
+/// Launches where the handle or the stream is unknown. Asks the driver about them only after it has
+/// accepted the launch.
 #[cold]
-fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -> Status {
+fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
     let per_thread = || match what {
-        What::Function(function) | What::OneOfSeveral(function, _)
+        Target::Function(function) | Target::OneOfSeveral(function, _)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // Where its library is still to be loaded, nothing tells what comes with it.
+            // Where its library is not loaded yet, the launch takes more than local memory, and how
+            // much is unknown.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
-        What::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
+        Target::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
             Some(call.process.execs.per_thread(exec & !1))
         }
         _ => None,
@@ -167,8 +169,9 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
-    // What a graph may take stays unknown: each of its launches comes here.
-    if let (SUCCESS, What::Function(function) | What::OneOfSeveral(function, _)) = (status, what)
+    // The needs of an unknown graph stay unknown: each of its launches comes here.
+    if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
+        (status, what)
         && !is_capturing(call.symbol, stream)
         && let Some(context) = context_of_accepted(call, stream)
         && let Some(device) = call.process.context_device(context)
@@ -186,11 +189,11 @@ fn launch_unknown(call: Call, what: What<'_>, stream: Stream, real: &dyn Real) -
     status
 }
 
-/// The context that holds what a launch in `stream` takes; `None` for no context, and for a stream
-/// that is unknown.
+/// Returns the context whose memory a launch in `stream` takes; `None` without a current context,
+/// and for an unknown stream.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
     let context = if stream <= 2 {
-        // The NULL, legacy and per-thread streams of the current context.
+        // The NULL, legacy and per-thread streams belong to the current context.
         current_context()
     } else {
         let origin = call.process.handles.origin(Kind::Stream, stream)?;
@@ -199,7 +202,7 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
     (context != 0).then_some(context)
 }
 
-/// As [`context_of`], of a stream that the driver has just accepted.
+/// Returns the same as [`context_of`], for a stream that the driver has just accepted.
 fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     if stream::is_known(stream) {
         return context_of(call, stream);
@@ -210,78 +213,29 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel` and its twin: before the first launch of a kernel in a context its local
-/// memory, its library and the driver's reserve are paid ahead, and measured after it; later ones
-/// pass.
-#[allow(clippy::too_many_arguments)]
-pub fn kernel(
-    call: Call,
-    real: impl Fn(Opaque, u32, u32, u32, u32, u32, u32, u32, Stream, Opaque, Opaque) -> Status,
-    function: Opaque,
-    gx: u32,
-    gy: u32,
-    gz: u32,
-    bx: u32,
-    by: u32,
-    bz: u32,
-    shared: u32,
-    stream: Stream,
-    params: Opaque,
-    extra: Opaque,
-) -> Status {
-    launch(call, What::Function(function), stream, &move || {
-        real(
-            function, gx, gy, gz, bx, by, bz, shared, stream, params, extra,
-        )
-    })
+/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Before the first launch of a
+/// kernel in a context, charges its local memory, its library and an estimate of what the driver
+/// takes. Measures after it. Later launches go straight to the driver.
+pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
+    launch(call, Target::Function(function), stream, real)
 }
 
-/// `cuLaunchKernelEx` and its twin: as `cuLaunchKernel`.
+/// `cuLaunchKernelEx`: Charged like `cuLaunchKernel`.
 pub fn kernel_ex(
     call: Call,
-    real: impl Fn(In<LaunchConfig>, Opaque, Opaque, Opaque) -> Status,
+    real: &dyn Real,
     config: In<LaunchConfig>,
     function: Opaque,
-    params: Opaque,
-    extra: Opaque,
 ) -> Status {
-    let real = || real(config, function, params, extra);
     match config.read() {
-        Some(LaunchConfig { stream, .. }) => launch(call, What::Function(function), stream, &real),
-        None => real(),
+        Some(config) => kernel(call, real, function, config.stream),
+        None => real.call(),
     }
 }
 
-/// `cuLaunchCooperativeKernel` and its twin: as `cuLaunchKernel`.
-#[allow(clippy::too_many_arguments)]
-pub fn cooperative(
-    call: Call,
-    real: impl Fn(Opaque, u32, u32, u32, u32, u32, u32, u32, Stream, Opaque) -> Status,
-    function: Opaque,
-    gx: u32,
-    gy: u32,
-    gz: u32,
-    bx: u32,
-    by: u32,
-    bz: u32,
-    shared: u32,
-    stream: Stream,
-    params: Opaque,
-) -> Status {
-    launch(call, What::Function(function), stream, &move || {
-        real(function, gx, gy, gz, bx, by, bz, shared, stream, params)
-    })
-}
-
-/// `cuLaunchCooperativeKernelMultiDevice`: a launch on each of several devices, which all must be
-/// paid for before the call.
-pub fn multi_device(
-    call: Call,
-    real: impl Fn(In<LaunchParams>, u32, u32) -> Status,
-    list: In<LaunchParams>,
-    count: u32,
-    flags: u32,
-) -> Status {
+/// `cuLaunchCooperativeKernelMultiDevice`: Charges a launch on each of several devices like
+/// `cuLaunchKernel`, all of them before the call.
+pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: u32) -> Status {
     fn each(
         call: Call,
         list: In<LaunchParams>,
@@ -297,38 +251,38 @@ pub fn multi_device(
         };
         launch(
             call,
-            What::OneOfSeveral(params.function, shortage),
+            Target::OneOfSeveral(params.function, shortage),
             params.stream,
             &|| each(call, list, left, shortage, real),
         )
     }
-    let real = || real(list, count, flags);
-    // One launch per device: the driver refuses longer lists. An empty one may be anywhere.
+    // One launch per device: the driver refuses longer lists, which are not read here.
     if i64::from(count) > i64::from(call.process.device_count()) {
-        return real();
+        return real.call();
     }
     let launched = &call.process.launched;
     let is_known = |params: LaunchParams| launched.contains(params.function);
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
-        return real();
+        return real.call();
     }
-    // Two on one device the driver refuses, and we would wait for ourselves.
+    // The driver refuses two launches on one device, and here the thread would wait for its own
+    // lock.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
-        return real();
+        return real.call();
     }
     for _ in 0..ROUNDS {
         let shortage = Shortage::default();
         let status = {
             let _alone = hold(Place::OnMany, || launched.on_many.lock());
-            each(call, list, count, &shortage, &real)
+            each(call, list, count, &shortage, real)
         };
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // Now that no lock is held. The room is not kept: others may be faster, and then it is
-        // waited for again.
+        // No lock is held here, so the thread may wait. The room is not kept for it: another thread
+        // may take it first, and then this thread waits again.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;
@@ -340,34 +294,7 @@ pub fn multi_device(
     CUDA_ERROR_OUT_OF_MEMORY
 }
 
-/// `cuLaunch`: as `cuLaunchKernel`.
-pub fn plain(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    launch(call, What::Function(function), 0, &move || real(function))
-}
-
-/// `cuLaunchGrid`: as `cuLaunchKernel`.
-pub fn grid(
-    call: Call,
-    real: impl Fn(Opaque, i32, i32) -> Status,
-    function: Opaque,
-    width: i32,
-    height: i32,
-) -> Status {
-    launch(call, What::Function(function), 0, &move || {
-        real(function, width, height)
-    })
-}
-
-/// `cuLaunchGridAsync`: as `cuLaunchKernel`.
-pub fn grid_async(
-    call: Call,
-    real: impl Fn(Opaque, i32, i32, Stream) -> Status,
-    function: Opaque,
-    width: i32,
-    height: i32,
-    stream: Stream,
-) -> Status {
-    launch(call, What::Function(function), stream, &move || {
-        real(function, width, height, stream)
-    })
+/// `cuLaunch`, `cuLaunchGrid`: Charged like `cuLaunchKernel`.
+pub fn plain(call: Call, real: &dyn Real, function: Opaque) -> Status {
+    kernel(call, real, function, 0)
 }

@@ -1,8 +1,8 @@
-//! Code that is loaded where it is first needed: of a module each function by itself, and of a
-//! library, with its variables, all of it in each context by itself (measured, H100, 580.159.04).
+//! Code that is loaded at its first use. A module loads each function separately. A library loads
+//! all its code and variables at once, in each context separately (measured, H100, 580.159.04).
 //!
-//! Many calls may be the first: whatever has to know the code, as sums of what fits onto a
-//! multiprocessor, or keeps it, as nodes of graphs.
+//! Many functions of the driver may be the first use: those that compute with the code, such as the
+//! occupancy functions, and those that store it, such as nodes of graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -23,9 +23,10 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Charges ahead and measures what `real` loads for `handle` (a library, or else a function or
-/// kernel) in `context` (`None`: the current one), unless it is there: programs ask for the same
-/// kernel at every call.
+/// Runs `real`, which uses `handle` (a library, or else a function or kernel) in `context` (`None`:
+/// the current one) and loads it unless it is loaded. Charges ahead what the load takes, and
+/// measures after it. Programs ask for the same kernel at every call, so for a loaded one this
+/// costs one table lookup.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -42,7 +43,7 @@ pub fn load(
             Some(context) => call.process.greens.holder(context),
             None => current_context(),
         };
-        // Without a context nothing is loaded.
+        // The driver loads code only in a context.
         if holder == 0
             || launched.contains_in(loaded, holder)
             || launched.contains_in(handle, holder)
@@ -68,7 +69,8 @@ pub fn load(
                 handles.insert(Kind::Code, handle, Origin::default());
             }
             lazy.loaded(call);
-            // A function is taken for a kernel as well, which has code in every context.
+            // The handle may be a kernel, which has code in every context, so a function is treated
+            // the same.
             launched.note_kernel(loaded, 0);
             launched.insert_in(loaded, holder, call.process.context_count());
         }
@@ -76,7 +78,7 @@ pub fn load(
     })
 }
 
-/// What loading takes in a context at most, as [`loading::run`] pays for it, bytes.
+/// Returns the most bytes that loading takes in a context, as [`loading::run`] charges it.
 fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -> u64 {
     let needs = Lazy::of(call, library, handle, context).needs;
     let runtime = |device: &'static Device| device.kernels.runtime(needs);
@@ -86,9 +88,10 @@ fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -
         .saturating_add(runtime)
 }
 
-/// As [`load`] of `kernel`, where `real` loads it in all contexts of a device, whichever is current
-/// (measured, H100, 580.159.04).
-fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real) -> Status {
+/// `cuKernelSetAttribute`, `cuKernelSetCacheConfig`: Charged like `cuLibraryGetModule`, in all
+/// contexts of the device, because the call loads the kernel in all of them (measured, H100,
+/// 580.159.04).
+pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal) -> Status {
     if call.process.launched.is_loaded(kernel) {
         return real.call();
     }
@@ -107,7 +110,8 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
             return Ok(status);
         }
         let current = current_context();
-        // In the others by ourselves, so that each is paid for in turn.
+        // Loads the kernel in the other contexts one by one, so that each load is charged before
+        // it.
         for context in device.contexts.all() {
             if context == current {
                 continue;
@@ -124,7 +128,7 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
                     status
                 })
             };
-            // Of anything else that is wrong the program's call says it.
+            // The program's own call reports every other error.
             if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
                 return Err(Aside::Refused);
             }
@@ -136,15 +140,16 @@ fn load_everywhere(call: Call, kernel: Opaque, ordinal: Ordinal, real: &dyn Real
 /// A library that a call may load.
 pub struct Lazy {
     pub library: Option<Opaque>,
-    /// The kernel to be asked for it when the driver has accepted it; 0 for none.
+    /// A kernel of unknown origin: the driver is asked for its library after it has accepted the
+    /// kernel. 0 for none.
     kernel: Opaque,
     context: Context,
-    /// What its image says, as far as it is not there yet.
+    /// The needs that the library's image declares and that are not loaded yet.
     pub needs: Needs,
 }
 
 impl Lazy {
-    /// Of nothing.
+    /// Returns the `Lazy` of a call that loads no library.
     pub fn none(context: Context) -> Lazy {
         Lazy {
             library: None,
@@ -154,7 +159,8 @@ impl Lazy {
         }
     }
 
-    /// Of `library`, or else of the one that `kernel` belongs to, in `context`.
+    /// Returns what a call loads in `context`: `library`, or else the library that `kernel` belongs
+    /// to.
     pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,
@@ -167,14 +173,14 @@ impl Lazy {
             lazy.library = call.process.launched.library_of(kernel);
         }
         if lazy.library.is_none() && !call.process.handles.knows(Kind::Code, kernel) {
-            // It may be of any.
+            // The kernel may belong to any library.
             lazy.kernel = kernel;
         } else if lazy.library.is_none() {
             match library_of(kernel) {
                 Ok(library) => lazy.library = Some(library),
-                // A driver that does not tell.
+                // This driver cannot tell the library of a kernel.
                 Err(CUDA_ERROR_NOT_FOUND) => {}
-                // A function of a module, which has been loaded.
+                // The handle is a function of a module, which is loaded already.
                 Err(_) => return lazy,
             }
         }
@@ -182,12 +188,12 @@ impl Lazy {
         lazy
     }
 
-    /// Whether there is nothing that is not there.
+    /// Returns whether the call has nothing to load.
     pub fn is_empty(&self) -> bool {
         self.needs == Needs::default()
     }
 
-    /// The call has loaded it.
+    /// Remembers that the call has loaded the library.
     pub fn loaded(&self, call: Call) {
         if self.is_empty() {
             return;
@@ -206,7 +212,7 @@ impl Lazy {
     }
 }
 
-/// The library of a kernel that is known.
+/// Asks the driver for the library of a known kernel.
 fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
     let mut library = 0;
     match cuda::cuKernelGetLibrary(Out::of(&mut library), kernel) {
@@ -215,173 +221,15 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
     }
 }
 
-/// `cuFuncLoad`: as `cuLibraryGetModule`, of the code of one function.
-pub fn function(call: Call, real: impl Fn(Opaque) -> Status, function: Opaque) -> Status {
-    load(call, function, None, None, &move || real(function))
+/// `cuFuncLoad`, `cuFuncSetAttribute`, `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`,
+/// `cuKernelGetParamInfo`, `cuKernelGetParamCount` and the `cuOccupancy` functions: Charged like
+/// `cuLibraryGetModule`, for the code of one function or the library of a kernel. If the code is
+/// loaded, the call costs one table lookup.
+pub fn function(call: Call, real: &dyn Real, function: Opaque) -> Status {
+    load(call, function, None, None, real)
 }
 
-/// `cuFuncSetAttribute`: as `cuFuncLoad`.
-pub fn set_function_attribute(
-    call: Call,
-    real: impl Fn(Opaque, i32, i32) -> Status,
-    function: Opaque,
-    attribute: i32,
-    value: i32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(function, attribute, value)
-    })
-}
-
-/// `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`: as `cuFuncLoad`.
-pub fn set_function_config(
-    call: Call,
-    real: impl Fn(Opaque, i32) -> Status,
-    function: Opaque,
-    config: i32,
-) -> Status {
-    load(call, function, None, None, &move || real(function, config))
-}
-
-/// `cuKernelSetAttribute`: as `cuLibraryGetModule`, in all contexts of the device.
-pub fn set_attribute(
-    call: Call,
-    real: impl Fn(i32, i32, Opaque, Ordinal) -> Status,
-    attribute: i32,
-    value: i32,
-    kernel: Opaque,
-    device: Ordinal,
-) -> Status {
-    load_everywhere(call, kernel, device, &move || {
-        real(attribute, value, kernel, device)
-    })
-}
-
-/// `cuKernelSetCacheConfig`: as `cuKernelSetAttribute`.
-pub fn set_cache_config(
-    call: Call,
-    real: impl Fn(Opaque, i32, Ordinal) -> Status,
-    kernel: Opaque,
-    config: i32,
-    device: Ordinal,
-) -> Status {
-    load_everywhere(call, kernel, device, &move || real(kernel, config, device))
-}
-
-/// `cuKernelGetParamInfo`: as `cuLibraryGetModule`.
-pub fn param_info(
-    call: Call,
-    real: impl Fn(Opaque, usize, Out<usize>, Out<usize>) -> Status,
-    kernel: Opaque,
-    index: usize,
-    offset: Out<usize>,
-    size: Out<usize>,
-) -> Status {
-    load(call, kernel, None, None, &move || {
-        real(kernel, index, offset, size)
-    })
-}
-
-/// `cuKernelGetParamCount`: as `cuKernelGetParamInfo`.
-pub fn param_count(
-    call: Call,
-    real: impl Fn(Opaque, Out<usize>) -> Status,
-    kernel: Opaque,
-    count: Out<usize>,
-) -> Status {
-    load(call, kernel, None, None, &move || real(kernel, count))
-}
-
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`: as `cuLibraryGetModule`; of loaded code it costs
-/// one look.
-pub fn active_blocks(
-    call: Call,
-    real: impl Fn(Out<i32>, Opaque, i32, usize) -> Status,
-    count: Out<i32>,
-    function: Opaque,
-    threads: i32,
-    shared: usize,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(count, function, threads, shared)
-    })
-}
-
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags`: as
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-pub fn active_blocks_with_flags(
-    call: Call,
-    real: impl Fn(Out<i32>, Opaque, i32, usize, u32) -> Status,
-    count: Out<i32>,
-    function: Opaque,
-    threads: i32,
-    shared: usize,
-    flags: u32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(count, function, threads, shared, flags)
-    })
-}
-
-/// `cuOccupancyMaxPotentialBlockSize`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-#[allow(clippy::too_many_arguments)]
-pub fn block_size(
-    call: Call,
-    real: impl Fn(Out<i32>, Out<i32>, Opaque, Opaque, usize, i32) -> Status,
-    grid: Out<i32>,
-    block: Out<i32>,
-    function: Opaque,
-    shared_of: Opaque,
-    shared: usize,
-    limit: i32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(grid, block, function, shared_of, shared, limit)
-    })
-}
-
-/// `cuOccupancyMaxPotentialBlockSizeWithFlags`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-#[allow(clippy::too_many_arguments)]
-pub fn block_size_with_flags(
-    call: Call,
-    real: impl Fn(Out<i32>, Out<i32>, Opaque, Opaque, usize, i32, u32) -> Status,
-    grid: Out<i32>,
-    block: Out<i32>,
-    function: Opaque,
-    shared_of: Opaque,
-    shared: usize,
-    limit: i32,
-    flags: u32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(grid, block, function, shared_of, shared, limit, flags)
-    })
-}
-
-/// `cuOccupancyAvailableDynamicSMemPerBlock`: as `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-pub fn dynamic_shared(
-    call: Call,
-    real: impl Fn(Out<usize>, Opaque, i32, i32) -> Status,
-    bytes: Out<usize>,
-    function: Opaque,
-    blocks: i32,
-    threads: i32,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(bytes, function, blocks, threads)
-    })
-}
-
-/// `cuOccupancyMaxPotentialClusterSize`, `cuOccupancyMaxActiveClusters`: as
-/// `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
-pub fn clusters(
-    call: Call,
-    real: impl Fn(Out<i32>, Opaque, Opaque) -> Status,
-    count: Out<i32>,
-    function: Opaque,
-    config: Opaque,
-) -> Status {
-    load(call, function, None, None, &move || {
-        real(count, function, config)
-    })
+/// `cuLibraryGetGlobal`: Charged like `cuLibraryGetModule`.
+pub fn library(call: Call, real: &dyn Real, library: Opaque) -> Status {
+    load(call, library, Some(library), None, real)
 }

@@ -1,4 +1,4 @@
-//! `cuMemAlloc` and its kin: charged by blocks of 2 MiB.
+//! `cuMemAlloc` and related functions: charged in blocks of 2 MiB.
 
 mod block;
 
@@ -23,8 +23,9 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
-/// `cuMemAlloc_v2`: charged in whole blocks of 2 MiB before the call; a smaller request pays for
-/// one block ahead, which goes back where it lies in blocks that are there.
+/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. A request of up to 2 MiB charges
+/// one block, which goes back after the call where the memory lies in a block that is already
+/// charged.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -39,73 +40,51 @@ pub fn alloc(
     )
 }
 
-/// `cuMemAlloc`: as `cuMemAlloc_v2`, of 32 bits.
-pub fn alloc_v1(
-    call: Call,
-    real: impl Fn(Out<DevicePtrV1>, u32) -> Status,
-    dptr: Out<DevicePtrV1>,
-    bytesize: u32,
-) -> Status {
-    allocate_by(
-        call,
-        bytesize.into(),
-        &move || real(dptr, bytesize),
-        &|| (dptr.read().map(DevicePtr::from), None),
-    )
+/// `cuMemAlloc`: Charged like `cuMemAlloc_v2`; the sizes have 32 bits.
+pub fn alloc_v1(call: Call, real: &dyn Real, dptr: Out<DevicePtrV1>, bytesize: u32) -> Status {
+    allocate_by(call, bytesize.into(), real, &|| {
+        (dptr.read().map(DevicePtr::from), None)
+    })
 }
 
-/// `cuMemAllocPitch_v2`: charged in whole blocks before the call by an estimate of the pitch,
-/// corrected to the real one after it.
+/// `cuMemAllocPitch_v2`: Charges whole blocks before the call by an estimate of the pitch. Corrects
+/// the charge to the real pitch after it.
 pub fn alloc_pitch(
     call: Call,
-    real: impl Fn(Out<DevicePtr>, Out<usize>, usize, usize, u32) -> Status,
+    real: &dyn Real,
     dptr: Out<DevicePtr>,
     pitch: Out<usize>,
     width: usize,
     height: usize,
-    element: u32,
 ) -> Status {
-    allocate_rows(
-        call,
-        width as u64,
-        height as u64,
-        &move || real(dptr, pitch, width, height, element),
-        &|| (dptr.read(), pitch.read().map(|pitch| pitch as u64)),
-    )
+    allocate_rows(call, width as u64, height as u64, real, &|| {
+        (dptr.read(), pitch.read().map(|pitch| pitch as u64))
+    })
 }
 
-/// `cuMemAllocPitch`: as `cuMemAllocPitch_v2`, of 32 bits.
+/// `cuMemAllocPitch`: Charged like `cuMemAllocPitch_v2`; the sizes have 32 bits.
 pub fn alloc_pitch_v1(
     call: Call,
-    real: impl Fn(Out<DevicePtrV1>, Out<u32>, u32, u32, u32) -> Status,
+    real: &dyn Real,
     dptr: Out<DevicePtrV1>,
     pitch: Out<u32>,
     width: u32,
     height: u32,
-    element: u32,
 ) -> Status {
-    allocate_rows(
-        call,
-        width.into(),
-        height.into(),
-        &move || real(dptr, pitch, width, height, element),
-        &|| {
-            (
-                dptr.read().map(DevicePtr::from),
-                pitch.read().map(u64::from),
-            )
-        },
-    )
+    allocate_rows(call, width.into(), height.into(), real, &|| {
+        let address = dptr.read().map(DevicePtr::from);
+        (address, pitch.read().map(u64::from))
+    })
 }
 
-/// Tells the address of what was made, and its size where that may differ from the estimate.
+/// Returns the address of the new allocation, and its size where that may differ from the estimate.
 type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
-/// What rows take is pitch × height, and the pitch is known only afterwards: `result` tells it
-/// beside the address.
+/// Allocates rows, which take pitch × height. Only the driver knows the pitch: `result` returns it
+/// after the call, beside the address.
 fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
-    /// Rows are padded to a multiple of this (measured; a driver that pads to more is corrected
-    /// afterwards).
+    /// Rows are padded to a multiple of this many bytes (measured). If a driver pads to more, the
+    /// charge is corrected after the call.
     const PITCH: u64 = 512;
     let estimate = round_up(width, PITCH).saturating_mul(height);
     allocate_by(call, estimate, real, &|| {
@@ -114,13 +93,13 @@ fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: M
     })
 }
 
-/// As [`allocate`], once for all that programs call seldom.
+/// Does the work of [`allocate`], compiled once for all functions that programs call seldom.
 fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> Status {
     allocate(call, estimate, || real.call(), result)
 }
 
-/// Charges `estimate`, calls, and enters what came: `result` tells the address, and the size where
-/// it may differ from the estimate.
+/// Charges `estimate` bytes, calls the driver and enters the allocation. `result` returns its
+/// address, and its size where that may differ from the estimate.
 #[inline]
 fn allocate(
     call: Call,
@@ -146,7 +125,8 @@ fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
     Ok(device)
 }
 
-/// A request that fits into a block: whether it took a new one, its address tells.
+/// Makes an allocation that fits into a block. The address of the allocation tells whether it took
+/// a new block.
 fn small(
     call: Call,
     device: &'static Device,
@@ -157,7 +137,7 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // Ends: only a first try is made with a lent block.
+    // The loop ends: only the first try is made with a lent block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -168,9 +148,9 @@ fn small(
         };
         let size = size.unwrap_or(estimate);
         if blocks_touched(address, size) > 1 {
-            // The pitch made a large one of it.
+            // With the real pitch the rows are too large for one block.
             paid.spend();
-            enter_large(Charged::new(device, BLOCK), device, address, size);
+            enter_large(Charged::new(device, BLOCK, false), device, address, size);
             device.renew(mark);
             return status;
         }
@@ -192,8 +172,8 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block, which only a block of the driver's reserve paid
-/// for. Returns a charged block for another try.
+/// Frees a small allocation that took a new block, for which only a block of the driver's reserve
+/// was lent. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -205,14 +185,15 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // Another thread's request has come into the block meanwhile and has paid nothing, as it
-        // found the block held: it stays, and what was lent stays charged for it.
+        // An allocation of another thread has come into the block meanwhile. It has paid nothing,
+        // because it found the block held. So the block stays, and the lent bytes stay charged for
+        // it.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
-    // Who measured meanwhile took the block for the driver's own.
+    // A measurement of another thread may have counted the block as the driver's part.
     device.renew(mark);
     Block::charge(device, call.symbol)
 }
@@ -241,13 +222,12 @@ fn large(
     status
 }
 
-/// Blocks that `size` bytes at `address` lie in.
+/// Returns the number of blocks that `size` bytes at `address` touch.
 pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
     address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
 }
 
-/// Enters an allocation of `size` bytes that has blocks of its own, and for which `charged` has
-/// been charged.
+/// Enters an allocation of `size` bytes with blocks of its own. `charged` is the charge for it.
 fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
@@ -263,9 +243,9 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: takes pointers of every kind. Given back after the call: what has blocks of its
-/// own whole, a shared block with the last request in it; what other processes may have open stays
-/// charged as long as they may.
+/// `cuMemFree_v2`: Uncharges the memory after the call: blocks that belong to one allocation at
+/// once, a block of small allocations with the last of them. Memory that other processes may have
+/// open stays charged. Accepts pointers of every kind of allocation.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));
@@ -273,16 +253,16 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     release(call, dptr, || real(dptr))
 }
 
-/// As [`release`], where the driver may come to a call at which a cancelled thread would end.
+/// Does the work of [`release`] where the driver may reach a call at which a cancelled thread would
+/// end.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();
     release(call, dptr, || real.call())
 }
 
-/// `cuMemFree`: as `cuMemFree_v2`, of 32 bits.
-pub fn free_v1(call: Call, real: impl Fn(DevicePtrV1) -> Status, dptr: DevicePtrV1) -> Status {
-    let real: &dyn Real = &move || real(dptr);
+/// `cuMemFree`: Uncharged like `cuMemFree_v2`; the address has 32 bits.
+pub fn free_v1(call: Call, real: &dyn Real, dptr: DevicePtrV1) -> Status {
     release(call, dptr.into(), || real.call())
 }
 
@@ -317,16 +297,17 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
     }
     let process = call.process;
     if !process.managed.is_empty() || !process.pools.lent.is_empty() {
-        return release_of_some(call, dptr, mark, &real);
+        return release_managed_or_lent(call, dptr, mark, &real);
     }
     let status = real();
     leave_small(call, dptr, mark, status);
     status
 }
 
-/// As [`release`], where the process has managed memory, of which `dptr` may be.
+/// Does the work of [`release`] where the process has managed memory or managed pools, to which
+/// `dptr` may belong.
 #[cold]
-fn release_of_some(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> Status {
+fn release_managed_or_lent(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> Status {
     if let Some(status) = managed::free(call, dptr, real) {
         return status;
     }
@@ -339,24 +320,24 @@ fn release_of_some(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Real) -> S
     status
 }
 
-/// Memory at `dptr` that lies in a block with others was freed, if `status` is a success.
+/// Forgets the small allocation at `dptr`, which was freed if `status` is a success.
 #[inline(always)]
 fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
             Departure::Emptied(device) => empty_block(call, device, mark),
-            // A pointer of a pool, perhaps: it shows there.
+            // The address may belong to a pool, whose figures then show the difference.
             Departure::Unknown => {
-                call.process.pools.refresh(call.process);
-                // It may shrink at the next synchronise call.
+                call.process.refresh_pools();
+                // The pool may shrink at the next synchronise call.
                 call.process.pools.touch();
             }
         }
     }
 }
 
-/// A block has no allocations any more.
+/// Keeps or uncharges a block that has no allocations any more.
 #[inline(never)]
 fn empty_block(call: Call, device: Ordinal, mark: u64) {
     if let Ok(device) = call.process.device(device) {
@@ -383,7 +364,7 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
     }
     match (device.process().blocks.put_back(dptr, taken), taken.last) {
         (true, true) => device.book.add(Category::Linear, BLOCK),
-        // Others have freed, or entered, it meanwhile.
+        // Other threads have freed the block, or entered it anew, meanwhile.
         (true, false) => {
             device.book.charge_over(BLOCK);
             device.book.mark_shared(BLOCK);

@@ -1,5 +1,5 @@
-//! Calls that load code or launch kernels: paid ahead by what the image and the kernels say, and
-//! measured after.
+//! Calls that load code or launch kernels. The needs that the image and the kernels declare are
+//! charged ahead, and the rest is measured after the call.
 
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::{BLOCK, round_up};
 use crate::driver::capture::relaxed;
-use crate::driver::limit::is_in_use;
+use crate::driver::context_limit::is_in_use;
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 use crate::handler::aside::Aside;
@@ -25,10 +25,11 @@ use crate::handler::payment::Payment;
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// Bytes of local memory that every thread of `function` needs; 0 where it cannot be told.
+/// Returns the bytes of local memory that every thread of `function` needs; 0 where the driver does
+/// not tell.
 ///
-/// Two functions of the driver: one for `CUfunction`s and one for `CUkernel`s, which pass for
-/// functions in launches, but not here (measured).
+/// The driver has one function for `CUfunction`s and one for `CUkernel`s. Launches accept a
+/// `CUkernel` in place of a `CUfunction`, but these functions do not (measured).
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -45,7 +46,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         }
         told
     };
-    // A kernel that is not known as one was found by other ways than its name.
+    // A handle that is not known as a `CUkernel` may still be one: only kernels that the program
+    // got by name are known.
     let told = relaxed(|| match call.process.launched.is_kernel(function) {
         true => of_kernel(&mut bytes),
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
@@ -53,8 +55,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// A call for which nothing was paid by name has been measured, and has run kernels that need so
-/// much in `context`.
+/// Notes the local memory of `context` after a call that was measured but not charged by its
+/// kernels' needs: the kernels needed `per_thread` bytes.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -66,44 +68,46 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     }
 }
 
-/// What a call lets its context take beside what is measured.
+/// The memory that a call lets its context take for kernels, beside what is measured.
 pub enum Use<'a> {
-    /// The code of kernels is loaded.
+    /// The call loads code.
     Load,
-    /// A kernel is launched whose threads need so much local memory each; asked for only when the
-    /// estimate is paid.
+    /// The call launches a kernel. The function returns the bytes of local memory that each thread
+    /// needs; it is called only after the estimate is paid.
     Launch(&'a dyn Fn() -> u64),
-    /// As [`Use::Launch`], one of several in a call.
+    /// The call launches several kernels; this is one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The same of the kernels of an executable graph, which need so much at most.
+    /// The call concerns the kernels of an executable graph. The function returns the most bytes of
+    /// local memory that a thread of them needs.
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// What a launch lacked that must not wait, as other launches of its call hold their locks: the
-/// device, and the bytes that are due there.
+/// The device on which a launch lacked room, and the bytes that are due there. The launch must not
+/// wait for room while other launches of the same call hold their locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// As [`measured::run`] in `context`, with what its kernels need paid ahead, too: what the driver's
-/// reserve covers, what the image `says` that comes with their code, the growth of local memory,
-/// and up to `more` bytes of what the group has left then.
+/// Does the work of [`measured::run`] in `context`, and charges the needs of its kernels ahead: the
+/// driver's reserve, the memory `declared` by the image of their code, the growth of local
+/// memory, and up to `more` bytes of what the group then has left.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
     device: &'static Device,
     context: Context,
     usage: Use<'_>,
-    says: Needs,
+    declared: Needs,
     more: u64,
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Result<Status, Aside> {
-    // The driver may open files here, and we ask it for much.
+    // The driver may open files in this call, at which a cancelled thread would end; so may the
+    // questions below.
     let _undisturbed = Undisturbed::new();
-    // A few variables lie in the block that the reserve has for the code.
-    let large = if says.variables < BLOCK {
+    // Variables of less than a block fit into the reserve's block for code.
+    let large = if declared.variables < BLOCK {
         0
     } else {
-        round_up(says.variables, BLOCK)
+        round_up(declared.variables, BLOCK)
     };
     let (launches, at_most, shortage) = match usage {
         Use::Load => (false, false, None),
@@ -123,23 +127,23 @@ pub fn run(
         false => 0,
     };
     let growth = || device.kernels.growth(&memory, *need);
-    let is_first = || Runtime::is_new(says, device, &memory);
+    let is_first = || Runtime::is_new(declared, device, &memory);
     let extra = Cell::new((0, Runtime::default()));
-    // The estimate by itself: asking for the need may load code.
+    // The estimate is paid first, because asking for the need may load code.
     let estimate = Payment {
         lock: &|| (),
         pay: &|_, paid| paid.raise_with_reserve(0),
         is_due: &|_| true,
     };
     let payment = Payment {
-        // One at a time: two that need the same growth make it once.
+        // One call at a time: of two that need the same growth only the first makes it.
         lock: &|| {
             let alone = || hold(Place::Alone, || memory.alone.write());
             (growth() > 0 || kept() > 0 || is_first()).then(alone)
         },
         pay: &|alone, paid| {
             let (growth, runtime) = match alone {
-                Some(_) => (growth(), Runtime::of(says, device, context, &memory)),
+                Some(_) => (growth(), Runtime::of(declared, device, context, &memory)),
                 None => (0, Runtime::default()),
             };
             extra.set((growth, runtime));
@@ -173,7 +177,7 @@ pub fn run(
     let heap = kept();
     let before = paid.offer(heap);
     let status = real.call();
-    // Measured: its limit cannot be set any more once it is there.
+    // The heap's limit cannot be set once the heap exists (measured), which shows whether it does.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
@@ -196,8 +200,8 @@ pub fn run(
     })
 }
 
-/// After a launch that was to let the local memory of `memory` grow, for a kernel that needs so
-/// much, or for some that need so much at most.
+/// Notes the result of a launch that was charged growth of local memory in `memory`. `per_thread`
+/// is the need of the launched kernel, or the most that one of several kernels needs.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
@@ -214,8 +218,8 @@ fn conclude_growth(
     let is_there = |measured: Measured| {
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
-    // What has been dropped may come with the next kernel only, and that of a graph with its launch
-    // only.
+    // Local memory that the driver has dropped may come back with a later kernel only, and that of
+    // a graph with its launch only.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;
@@ -227,8 +231,8 @@ fn conclude_growth(
     }
 }
 
-/// The driver has refused growth of local memory. What there was may have gone with that: all
-/// kernels need it anew.
+/// Handles a failed growth of local memory. The driver may have dropped what there was, and then
+/// all kernels need it anew.
 pub fn note_failure(
     call: Call,
     device: &Device,
@@ -238,7 +242,8 @@ pub fn note_failure(
 ) {
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
-        // The measurement took what has gone for the least that there can be.
+        // The first measurement took the dropped memory for the least possible amount, so measure
+        // again.
         device.measure();
     }
 }

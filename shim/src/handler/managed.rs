@@ -1,5 +1,5 @@
-//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables: charged in full, because
-//! the device may come to hold all of it without a call.
+//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables. It is charged in full,
+//! because the GPU may come to hold all of it without a call.
 
 use gpulimit_ledger::Category;
 
@@ -14,29 +14,23 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 
-/// `cuMemAllocManaged`: charged in full, in whole blocks, on the current device before the call.
-pub fn alloc(
-    call: Call,
-    real: impl Fn(Out<DevicePtr>, usize, u32) -> Status,
-    dptr: Out<DevicePtr>,
-    bytesize: usize,
-    flags: u32,
-) -> Status {
-    let real = || real(dptr, bytesize, flags);
-    attempt(&real, || {
+/// `cuMemAllocManaged`: Charges the whole size, in blocks of 2 MiB, on the current device before
+/// the call.
+pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize) -> Status {
+    attempt(real, || {
         let device = call.process.current_device()?;
         if bytesize == 0 {
             return Err(Aside::NoSize);
         }
         take(call, device, bytesize as u64, current_context(), &|| {
-            (real(), dptr.read())
+            (real.call(), dptr.read())
         })
     })
 }
 
-/// Runs a call that takes `bytes` of managed memory for as long as `context` lives (0: until it is
-/// freed): charged before it, in whole blocks. `real` returns the status and by which address or
-/// handle the memory will be freed.
+/// Runs `real`, which takes `bytes` of managed memory until `context` ends (0: until it is freed).
+/// Charges them before it, in whole blocks. `real` returns the status, and the address or handle by
+/// which the memory will be freed.
 fn take(
     call: Call,
     device: &Device,
@@ -66,10 +60,10 @@ fn take(
     Ok(status)
 }
 
-/// Runs `real`, which loads code with `bytes` of `__managed__` variables, in `context`, or (0) a
-/// library for all contexts. They are charged on the current device, or on the first where none is
-/// current, until the code is unloaded ([`free`] with its handle, which is no address of memory) or
-/// the context goes.
+/// Runs `real`, which loads code with `bytes` of `__managed__` variables: a module in `context`, or
+/// a library for all contexts (0). Charges them on the current device, or on the first device where
+/// no context is current. They stay charged until the context ends or the code is unloaded;
+/// [`free`] then gets the code's handle, which cannot be an address of memory.
 pub fn variables(
     call: Call,
     bytes: u64,
@@ -89,7 +83,8 @@ pub fn variables(
     })
 }
 
-/// Frees what `dptr` stands for if that is managed memory; `None` when it is not.
+/// Frees the memory that `dptr` stands for, and returns the driver's status; `None` if it is not
+/// managed memory.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

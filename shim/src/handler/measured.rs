@@ -1,4 +1,5 @@
-//! Calls that take memory without saying how much: paid ahead by an estimate, measured after.
+//! Calls that take memory of an unknown size. An estimate is paid ahead (charged, or taken from the
+//! bytes that the driver's reserve keeps charged), and the real size is measured after the call.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -13,9 +14,9 @@ use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
-/// Runs `real` with `estimate` bytes paid ahead. When it took more than the group has, `undo` takes
-/// it back and the program gets out-of-memory; where nothing can be undone, growth stops until the
-/// group is below its limit again.
+/// Runs `real` with `estimate` bytes paid ahead. Where it took more than the group has, `undo`
+/// reverses it, and the program gets the code for out of memory. A call that cannot be undone
+/// stays, and further growth is refused until the group is below its limit again.
 pub fn run(
     call: Call,
     device: &'static Device,
@@ -29,7 +30,8 @@ pub fn run(
     }
 }
 
-/// The rest of [`run`], after the payment.
+/// Runs `real`, for which `paid` was paid ahead, and measures: the part of [`run`] after the
+/// payment.
 pub fn conclude(
     call: Call,
     device: &'static Device,
@@ -46,7 +48,8 @@ pub fn conclude(
     }
 }
 
-/// What the program gets to see after a measurement: `before` is the driver's part before the call.
+/// Returns the status for the program after a measurement, having undone the call where the group
+/// has no room. `before` is the driver's part before the call.
 pub fn judge(
     call: Call,
     device: &'static Device,
@@ -67,16 +70,15 @@ pub fn judge(
     status
 }
 
-/// How much a call may take on a device, bytes.
+/// Returns the most bytes that a call may take on a device.
 pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 
-/// Of a call of which nothing tells how much it takes.
+/// The estimate for a call whose size is unbounded: the whole device.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real`, which was given a handle that is unknown, so that nothing tells on which device it
-/// takes something. On each one with contexts what it may take at `most` is paid ahead, as far as
-/// the group has so much left; what it takes beyond that stops growth until the group is below its
-/// limit. `undo` as in [`run`].
+/// Runs `real` for an unknown handle, which may take memory on any device. On each device with
+/// contexts, pays `most` bytes ahead, or as much as the group has left. Where the call takes more,
+/// growth is refused until the group is below its limit again. `undo` works as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(
@@ -97,46 +99,17 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// As [`run`] on the current device, with what the driver's reserve covers, and nothing to undo.
-pub fn small(call: Call, real: &dyn Real) -> Status {
-    attempt(real, || {
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate (the driver's
+/// reserve of 4 MiB) before the call and measures after it. Every few streams take a block or two,
+/// which stay taken.
+pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
+    let status = attempt(real, || {
         let device = call.process.current_device()?;
         Ok(run(call, device, RESERVE, real, None))
-    })
-}
-
-/// `cuStreamCreate`: every few streams take a block or two, for good. The driver's reserve is paid
-/// ahead, and the rest measured after the call.
-pub fn stream(
-    call: Call,
-    real: impl Fn(Out<Stream>, u32) -> Status,
-    stream: Out<Stream>,
-    flags: u32,
-) -> Status {
-    made(call, stream, small(call, &move || real(stream, flags)))
-}
-
-/// `cuStreamCreateWithPriority`: as `cuStreamCreate`.
-pub fn stream_with_priority(
-    call: Call,
-    real: impl Fn(Out<Stream>, u32, i32) -> Status,
-    stream: Out<Stream>,
-    flags: u32,
-    priority: i32,
-) -> Status {
-    made(
-        call,
-        stream,
-        small(call, &move || real(stream, flags, priority)),
-    )
-}
-
-/// A stream may have been made in the current context.
-fn made(call: Call, stream: Out<Stream>, status: Status) -> Status {
+    });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
-        call.process
-            .handles
-            .insert(Kind::Stream, stream, handles::here());
+        let handles = &call.process.handles;
+        handles.insert(Kind::Stream, stream, handles::current_origin());
     }
     status
 }

@@ -1,8 +1,8 @@
-//! Paying ahead for a call that is made under a lock.
+//! Payment for a call that is made under a lock.
 //!
-//! No request stands in the group's line under a lock ([`crate::account::locks`]). So a call pays
-//! quietly under its lock; where there is no room it lets go of the lock, waits, and takes the lock
-//! again: what is due may have changed meanwhile.
+//! A request must not wait for room while its thread holds a lock ([`crate::account::locks`]). So a
+//! call first pays quietly under its lock. Where there is no room it releases the lock, waits for
+//! room, and takes the lock again. The bytes that are due may have changed by then.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -14,22 +14,23 @@ use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
 
-/// A call waits so often for room at most: each time something else has become due meanwhile.
+/// The most times that a call waits for room. It waits again only where other bytes have become due
+/// meanwhile.
 pub const ROUNDS: u32 = 16;
 
-/// Pays for a call under a lock, all or nothing.
+/// Pays for a call under a lock, in full or not at all.
 pub struct Payment<'b, G> {
     /// Takes the lock.
     pub lock: &'b dyn Fn() -> G,
-    /// Pays for what is due, without asking anybody for room. `Err`: the bytes that are due.
+    /// Pays for the bytes that are due, without waiting in the group's line. On failure returns
+    /// these bytes.
     pub pay: &'b dyn Fn(&G, &mut Prepaid<'static>) -> Result<(), u64>,
-    /// Whether so many bytes are still due. Asked without the lock.
+    /// Returns whether this many bytes are still due. Called without the lock.
     pub is_due: &'b dyn Fn(u64) -> bool,
 }
 
 impl<G> Payment<'_, G> {
-    /// Returns the lock and what is paid. Of what the call has `paid` already nothing is kept while
-    /// it waits.
+    /// Returns the lock and the payment. Gives back what the call has `paid` before while it waits.
     pub fn make(
         &self,
         call: Call,
@@ -47,7 +48,7 @@ impl<G> Payment<'_, G> {
             drop(guard);
             if rounds == 0 {
                 paid = Prepaid::none(device);
-                // Other threads' calls may not need all that they have paid.
+                // Other threads' calls may give back a part of what they have paid.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
                 if device.driver_part.await_others(until) {
                     continue;
@@ -61,7 +62,8 @@ impl<G> Payment<'_, G> {
         }
     }
 
-    /// As [`Payment::make`], without waiting. `Err`: the bytes that are due.
+    /// Does the work of [`Payment::make`] without waiting. On failure returns the bytes that are
+    /// due.
     pub fn quietly(&self, mut paid: Prepaid<'static>) -> Result<(G, Prepaid<'static>), u64> {
         let guard = (self.lock)();
         (self.pay)(&guard, &mut paid)?;
@@ -69,8 +71,8 @@ impl<G> Payment<'_, G> {
     }
 }
 
-/// Raises what is paid to the bytes that are due, and waits or refuses as the group wants it. Pays
-/// nothing where they are due no more.
+/// Raises the payment to the bytes that are due; waits or refuses as the group's options say. Pays
+/// nothing where they are no longer due.
 pub fn insist(
     call: Call,
     paid: &mut Prepaid<'_>,

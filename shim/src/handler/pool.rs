@@ -6,7 +6,7 @@ use gpulimit_group::Undisturbed;
 
 use crate::abi::{
     ALLOCATION_MANAGED, ALLOCATION_PINNED, AllocationProp, Device as Ordinal, DevicePtr, In,
-    Location, MEMORY_TYPE_HOST, MemPool, Opaque, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    Location, MEMORY_TYPE_HOST, MemPool, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE, SUCCESS, Status, Stream,
 };
 use crate::account::charged::Charged;
@@ -22,9 +22,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
-/// `cuMemAllocAsync` and its per-thread-stream twin: from the current pool of the stream's device.
-/// The most by which the pool may grow, in steps of 32 MiB, is charged before the call, and what it
-/// did not grow by given back.
+/// `cuMemAllocAsync`: Takes from the current pool of the stream's device. Charges, before the call,
+/// the most by which the pool may grow, in steps of 32 MiB. Uncharges after it the part by which
+/// the pool did not grow.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -40,8 +40,8 @@ pub fn alloc(
     }
 }
 
-/// The current pool of the device that work in `stream` runs on; `None` where one of them is
-/// unknown.
+/// Returns the current pool of the device that runs the work in `stream`; `None` where the stream
+/// or the pool is unknown.
 #[inline(always)]
 fn current_pool(
     call: Call,
@@ -54,8 +54,8 @@ fn current_pool(
     Ok(device.current_pool()?.map(|pool| (device, pool)))
 }
 
-/// `cuMemAllocFromPoolAsync` and its twin: charged as by `cuMemAllocAsync`; the pool's device
-/// counts, not the stream's.
+/// `cuMemAllocFromPoolAsync`: Charged like `cuMemAllocAsync`, on the device of the pool instead of
+/// the stream's.
 pub fn alloc_from(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, MemPool, Stream) -> Status,
@@ -65,9 +65,9 @@ pub fn alloc_from(
     stream: Stream,
 ) -> Status {
     let pools = &call.process.pools;
-    let known = pools
-        .get(pool)
-        .or_else(|| whose(call, pool).map(|device| pools.known_or(pool, || (device, true))));
+    let known = pools.get(pool).or_else(|| {
+        device_of_drivers_pool(call, pool).map(|device| pools.known_or(pool, || (device, true)))
+    });
     let real = || real(dptr, bytesize, pool, stream);
     let Some(known) = known else {
         return allocate_unknown(call, Some(pool), bytesize, dptr, stream, &real);
@@ -82,7 +82,8 @@ pub fn alloc_from(
     }
 }
 
-/// Remembers an allocation of a managed pool. What becomes a node of a graph is memory of that.
+/// Remembers an allocation of a managed pool. An allocation that becomes a node of a graph is
+/// memory of the graph instead.
 fn note_managed(
     call: Call,
     pool: &'static Pool,
@@ -98,9 +99,9 @@ fn note_managed(
     }
 }
 
-/// Device of a pool that was not seen being made, where it is some device's default or current
-/// pool: the driver hands these out whenever it is asked.
-fn whose(call: Call, pool: MemPool) -> Option<Ordinal> {
+/// Returns the device of a pool that no hook has seen being made, if it is the default or current
+/// pool of a device. The driver hands these pools out whenever a program asks for them.
+fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
         return None;
@@ -112,9 +113,9 @@ fn whose(call: Call, pool: MemPool) -> Option<Ordinal> {
     })
 }
 
-/// Allocates where the pool (`None`: the current one of the stream's device) or the stream is
-/// unknown. The growth that any pool could need is charged before the call on every device in use;
-/// the driver is asked about the pool after it has allocated from it.
+/// Allocates where the pool (`None`: the current pool of the stream's device) or the stream is
+/// unknown. Charges, before the call, the growth that any pool could need on every device in use.
+/// Asks the driver about the pool after it has allocated.
 #[cold]
 fn allocate_unknown(
     call: Call,
@@ -157,7 +158,7 @@ fn allocate_unknown(
         };
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
-                // Whatever was taken counts as the driver's part.
+                // Memory of an uncounted pool counts as the driver's part.
                 device.measure();
             }
             drop(charged);
@@ -168,7 +169,7 @@ fn allocate_unknown(
         let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
         let whole = promise.settle(&device.book, range);
         let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
-        if whole || grown(device, pool, mark, status, undo) {
+        if whole || settle_growth(device, pool, mark, status, undo) {
             note_managed(call, pool, status, dptr, stream);
         } else {
             device.refuse(call.symbol, bytesize as u64);
@@ -182,7 +183,7 @@ fn allocate_unknown(
     }
 }
 
-/// Where the memory of a pool lies.
+/// The place where a pool has its memory.
 #[derive(Clone, Copy)]
 enum Kind {
     Device,
@@ -190,7 +191,7 @@ enum Kind {
     Host,
 }
 
-/// The device of memory that was just allocated, and where it lies.
+/// Returns the device of a new allocation, and the place where it lies.
 fn place(address: DevicePtr) -> Option<(Ordinal, Kind)> {
     let ask = |attribute| {
         let mut value = 0;
@@ -217,11 +218,11 @@ fn allocate(
     stream: Stream,
     real: impl Real,
 ) -> Status {
-    /// No driver hands out so much; the sum of two such sizes is still a number.
+    /// More than any driver hands out; the sum of two such sizes does not overflow.
     const TOO_MUCH: u64 = 1 << 48;
     let bytes = bytesize as u64;
     let may_hold = match pool.managed {
-        // Also more than the GPU has.
+        // Managed memory may be larger than the GPU.
         true => (1..TOO_MUCH).contains(&bytes),
         false => device.may_hold(bytes),
     };
@@ -255,13 +256,13 @@ struct Allocation {
     bytes: u64,
     dptr: Out<DevicePtr>,
     stream: Stream,
-    /// When it began.
+    /// The mark of measurements when the allocation began (`Process::mark`).
     mark: u64,
 }
 
 impl Allocation {
-    /// Runs `real`, for which the growth is paid. Returns its status, and whether what the pool has
-    /// now is paid.
+    /// Runs `real`, whose growth is paid. Returns its status, and whether everything that the pool
+    /// has now is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -274,8 +275,8 @@ impl Allocation {
         (status, whole)
     }
 
-    /// Allocates what the headroom does not cover. `made`: `real` has run with this status, and the
-    /// pool has grown by more than was paid.
+    /// Allocates where the headroom does not suffice. `made` is the status if `real` has already
+    /// run, and the pool has grown by more than was paid.
     #[cold]
     #[inline(never)]
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
@@ -294,7 +295,7 @@ impl Allocation {
         } = self;
         let growth = growth(bytes);
         let mut tries = 0;
-        // The driver opens files when a pool gets its first memory (measured, H200, 580.159): a
+        // The driver opens files when a pool gets its first memory (measured, H200, 580.159). A
         // cancelled thread would end there.
         let mut undisturbed = None;
         loop {
@@ -310,31 +311,32 @@ impl Allocation {
                 }
             };
             let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
-            if grown(device, pool, mark, status, undo) {
+            if settle_growth(device, pool, mark, status, undo) {
                 return Ok(status);
             }
             tries += 1;
-            // What a managed pool has been given it keeps: another try would not find out what this
+            // A managed pool keeps memory that it was given: another try would not learn what this
             // one has.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
-            // Waits for room for the growth, and for the headroom that it would take. It is not
-            // kept: others may be faster.
+            // Waits for room for the growth and for the headroom after it. The room is not kept for
+            // this thread: another one may take it first.
             let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
             }
-            // What the driver handed back meanwhile may do.
+            // The first retry is made at once: memory that the driver has given back meanwhile may
+            // suffice.
         }
     }
 }
 
-/// Times that an allocation is made and undone because others were faster to take the room for its
-/// headroom.
+/// The most times that an allocation is made and undone because other requests took the room for
+/// its headroom.
 const TRIES: u32 = 16;
 
-/// Pays for the possible growth of an allocation that the headroom does not cover.
+/// Pays for the possible growth of an allocation where the headroom does not suffice.
 #[cold]
 fn pay(
     call: Call,
@@ -355,12 +357,12 @@ fn pay(
     if capturing(call.symbol, stream) {
         return Err(Aside::Node);
     }
-    // The group is full. Other threads may have the headroom for the length of a call.
+    // The group is full. Calls of other threads may hold the headroom until they end.
     if paid(Some(until)) {
         return Ok(());
     }
-    // What the pool hands back makes room for its growth; twice as much, so that the next request
-    // of this size finds room at once.
+    // Memory that the pool gives back makes room for its growth. Twice as much, so that the next
+    // request of this size finds room at once.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());
@@ -368,7 +370,7 @@ fn pay(
     if pool.borrow(growth) {
         return Ok(());
     }
-    // It can hand back only what no work under way uses.
+    // The pool can give back only memory that no work under way uses.
     if pool.unused() >= growth {
         await_work(call.symbol, stream, until);
     }
@@ -379,10 +381,10 @@ fn pay(
     Ok(())
 }
 
-/// An allocation has made the pool grow. True when that can be paid, with a headroom anew, and
-/// stays; else it is undone.
+/// Concludes an allocation that has made the pool grow. Returns true if the growth and a new
+/// headroom can be paid; otherwise undoes the allocation.
 #[cold]
-fn grown(
+fn settle_growth(
     device: &'static Device,
     pool: &'static Pool,
     mark: u64,
@@ -391,8 +393,8 @@ fn grown(
 ) -> bool {
     let _growth = Growth(pool);
     device.renew(mark);
-    // In a full group a managed pool does without a headroom where it lies in what it has had
-    // before.
+    // In a full group a managed pool may stay without headroom while it lies within memory that it
+    // had before.
     let within = pool.managed && !pool.has_overrun();
     let ahead = |short| {
         let request = Request::reclaiming(short);
@@ -405,7 +407,7 @@ fn grown(
     stays
 }
 
-/// Undoes an allocation. While work is under way on its stream the pool keeps the memory, charged.
+/// Undoes an allocation. The pool keeps the memory, charged, while work on its stream is under way.
 fn take_back(
     symbol: &str,
     device: &Device,
@@ -423,8 +425,8 @@ fn take_back(
     pool.trim(&device.book, growth);
 }
 
-/// `cuMemFreeAsync` and its twin: the pool keeps the memory, charged, until a synchronise call at
-/// least, which then looks at the pools.
+/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. A later synchronise call
+/// checks whether the pool has shrunk.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
@@ -444,16 +446,16 @@ pub fn free(
     status
 }
 
-/// `cuMemPoolCreate`: charges nothing; remembers whose memory the pool will take.
+/// `cuMemPoolCreate`: Charges nothing. Remembers the device and the kind of memory of the pool.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<MemPool>, In<AllocationProp>) -> Status,
+    real: &dyn Real,
     pool: Out<MemPool>,
     props: In<AllocationProp>,
 ) -> Status {
-    let status = real(pool, props);
+    let status = real.call();
     if let (SUCCESS, Some(handle), Some(props)) = (status, pool.read(), props.read()) {
-        call.process.pools.made(handle);
+        call.process.pools.note_created(handle);
         if props.allocation_type == ALLOCATION_MANAGED {
             enter_managed(call, handle, props.location);
             return status;
@@ -469,24 +471,24 @@ pub fn create(
     status
 }
 
-/// Enters a pool of managed memory. It counts on the device that its location names, else on the
-/// current one or the first: the GPU may come to hold all of it, wherever it is to be.
+/// Enters a pool of managed memory. It is charged on the device that its location names, else on
+/// the current device, else on the first: that GPU may come to hold all of it.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);
     call.process.pools.known_managed(pool, device);
 }
 
-/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: charge nothing; remember whose memory a pool will
-/// take that no call has made.
+/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: Charges nothing. Remembers the device and the kind
+/// of memory of a pool that the driver made by itself.
 pub fn find(
     call: Call,
-    real: impl Fn(Out<MemPool>, In<Location>, i32) -> Status,
+    real: &dyn Real,
     pool: Out<MemPool>,
     location: In<Location>,
     kind: i32,
 ) -> Status {
-    let status = real(pool, location, kind);
+    let status = real.call();
     if let (SUCCESS, Some(handle), Some(location)) = (status, pool.read(), location.read())
         && !call.process.pools.is_destroyed(handle)
     {
@@ -499,23 +501,23 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: given back after the call; what is still in use stays charged until a
-/// measurement finds it gone.
-pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> Status {
+/// `cuMemPoolDestroy`: Uncharges the pool after the call. Memory that is still in use stays charged
+/// until a measurement finds it gone.
+pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still have it from before.
+    // Other threads may still use the entry of this pool.
     if let Some(known) = known {
         known.retire();
     }
-    // Before the call: another pool may get the handle at once.
+    // Done before the call, because the driver may give the handle to another pool at once.
     if known.is_some() {
-        call.process.pools.unmade(pool);
+        call.process.pools.note_destroyed(pool);
     }
-    let status = real(pool);
+    let status = real.call();
     match known.map(|known| (known, call.process.device(known.device))) {
         Some((known, Ok(_))) if known.managed && status == SUCCESS => {
             call.process.pools.lent.leave(known);
-            call.process.pools.release_lent(call.process);
+            call.process.release_lent();
         }
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
             let before = device.driver_part.used();
@@ -523,7 +525,7 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
             device.measure();
             device.book.uncharge_idle(held);
             let left = device.driver_part.used().saturating_sub(before);
-            call.process.pools.orphan(left);
+            call.process.pools.note_left_in_use(left);
         }
         Some((known, _)) if status != SUCCESS => call.process.pools.restore(known),
         _ => {}
@@ -534,53 +536,31 @@ pub fn destroy(call: Call, real: impl Fn(MemPool) -> Status, pool: MemPool) -> S
     status
 }
 
-/// `cuMemPoolTrimTo`: given back after the call is what the pool no longer reserves.
-pub fn trim(
-    call: Call,
-    real: impl Fn(MemPool, usize) -> Status,
-    pool: MemPool,
-    keep: usize,
-) -> Status {
-    let status = real(pool, keep);
-    call.process.pools.refresh(call.process);
+/// `cuMemPoolTrimTo`: Uncharges, after the call, the memory that the pool no longer reserves.
+pub fn trim(call: Call, real: &dyn Real) -> Status {
+    let status = real.call();
+    call.process.refresh_pools();
     status
 }
 
-/// `cuMemPoolSetAttribute`: charges nothing; with a lower threshold the next synchronise call lets
-/// the pool shrink.
-pub fn set_attribute(
-    call: Call,
-    real: impl Fn(MemPool, i32, Opaque) -> Status,
-    pool: MemPool,
-    attribute: i32,
-    value: Opaque,
-) -> Status {
-    let status = real(pool, attribute, value);
+/// `cuMemPoolSetAttribute`: Charges nothing. With a lower release threshold the pool shrinks at the
+/// next synchronise call, which checks it.
+pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
+    let status = real.call();
     call.process.pools.touch();
     status
 }
 
-/// `cuDeviceSetMemPool`: charges nothing; the next allocation asks which pool is current.
-pub fn set_current(
-    call: Call,
-    real: impl Fn(Ordinal, MemPool) -> Status,
-    device: Ordinal,
-    pool: MemPool,
-) -> Status {
-    let status = real(device, pool);
+/// `cuDeviceSetMemPool`: Charges nothing. The next allocation asks which pool is current.
+pub fn set_current(call: Call, real: &dyn Real, device: Ordinal) -> Status {
+    let status = real.call();
     forget_current(call, device);
     status
 }
 
-/// `cuMemSetMemPool`: as `cuDeviceSetMemPool`.
-pub fn set_current_at(
-    call: Call,
-    real: impl Fn(In<Location>, i32, MemPool) -> Status,
-    location: In<Location>,
-    kind: i32,
-    pool: MemPool,
-) -> Status {
-    let status = real(location, kind, pool);
+/// `cuMemSetMemPool`: Charges nothing, like `cuDeviceSetMemPool`.
+pub fn set_current_at(call: Call, real: &dyn Real, location: In<Location>) -> Status {
+    let status = real.call();
     if let Some(device) = location.read().and_then(Location::device) {
         forget_current(call, device);
     }

@@ -1,7 +1,8 @@
-//! Which processes use a GPU: those of the group, each with the driver's own figures.
+//! The lists of processes that use a GPU, reduced to the members of the group. The figures are the
+//! driver's own.
 //!
-//! The driver's whole list is fetched into room of ours, so that what the program offers need only
-//! hold the group's part.
+//! The driver writes its whole list into a buffer of the library, so the program's buffer needs
+//! room for the group's part only.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 
@@ -13,13 +14,14 @@ use crate::driver::figures::{self, Listed};
 use crate::handler::Call;
 use crate::handler::view;
 
-/// The members of the group, where the list is to show nobody else; `None` where no limit applies.
+/// Returns the members of the group; `None` where the device has no limit, so that the program gets
+/// the whole list.
 fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     let member = call.process.member().ok()?;
     if view::is_unlimited(call, device) {
         return None;
     }
-    // The dead whose memory the driver still holds are among them.
+    // The ledger also lists ended members whose memory the driver still holds.
     let processes = member.ledger().processes(&figures::ProcessList);
     Some(
         processes
@@ -29,8 +31,8 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Puts the members' part of the list that `fetch` fetches at `infos`, if there is room for it; how
-/// many they are.
+/// Fetches the list by `fetch` and writes the members' part to `infos`, if there is `room` for all
+/// of it. Returns the number of these entries.
 fn filter<T: Listed>(
     members: &[Identity],
     fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
@@ -38,7 +40,7 @@ fn filter<T: Listed>(
     infos: Out<T>,
 ) -> Result<u32, Status> {
     let is_member = |process: &&T| {
-        let seen = SeenProcess::by_pid(process.pid());
+        let seen = SeenProcess::by_pid(process.pid_and_bytes().0);
         members.iter().any(|member| seen.is(member))
     };
     let kept: Vec<T> =
@@ -51,14 +53,14 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Whether the function that the program calls accepts its device: no other function is asked about
-/// it before.
+/// Checks that the function that the program calls accepts its device, before other functions get
+/// that device.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
 
-/// NVML's way to answer with a list: there must be room for all of it, else it says how much is
-/// needed.
+/// Answers as NVML does: success where the list fits into `room`, else an error. `tell` gets the
+/// number of entries in both cases.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {
@@ -73,7 +75,7 @@ fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Statu
     }
 }
 
-/// The group's processes alone, with the driver's own figures.
+/// Lists only the group's processes, with the driver's own figures.
 pub fn list<T: Listed>(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<T>) -> Status,
@@ -82,8 +84,8 @@ pub fn list<T: Listed>(
     infos: Out<T>,
 ) -> Status {
     let room = match count.read() {
-        // Nowhere to put anything is an answer of the driver's own, unless all that is asked for is
-        // the number.
+        // The driver answers a call without a buffer by itself, unless the program asks for the
+        // number of entries only.
         Some(room) if room == 0 || !infos.is_null() => room,
         _ => return real(device, count, infos),
     };
@@ -98,9 +100,9 @@ pub fn list<T: Listed>(
     answer(kept, room, |number| count.write(number))
 }
 
-/// The group's processes alone, with the driver's own figures; in some drivers the entries are
-/// `NvmlProcessDetail`.
-pub fn v3(
+/// Lists only the group's processes, with the driver's own figures. In early drivers of version 535
+/// the entries have the layout of `NvmlProcessDetail`.
+pub fn list_v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
     device: NvmlDevice,
@@ -114,7 +116,7 @@ pub fn v3(
     list(call, real, device, count, infos.cast())
 }
 
-/// `nvmlDeviceGetRunningProcessDetailList`: the group's processes alone, with the driver's own
+/// `nvmlDeviceGetRunningProcessDetailList`: Lists only the group's processes, with the driver's own
 /// figures.
 pub fn details(
     call: Call,

@@ -1,4 +1,4 @@
-//! What we ask of the streams that calls are given.
+//! Questions to the driver about the streams that calls are given.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -13,10 +13,10 @@ use crate::account::handles::Kind;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 
-/// How often a stream is looked at that a refusal waits for.
+/// The pause between two queries of a stream whose work a request waits for.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
-/// Whether stream 0 means the thread's own stream to this function.
+/// Returns whether stream 0 means the thread's own stream to this function.
 pub fn own_stream(symbol: &str) -> bool {
     symbol.ends_with("_ptsz")
 }
@@ -25,20 +25,20 @@ pub fn own_stream(symbol: &str) -> bool {
 const PER_THREAD: Stream = 2;
 
 thread_local! {
-    /// A number that no other thread of the process ever has; not 0.
+    /// A number that only this thread of the process ever has; not 0.
     static THREAD: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
     };
 }
 
-/// Whether the driver may be asked about this stream.
+/// Returns whether the stream is known, so that the driver may be asked about it.
 pub fn is_known(stream: Stream) -> bool {
     stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)
 }
 
-/// Which stream it is, also where several go by the same handle; `None` on drivers before CUDA 12,
-/// and for a stream that is unknown.
+/// Returns the identity of a stream, also where several streams share a handle; `None` on drivers
+/// before CUDA 12, and for an unknown stream.
 pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     if !is_known(stream) {
         return None;
@@ -56,8 +56,8 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits for the stream's work to end, but not for ever: it may itself wait for something that this
-/// thread has yet to do. A stream that is unknown is not waited for.
+/// Waits until the work of the stream ends, at most to `until`: that work may itself wait for
+/// something that this thread does later. Returns at once for an unknown stream.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     if !is_known(stream) {
         return;
@@ -75,12 +75,12 @@ pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     }
 }
 
-/// Whether `stream` is being captured into a graph; false for a stream that is unknown.
+/// Returns whether `stream` is being captured into a graph; false for an unknown stream.
 pub fn capturing(symbol: &str, stream: Stream) -> bool {
     is_known(stream) && is_capturing(symbol, stream)
 }
 
-/// As [`capturing`], of a stream that the driver has just accepted.
+/// Returns the same as [`capturing`], for a stream that the driver has just accepted.
 pub fn is_capturing(symbol: &str, stream: Stream) -> bool {
     let mut state = CAPTURE_STATUS_NONE;
     let asked = match own_stream(symbol) {

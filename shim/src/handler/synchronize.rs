@@ -1,25 +1,26 @@
-//! Synchronise calls: inside them the driver gives back what pools hold above their release
-//! threshold.
+//! Synchronise calls. The driver gives back, inside them, memory that pools hold above their
+//! release threshold.
 //!
-//! They may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a thread that is cancelled ends
-//! there (measured, H200, 580.159). So they are not called from in here: the handlers come after
-//! them.
+//! These calls may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends in
+//! them (measured, H200, 580.159). So the exports call the driver first, and the handlers run after
+//! it.
 
 use crate::handler::Call;
 
 fn synchronized(call: Call, all: bool) {
-    call.process.pools.synchronized(call.process, all);
+    call.process.synchronized(all);
     call.process.answer();
 }
 
-/// `cuStreamSynchronize` and its twin, `cuEventSynchronize`: given back after the call is what
-/// pools no longer reserve, where anything was allocated or freed since.
+/// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges, after the call, the memory that pools no
+/// longer reserve. Asks the driver about the pools only where memory was allocated or freed since
+/// the last time.
 pub fn work(call: Call) {
     synchronized(call, false);
 }
 
-/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: as `cuStreamSynchronize`; after it no work is left
-/// that could let pools shrink.
+/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. After it no
+/// work is left that could let pools shrink later.
 pub fn all_work(call: Call) {
     synchronized(call, true);
 }

@@ -1,7 +1,7 @@
-//! Questions about how much memory there is: answered for the group.
+//! Questions about the amount of memory, answered with the group's figures.
 //!
-//! Total is the smallest limit on the group's path, free what this process could still get. A
-//! figure is only ever made smaller.
+//! The total is the smallest limit of the group and the groups above it; free is the amount that
+//! this process could still get. The answer is never larger than the driver's own.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -10,18 +10,13 @@ use crate::abi::{
 };
 use crate::account::device::Device;
 use crate::driver::figures;
-use crate::driver::{cuda, nvml};
+use crate::driver::{Real, cuda, nvml};
 use crate::handler::Call;
 
-/// `cuMemGetInfo_v2`: total is the smallest limit on the group's path, free what this process could
-/// still get.
-pub fn mem_get_info(
-    call: Call,
-    real: impl Fn(Out<usize>, Out<usize>) -> Status,
-    free: Out<usize>,
-    total: Out<usize>,
-) -> Status {
-    let status = real(free, total);
+/// `cuMemGetInfo_v2`: Total is the smallest limit of the group and the groups above it. Free is the
+/// amount that this process could still get.
+pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<usize>) -> Status {
+    let status = real.call();
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
@@ -31,19 +26,15 @@ pub fn mem_get_info(
     status
 }
 
-/// `cuMemGetInfo`: as `cuMemGetInfo_v2`, of 32 bits; what does not fit is the largest number that
-/// does.
-pub fn mem_get_info_v1(
-    call: Call,
-    real: impl Fn(Out<u32>, Out<u32>) -> Status,
-    free: Out<u32>,
-    total: Out<u32>,
-) -> Status {
-    let status = real(free, total);
+/// `cuMemGetInfo`: Like `cuMemGetInfo_v2`, with 32 bits; larger figures become the largest 32-bit
+/// number.
+pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
+    let status = real.call();
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
-        // Not made from the driver's answer, which may be the lower half of a larger number.
+        // The driver's own answer may be the lower half of a larger number, so the 64-bit function
+        // is asked.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
             free.write(clamp_v1(device.book.free().min(real_free as u64)));
@@ -53,14 +44,9 @@ pub fn mem_get_info_v1(
     status
 }
 
-/// `cuDeviceTotalMem_v2`: the smallest limit on the group's path.
-pub fn device_total_mem(
-    call: Call,
-    real: impl Fn(Out<usize>, Ordinal) -> Status,
-    bytes: Out<usize>,
-    device: Ordinal,
-) -> Status {
-    let status = real(bytes, device);
+/// `cuDeviceTotalMem_v2`: Returns the smallest limit of the group and the groups above it.
+pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: Ordinal) -> Status {
+    let status = real.call();
     if status == SUCCESS
         && let Some((_, max)) = limited(call.process.device(device))
     {
@@ -69,15 +55,15 @@ pub fn device_total_mem(
     status
 }
 
-/// `cuDeviceTotalMem`: as `cuDeviceTotalMem_v2`, of 32 bits; what does not fit is the largest
-/// number that does.
+/// `cuDeviceTotalMem`: Like `cuDeviceTotalMem_v2`, with 32 bits; larger figures become the largest
+/// 32-bit number.
 pub fn device_total_mem_v1(
     call: Call,
-    real: impl Fn(Out<u32>, Ordinal) -> Status,
+    real: &dyn Real,
     bytes: Out<u32>,
     device: Ordinal,
 ) -> Status {
-    let status = real(bytes, device);
+    let status = real.call();
     if status == SUCCESS
         && let Some((_, max)) = limited(call.process.device(device))
     {
@@ -89,7 +75,7 @@ pub fn device_total_mem_v1(
     status
 }
 
-/// The device with its limit, where it has one.
+/// Returns the device with its limit; `None` if it has no limit.
 fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
     let device = device.ok()?;
     let max = device.book.max();
@@ -104,17 +90,18 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// The group's total and used bytes on the device behind an NVML handle; `None` where no limit
-/// applies to it.
-fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
+/// Returns the group's total and used bytes on the device behind an NVML handle; `None` where no
+/// limit applies to it. `total` is the driver's figure for the whole device, in bytes.
+fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
-    // The limits of a GPU that is cut are those of its instances, which have handles of their own.
+    // A GPU that is divided by MIG has no limit of its own: limits apply to its instances, which
+    // have handles of their own.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }
     let member = call.process.member().ok()?;
-    // Shares of a device are shares of what CUDA calls its memory: without what the driver
-    // reserves.
+    // A limit in percent is a share of the memory that CUDA shows, which excludes the driver's
+    // reserved part.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
@@ -124,29 +111,29 @@ fn share(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let share = member.device(id, capacity).ok()?;
-    let max = member.max(&share);
-    (max < total).then(|| (max, member.charged(&share).min(max)))
+    let member_device = member.device(id, capacity).ok()?;
+    let max = member.max(&member_device);
+    (max < total).then(|| (max, member.charged(&member_device).min(max)))
 }
 
-/// Whether it is certain that no limit applies to the device behind an NVML handle.
+/// Returns true only where the device behind an NVML handle certainly has no limit.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
         && !figures::is_cut(device)
-        && share(call, device, memory.total).is_none()
+        && total_and_used(call, device, memory.total).is_none()
 }
 
-/// `nvmlDeviceGetMemoryInfo`: the group's figures, total = free + used.
+/// `nvmlDeviceGetMemoryInfo`: Returns the group's figures; total = free + used.
 pub fn nvml_memory_info(
     call: Call,
-    real: impl Fn(NvmlDevice, Out<NvmlMemory>) -> Status,
+    real: &dyn Real,
     device: NvmlDevice,
     memory: Out<NvmlMemory>,
 ) -> Status {
-    let status = real(device, memory);
+    let status = real.call();
     if let (SUCCESS, Some(machine)) = (status, memory.read())
-        && let Some((total, used)) = share(call, device, machine.total)
+        && let Some((total, used)) = total_and_used(call, device, machine.total)
     {
         memory.write(NvmlMemory {
             total,
@@ -157,18 +144,18 @@ pub fn nvml_memory_info(
     status
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: the group's figures, total = reserved + free + used. What the
-/// driver reserves is outside of the group's share.
+/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's figures; total = reserved + free + used.
+/// Reserved is 0, because the driver's reserved part is outside of the group's limit.
 pub fn nvml_memory_info_v2(
     call: Call,
-    real: impl Fn(NvmlDevice, Out<NvmlMemoryV2>) -> Status,
+    real: &dyn Real,
     device: NvmlDevice,
     memory: Out<NvmlMemoryV2>,
 ) -> Status {
-    let status = real(device, memory);
+    let status = real.call();
     if let (SUCCESS, Some(machine)) = (status, memory.read())
         && machine.version == NVML_MEMORY_V2
-        && let Some((total, used)) = share(call, device, machine.total)
+        && let Some((total, used)) = total_and_used(call, device, machine.total)
     {
         memory.write(NvmlMemoryV2 {
             version: machine.version,

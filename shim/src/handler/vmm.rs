@@ -1,11 +1,10 @@
-//! Virtual memory management: physical memory is taken by `cuMemCreate` and lives as long as a
-//! handle or a mapping.
+//! Virtual memory management. `cuMemCreate` takes physical memory, which lives as long as a handle
+//! or a mapping of it.
 
 use gpulimit_ledger::Category;
 
 use crate::abi::{
-    AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Opaque, Out, SUCCESS,
-    Status,
+    AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::account::request::Request;
@@ -18,25 +17,23 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt, size_on};
 
-/// `cuMemCreate`: charged in whole blocks before the call, on the device of its properties,
-/// whatever context is current.
+/// `cuMemCreate`: Charges whole blocks before the call, on the device that the properties name,
+/// whichever context is current.
 pub fn create(
     call: Call,
-    real: impl Fn(Out<AllocationHandle>, usize, In<AllocationProp>, u64) -> Status,
+    real: &dyn Real,
     handle: Out<AllocationHandle>,
     size: usize,
     prop: In<AllocationProp>,
-    flags: u64,
 ) -> Status {
-    let real = || real(handle, size, prop, flags);
-    attempt(&real, || {
+    attempt(real, || {
         let device = prop.read().and_then(|prop| prop.location.device());
         let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
         let bytes = round_up(size_on(device, size as u64)?, BLOCK);
         let mark = call.process.mark();
         let charged = device.charge(Request::insisting(call.symbol, bytes))?;
         fault::point("vmm");
-        let status = real();
+        let status = real.call();
         match (status, handle.read()) {
             (SUCCESS, Some(created)) => {
                 charged.spend();
@@ -50,30 +47,23 @@ pub fn create(
     })
 }
 
-/// `cuMemRelease`: given back after the call that ends the last handle and the last mapping; what
-/// other processes may hold, too, stays charged as long as they may.
-pub fn release(
-    call: Call,
-    real: impl Fn(AllocationHandle) -> Status,
-    handle: AllocationHandle,
-) -> Status {
+/// `cuMemRelease`: Uncharges the memory after the call that ends its last handle and mapping.
+/// Memory that other processes may hold stays charged as long as they may hold it.
+pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     let vmm = &call.process.vmm;
-    end(call, || vmm.releasing(handle, leaving(call)), &move || {
-        real(handle)
-    })
+    end(call, || vmm.releasing(handle, take_from_book(call)), real)
 }
 
-/// `cuMemMap`: charges nothing; the memory now lives as long as the mapping, too.
+/// `cuMemMap`: Charges nothing. The memory now lives as long as the mapping, too.
 pub fn map(
     call: Call,
-    real: impl Fn(DevicePtr, usize, usize, AllocationHandle, u64) -> Status,
+    real: &dyn Real,
     ptr: DevicePtr,
     size: usize,
     offset: usize,
     handle: AllocationHandle,
-    flags: u64,
 ) -> Status {
-    let status = real(ptr, size, offset, handle, flags);
+    let status = real.call();
     if status == SUCCESS {
         let end = offset.saturating_add(size) as u64;
         call.process.vmm.mapped(ptr, handle, end);
@@ -81,68 +71,43 @@ pub fn map(
     status
 }
 
-/// `cuMemUnmap`: one call may end several adjacent mappings. Given back after the call, where it
-/// ends the last reference to the memory, as by `cuMemRelease`.
-pub fn unmap(
-    call: Call,
-    real: impl Fn(DevicePtr, usize) -> Status,
-    ptr: DevicePtr,
-    size: usize,
-) -> Status {
+/// `cuMemUnmap`: Uncharged like `cuMemRelease`, for each of the adjacent mappings that the call
+/// ends.
+pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status {
     let vmm = &call.process.vmm;
-    end(
-        call,
-        || vmm.unmapping(ptr, size as u64, leaving(call)),
-        &move || real(ptr, size),
-    )
+    let announce = || vmm.unmapping(ptr, size as u64, take_from_book(call));
+    end(call, announce, real)
 }
 
-/// `cuMemRetainAllocationHandle`: the same handle value, one reference more; charges nothing.
-pub fn retain(
-    call: Call,
-    real: impl Fn(Out<AllocationHandle>, Opaque) -> Status,
-    handle: Out<AllocationHandle>,
-    address: Opaque,
-) -> Status {
-    let status = real(handle, address);
+/// `cuMemRetainAllocationHandle`: Charges nothing. The same handle has one reference more.
+pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
-        call.process.vmm.retained(handle, staying(call));
+        call.process.vmm.retained(handle, put_into_book(call));
     }
     status
 }
 
-/// `cuMemExportToShareableHandle`: charges nothing; with its last handle and mapping here the
-/// memory may go to another process.
-pub fn export(
-    call: Call,
-    real: impl Fn(Opaque, AllocationHandle, i32, u64) -> Status,
-    shareable: Opaque,
-    handle: AllocationHandle,
-    kind: i32,
-    flags: u64,
-) -> Status {
-    // Before the call: another thread may release it as soon as the descriptor is there.
+/// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared: another process may
+/// hold it after its last handle and mapping here are gone.
+pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
+    // Done before the call, because another thread may release the memory as soon as the descriptor
+    // exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
         device.book.mark_shared(bytes);
     }
-    real(shareable, handle, kind, flags)
+    real.call()
 }
 
-/// `cuMemImportFromShareableHandle`: charges nothing, as it is charged where it was exported; once
-/// the driver shows it for this process it is charged here.
-pub fn import(
-    call: Call,
-    real: impl Fn(Out<AllocationHandle>, Opaque, i32) -> Status,
-    handle: Out<AllocationHandle>,
-    os_handle: Opaque,
-    kind: i32,
-) -> Status {
-    let status = real(handle, os_handle, kind);
+/// `cuMemImportFromShareableHandle`: Charges nothing, because the exporter is charged. This process
+/// is charged once NVML shows the memory as its own.
+pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
-        // Where the driver gives out the same handle again.
-        && !call.process.vmm.retained(imported, staying(call))
+        // The driver may have handed out a known handle again.
+        && !call.process.vmm.retained(imported, put_into_book(call))
         && let Some(device) = location(imported)
     {
         call.process.vmm.imported(imported, device);
@@ -150,18 +115,19 @@ pub fn import(
     status
 }
 
-/// The GPU of an allocation.
+/// Returns the GPU of an allocation.
 fn location(handle: AllocationHandle) -> Option<Ordinal> {
-    // `CUmemAllocationProp` is twice as large.
+    // `CUmemAllocationProp` is twice as large as `AllocationProp`.
     let mut prop = [AllocationProp::default(); 2];
     let asked =
         relaxed(|| cuda::cuMemGetAllocationPropertiesFromHandle(Out::of_all(&mut prop), handle));
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Memory that may go with the call under way: it has no name any more, so that a measurement never
-/// takes it for less than it is.
-fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
+/// Returns a function for memory that the call under way may free. It takes the memory out of the
+/// book before the call, so that a measurement during the call does not find the driver's part too
+/// small.
+fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.book.remove(Category::Vmm, bytes);
@@ -169,8 +135,8 @@ fn leaving(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Memory that was to go and did not.
-fn staying(call: Call) -> impl Fn(Ordinal, u64) {
+/// Returns a function that puts memory back into the book after a call that did not free it.
+fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
             device.book.add(Category::Vmm, bytes);
@@ -178,18 +144,19 @@ fn staying(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// A call that may end allocations.
+/// Runs `real`, which may end allocations. `announce` takes them out of the account.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // Of what others may hold: whether it is in nobody's figure afterwards.
+    // For shared memory: the bytes of the GPU that NVML attributes to no process, before the call.
+    // Growth of this figure shows that other processes still hold the memory.
     let left = announced
-        .leaving()
+        .leaving
         .and_then(|at| call.process.device(at).ok());
     let before = left.and_then(Device::hidden);
     let status = real.call();
     if status != SUCCESS {
-        call.process.vmm.undone(announced, staying(call));
+        call.process.vmm.undone(announced, put_into_book(call));
         return status;
     }
     for gone in call.process.vmm.done(announced) {

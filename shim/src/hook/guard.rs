@@ -1,36 +1,40 @@
-//! Re-entrancy: a call that the driver or we make from inside a hook goes straight to the driver.
+//! The re-entrancy guard: a driver call that the driver or gpulimit makes from inside a hook goes
+//! straight to the driver.
 //!
-//! A program may leave a hook by `siglongjmp`, out of a signal handler that has interrupted a wait,
-//! and then nothing here is told. So what is remembered is not "inside" but the place on the stack
-//! at which the thread is inside. A call that comes from further up cannot be inside of that; one
-//! from further down is, if the word at that place is as it was left, and above of where this call
-//! came into the library. Else the hook was abandoned, and the call is one like any other.
+//! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted it; no code
+//! of the hook runs then. So the guard does not store a flag, but the address of a word in the
+//! stack frame of the hook that the thread is in. A call from further up the stack cannot be inside
+//! that hook. A call from further down is inside it if the word still holds its own address and
+//! lies above the place where this call entered the library. Otherwise the hook was abandoned, and
+//! the call is treated like any other.
 //!
-//! On another stack (of signals, of fibers) this says nothing, and the call goes straight to the
-//! driver: what was interrupted may hold a lock that it would wait for.
+//! On another stack (of a signal handler or a fiber) this comparison shows nothing. The call goes
+//! straight to the driver there, because the interrupted hook may hold a lock for which the call
+//! would wait for ever.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
 #[cfg(not(test))]
-use super::frames::start_of_ours;
+use super::frames::start_of_library_frames;
 
-/// Here the program and the library are one.
+/// In unit tests the program and the library are one object, which has no boundary on the stack.
 #[cfg(test)]
-fn start_of_ours() -> usize {
+fn start_of_library_frames() -> usize {
     0
 }
 
-/// Words of a hook's frame that are set aside: half a KiB.
+/// The number of words that a hook sets aside in its frame: half a KiB.
 const ROOM: usize = 64;
 
 thread_local! {
-    /// The address of a word in the frame of the hook, which holds it, too; 0 outside.
+    /// The address of a word in the frame of the hook that this thread is in, which holds its own
+    /// address; 0 outside of hooks.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Ends the protection, also when a handler panics.
+/// Marks the thread as outside of hooks when it is dropped, also by a panic.
 struct Inside<'a>(&'a Cell<usize>);
 
 impl Drop for Inside<'_> {
@@ -40,22 +44,22 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. `None` when the thread is inside a hook already (or is
-/// being torn down: then we step aside too).
+/// Runs `work` as a hook of this thread. Returns `None` without running it where the thread is
+/// inside a hook already, or where the thread is ending and its thread-local variables are gone.
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
-    // The work is done inside, so that the thread's word is looked up once.
+    // The work runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The lowest word of some: what the program calls next, from a little further down, is then
-        // above of it.
+        // The guard uses the lowest word of this room. The frames of calls that the program makes
+        // later, from a little further down, then lie below it, and do not overwrite it by chance.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
         let here = word.expose_provenance();
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }
-        // SAFETY: a local variable; nobody but `is_abandoned` reads it, of which the compiler knows
-        // nothing.
+        // SAFETY: writes to a local variable. `is_abandoned` alone reads it, through an address of
+        // which the compiler knows nothing; so the write is volatile.
         unsafe { word.write_volatile(here) };
         inside.set(here);
         let _inside = Inside(inside);
@@ -64,27 +68,29 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     done.unwrap_or(None)
 }
 
-/// Whether the hook whose word was at `before` has been left without its end, as seen from a call
-/// whose word would be `here`. Stacks grow downwards.
+/// Returns whether the hook whose word is at `before` was left without its end, as seen from a call
+/// whose word would be at `here`. Stacks grow downwards.
 #[cold]
 fn is_abandoned(before: usize, here: usize) -> bool {
     if here < before {
-        // SAFETY: it can be read, and whatever is there makes a number.
+        // SAFETY: `is_readable` has found that the word can be read, and any bits are a valid
+        // `usize`.
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // Frames of ours differ in size: the word may lie in those of this very call, and not be
-        // written over yet.
-        return !as_left || before < start_of_ours();
+        // Frames of the library differ in size: the word may lie inside the frames of this very
+        // call, in a place that has not been overwritten yet.
+        return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
 }
 
-/// Whether this thread handles a signal on a stack made for that, and `before` is on another one.
+/// Returns whether this thread runs a signal handler on an alternate signal stack, and `before`
+/// lies on another stack.
 fn is_on_signal_stack(before: usize) -> bool {
-    // SAFETY: integers and a pointer, for which zero is valid.
+    // SAFETY: `stack_t` consists of integers and a pointer, for which zero is valid.
     let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
-    // SAFETY: asks, into a structure of ours.
+    // SAFETY: the call only asks for the current stack, and `stack` is valid to write to.
     let asked = unsafe { libc::sigaltstack(std::ptr::null(), &raw mut stack) } == 0;
     let start = stack.ss_sp.addr();
     asked
@@ -92,18 +98,19 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Whether all between the two can be read, as it is where one was reached from the other: below
-/// other stacks is a page that cannot.
+/// Returns whether every page between the two addresses can be read. That holds where both lie on
+/// one stack; an unreadable page lies below every other stack.
 fn is_one_stack(before: usize, here: usize) -> bool {
     const PAGE: usize = 4096;
     const LARGEST: usize = 64 << 20;
     here - before <= LARGEST && (before..here).step_by(PAGE).all(is_readable)
 }
 
-/// Whether a word can be read at this address.
+/// Returns whether a word can be read at this address.
 fn is_readable(address: usize) -> bool {
-    // SAFETY: the kernel reads a set of signals there, if it can, before it finds that it was not
-    // told what to do with it.
+    // SAFETY: the kernel writes nothing. It reads a signal set at `address` if it can, and then
+    // fails with `EINVAL`, because -1 is no valid operation; where it cannot read, it fails with
+    // `EFAULT`.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
@@ -137,7 +144,7 @@ mod tests {
         assert_eq!(alone(|| 7), Some(7));
     }
 
-    /// So far down that what comes next does not reach it.
+    /// Runs `run` so far down the stack that later frames do not reach its own.
     #[inline(never)]
     fn far_down<T>(run: impl FnOnce() -> T) -> T {
         let room = std::hint::black_box([0u8; 1 << 16]);
@@ -147,24 +154,24 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_that_was_left_without_its_end_is_none() {
+    fn an_abandoned_hook_does_not_count() {
         let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
         assert_ne!(place, 0);
-        // As if somebody had jumped away from there.
+        // This is the state after a jump out of the hook.
         INSIDE.set(place);
         assert_eq!(alone(|| 7), Some(7), "from further up");
         let mut word = MaybeUninit::<usize>::uninit();
         let there = word.as_mut_ptr().expose_provenance();
         for (content, answer) in [(5, Some(7)), (there, None)] {
-            // SAFETY: as `alone` writes it.
+            // SAFETY: writes to a local variable, as `alone` does.
             unsafe { word.as_mut_ptr().write_volatile(content) };
             INSIDE.set(there);
             assert_eq!(far_down(|| alone(|| 7)), answer, "from further down");
         }
-        // A stack that is gone.
+        // The stack of the abandoned hook is unmapped.
         INSIDE.set(usize::MAX & !0xfff);
         assert_eq!(alone(|| 7), Some(7));
-        // Another one, far below, with nothing in between.
+        // The other stack lies far below, with unmapped pages in between.
         INSIDE.set(4096);
         assert_eq!(alone(|| 7), None);
         INSIDE.set(0);

@@ -1,14 +1,16 @@
-//! The way of a launch that is known: a tail jump. On x86-64; elsewhere a call after the same look.
+//! The fast path of launches: a tail jump to the driver on x86-64. On other architectures the
+//! export calls the driver after the same lookup.
 //!
-//! A function of ours that calls the driver's would push its eleven arguments once more. So the
-//! exports of launches are naked: they look for the handle among those seen launched, with
-//! registers that no argument is in, and jump on to the driver's function with everything as it
-//! came. No frame of ours is on the stack then. Whatever is not known, or before the driver's
-//! address is, goes to the ordinary function.
+//! An ordinary function would push the eleven arguments of a launch once more. So the exports of
+//! launches are naked functions. They look the handle up in the table of recent launches, using
+//! only registers that hold no argument, and jump to the driver's function with all arguments in
+//! place. No stack frame of the library is on the stack then. The ordinary function handles
+//! launches whose handle is not in the table, and all launches before the driver's address is
+//! known.
 
-/// The body of a naked export: `$handle` is the register of the handle, `$others` the ordinary
-/// function, `$at` the place of the driver's address in `$addresses`. A handle of 0 finds an empty
-/// place, and gets the driver's answer.
+/// The body of a naked export. `$handle` is the register of the handle, `$others` the ordinary
+/// function, `$at` the index of the driver's function in `$addresses`. A handle of 0 matches an
+/// empty place of the table, so the driver answers it.
 macro_rules! pass {
     ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(

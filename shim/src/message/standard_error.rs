@@ -1,21 +1,22 @@
-//! Standard error, written without waiting and without a signal to the program.
+//! Writes to standard error without waiting and without a signal to the program.
 //!
-//! The file behind descriptor 2 is the program's and may be shared with other processes, so its
-//! flags stay as they are: `O_NONBLOCK` would be set for all of them. Each kind of file has a call
-//! that returns at once by itself:
+//! The file behind descriptor 2 belongs to the program and may be shared with other processes, so
+//! its flags must not change: `O_NONBLOCK` would apply to all of them. Each kind of file has its
+//! own call that returns at once:
 //!
 //! | file | call |
 //! |---|---|
 //! | socket | `sendto` with `MSG_DONTWAIT` and `MSG_NOSIGNAL` |
 //! | pipe | `pwritev2` with `RWF_NOWAIT` (Linux 6.5); before that `vmsplice` with `SPLICE_F_NONBLOCK` |
-//! | terminal | `write` to an open file description of our own with `O_NONBLOCK` |
+//! | terminal | `write` to a separate open file description with `O_NONBLOCK` |
 //! | any other | `write` |
 //!
-//! Where a system lacks or forbids these calls, a `write` that follows a `poll` is left: it waits
-//! only if somebody else fills the pipe, or the terminal has room for a part of the line.
+//! Where the system lacks or forbids these calls, the library uses `poll` and then `write`. Such a
+//! write waits only if another process fills the pipe in between, or the terminal has room for only
+//! a part of the line.
 //!
-//! All system calls are made directly: the C library's functions of these names are cancellation
-//! points.
+//! All system calls are made directly, because the C library's functions of these names are
+//! cancellation points.
 #![allow(unsafe_code)]
 
 use gpulimit_base::held_signals;
@@ -26,13 +27,13 @@ use std::ptr::{null, null_mut};
 
 const DESCRIPTOR: c_int = libc::STDERR_FILENO;
 
-/// This process's descriptor 2 as a file that can be opened again.
+/// The path of this process's descriptor 2, by which the same file can be opened again.
 const SELF: &CStr = c"/proc/self/fd/2";
 
-/// Bytes of a signal set in the kernel.
+/// The size of a signal set in the kernel, bytes.
 const KERNEL_SET: usize = 8;
 
-/// Writes a line, at most `PIPE_BUF` bytes. A line that cannot be written at once is dropped.
+/// Writes a line of at most `PIPE_BUF` bytes. Drops a line that cannot be written at once.
 pub fn write(line: &[u8]) {
     match kind() {
         libc::S_IFSOCK => send(line),
@@ -42,13 +43,13 @@ pub fn write(line: &[u8]) {
     }
 }
 
-/// Widens a number to a whole register for `libc::syscall`: the upper half of a 32-bit variadic
-/// argument is undefined, and a tool such as valgrind sees that the kernel is given it.
+/// Widens a number to a whole register for `libc::syscall`. The upper half of a 32-bit variadic
+/// argument is undefined, and tools such as valgrind report that the kernel gets it.
 fn wide(number: c_int) -> c_long {
     number.into()
 }
 
-/// The error number of a call that failed; 0 of one that did not.
+/// Returns the error number of a call that failed; 0 for a call that succeeded.
 fn error(answer: c_long) -> c_int {
     match answer {
         -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
@@ -56,11 +57,11 @@ fn error(answer: c_long) -> c_int {
     }
 }
 
-/// The kind of file behind the descriptor, an `S_IF` constant; 0 where there is none.
+/// Returns the kind of file behind the descriptor, an `S_IF` constant; 0 where it is closed.
 fn kind() -> libc::mode_t {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills in a structure of ours, which is valid as zeroes. The C library's is
-    // the kernel's on 64-bit systems.
+    // SAFETY: the kernel fills in `about`, for which zero bytes are valid. On 64-bit systems the C
+    // library's `stat` structure is the kernel's.
     let about = unsafe {
         libc::syscall(libc::SYS_fstat, wide(DESCRIPTOR), about.as_mut_ptr());
         about.assume_init()
@@ -70,7 +71,7 @@ fn kind() -> libc::mode_t {
 
 fn send(line: &[u8]) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the line is valid for its length, and there is no address.
+    // SAFETY: the line is valid for its length, and no address is passed.
     unsafe {
         libc::syscall(
             libc::SYS_sendto,
@@ -84,7 +85,7 @@ fn send(line: &[u8]) {
     };
 }
 
-/// Returns the error number.
+/// Writes a line to a pipe. Returns the error number.
 fn write_pipe(line: &[u8]) -> c_int {
     if !is_writable() {
         return 0;
@@ -99,11 +100,11 @@ fn write_pipe(line: &[u8]) -> c_int {
     }
 }
 
-/// Writes a line with `RWF_NOWAIT`, which pipes know since Linux 6.5.
+/// Writes a line with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns the error number.
 fn write_at_once(line: &[u8]) -> c_int {
     let part = part(line);
     let from_here: c_long = -1;
-    // SAFETY: one part, valid for its length.
+    // SAFETY: passes one buffer, which is valid for its length.
     error(unsafe {
         libc::syscall(
             libc::SYS_pwritev2,
@@ -117,10 +118,10 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a page with the line into the pipe. Nobody else has that page any more when this returns,
-/// so that the reader finds it as it was.
+/// Puts a page with the line into the pipe. The page is unmapped here before this function returns,
+/// so the reader finds it unchanged. Returns the error number.
 fn splice(line: &[u8]) -> c_int {
-    // SAFETY: a fresh anonymous private mapping of at least a line's length.
+    // SAFETY: makes a new anonymous private mapping of at least the line's length.
     let page = unsafe {
         libc::mmap(
             null_mut(),
@@ -134,8 +135,8 @@ fn splice(line: &[u8]) -> c_int {
     if page == libc::MAP_FAILED {
         return libc::ENOMEM;
     }
-    // SAFETY: the page just mapped has room for the line, and its own part describes it; nobody
-    // uses it after this.
+    // SAFETY: the new page has room for the line, and `part` describes that room. The page is not
+    // used after it is unmapped.
     unsafe {
         page.cast::<u8>()
             .copy_from_nonoverlapping(line.as_ptr(), line.len());
@@ -155,7 +156,7 @@ fn splice(line: &[u8]) -> c_int {
     }
 }
 
-/// Returns the error number.
+/// Writes a line to a character device. Returns the error number.
 fn write_device(line: &[u8]) -> c_int {
     if !is_writable() {
         return 0;
@@ -164,7 +165,7 @@ fn write_device(line: &[u8]) -> c_int {
         return plain(DESCRIPTOR, line);
     };
     let written = plain(own, line);
-    // SAFETY: a descriptor of ours, which nobody else knows.
+    // SAFETY: closes a descriptor that this function opened and gave to no other code.
     unsafe { libc::syscall(libc::SYS_close, wide(own)) };
     written
 }
@@ -175,10 +176,10 @@ fn is_terminal() -> bool {
     unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
 }
 
-/// An open file description of our own that does not wait.
+/// Opens a separate file description of the terminal that does not wait.
 fn open_terminal() -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // SAFETY: a NUL-terminated path.
+    // SAFETY: passes a NUL-terminated path.
     let own = unsafe {
         libc::syscall(
             libc::SYS_openat,
@@ -191,7 +192,7 @@ fn open_terminal() -> Option<c_int> {
     c_int::try_from(own).ok().filter(|own| *own >= 0)
 }
 
-/// Whether a pipe or device has room now, and a reader.
+/// Returns whether a pipe or device has room now, and a reader.
 fn is_writable() -> bool {
     let mut look = libc::pollfd {
         fd: DESCRIPTOR,
@@ -202,7 +203,7 @@ fn is_writable() -> bool {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: one structure and a time of ours, and no set of signals.
+    // SAFETY: passes one `pollfd` and a time, both local variables, and no signal set.
     let ready = unsafe {
         libc::syscall(
             libc::SYS_ppoll,
@@ -228,7 +229,7 @@ fn part(line: &[u8]) -> libc::iovec {
     }
 }
 
-/// Runs `write`, which returns an error number, without a signal to the program.
+/// Runs `write` with signals held back from the program. `write` returns an error number.
 fn without_signals(write: impl FnOnce() -> c_int) {
     // A line that cannot be written is dropped.
     let _ = held_signals::during(|| match write() {

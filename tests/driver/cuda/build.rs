@@ -1,11 +1,12 @@
-//! The names and the binding of the real library.
+//! Sets the soname and the symbol binding of the real library.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // The driver's calls to itself never pass through a preloaded library.
+    // With -Bsymbolic the driver's calls of its own functions never pass through a preloaded
+    // library.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // So that what it does at the process's exit is there then: not every C library keeps it for
-    // its thread-local variables.
+    // With nodelete the library is still mapped when its exit handlers run: not every C library
+    // keeps a library mapped for its thread-local variables.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,4 +1,4 @@
-//! The name of the real library.
+//! Sets the soname of the real library.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,4 @@
-//! What C hands over, and the gate that every call passes.
+//! The pointers and strings that C callers pass, and the gate that every call passes through.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -37,21 +37,21 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes the result where there is a pointer.
+    /// Writes the result, unless the pointer is NULL.
     pub fn put_if(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the caller of the C interface promises a pointer to such a value, however
-            // aligned.
+            // SAFETY: the C caller promises that a pointer that is not NULL points to a writable
+            // value of this type; the alignment does not matter.
             unsafe { self.0.write_unaligned(value) };
         }
     }
 
-    /// No pointer.
+    /// Returns a NULL pointer.
     pub const fn null() -> Self {
         Out(std::ptr::null_mut())
     }
 
-    /// Reads what the caller put there before.
+    /// Reads the value that the caller left at the pointer.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL.
@@ -62,32 +62,32 @@ impl<T> Out<T> {
         In(self.0.cast_const()).get()
     }
 
-    /// The n-th element of an array of results.
+    /// Returns the pointer to element `index` of an array of results.
     pub fn at(self, index: usize) -> Out<T> {
         Out(self.0.wrapping_add(index))
     }
 
-    /// The same address as a pointer to something else.
+    /// Returns the same address as a pointer to another type.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 
-    /// The same address to read from.
+    /// Returns the same address as a pointer to read from.
     pub fn as_in(self) -> In<T> {
         In(self.0.cast_const())
     }
 
-    /// Whether it is NULL.
+    /// Returns whether the pointer is NULL.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
 }
 
 impl Out<u8> {
-    /// Writes text and a NUL into a buffer of so many bytes, cut where it is too long.
+    /// Writes the text and a NUL into a buffer of `length` bytes; a text that is too long is cut.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for NULL or no room.
+    /// `INVALID_VALUE` for NULL or a length below 1.
     pub fn text(self, text: &str, length: i32) -> Outcome<()> {
         let room = usize::try_from(length)
             .ok()
@@ -123,22 +123,22 @@ impl<T> In<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the caller of the C interface promises a pointer to such a value, however
-        // aligned.
+        // SAFETY: the C caller promises that a pointer that is not NULL points to a readable value
+        // of this type; the alignment does not matter.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// The n-th element of an array.
+    /// Returns the pointer to element `index` of an array.
     pub fn at(self, index: usize) -> In<T> {
         In(self.0.wrapping_add(index))
     }
 
-    /// Something at so many bytes from the start.
+    /// Returns the pointer to a field that lies `offset` bytes after this address.
     pub fn field<U>(self, offset: usize) -> In<U> {
         In(self.0.wrapping_byte_add(offset).cast())
     }
 
-    /// Whether it is NULL.
+    /// Returns whether the pointer is NULL.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -148,7 +148,7 @@ impl<T> In<T> {
 pub type Text = In<c_char>;
 
 impl Text {
-    /// The bytes before the NUL.
+    /// Returns the bytes before the NUL.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL.
@@ -156,21 +156,21 @@ impl Text {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the caller promises a NUL-terminated string that lives as long as the call, and
-        // no handler keeps it.
+        // SAFETY: the C caller promises a NUL-terminated string that lives as long as the call;
+        // handlers do not keep the slice after the call.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
-    /// The text before the NUL.
+    /// Returns the text before the NUL.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for NULL or what is no text.
+    /// `INVALID_VALUE` for NULL or for bytes that are not UTF-8.
     pub fn str(self) -> Outcome<&'static str> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Status::INVALID_VALUE)
     }
 }
 
-/// One exported function: its name, and how often it was called while knobs were set.
+/// One exported function: its name, and how many of its calls came while a knob was set.
 pub struct Site {
     name: &'static str,
     calls: AtomicU64,
@@ -181,7 +181,7 @@ static NEVER: AtomicU32 = AtomicU32::new(0);
 static ACTIVE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const ALWAYS).cast_mut());
 
 impl Site {
-    /// The site of the function with this name.
+    /// Returns the site of the function with this name.
     pub const fn new(name: &'static str) -> Self {
         Site {
             name,
@@ -189,12 +189,12 @@ impl Site {
         }
     }
 
-    /// Does the call's work as the knobs say: after a wait, before a wait, or not at all. One
-    /// branch when none is set.
+    /// Runs the call's work as the knobs say: with a wait before or after, or not at all. Costs one
+    /// branch while no knob is set.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the pointer is one of the two statics above or a word of the machine, which is
-        // never unmapped.
+        // SAFETY: `ACTIVE` only ever holds the address of a static above or of a word of the
+        // machine, which is never unmapped.
         let active = unsafe { &*ACTIVE.load(Relaxed) };
         if active.load(Relaxed) == 0 {
             work()
@@ -203,8 +203,9 @@ impl Site {
         }
     }
 
-    /// Passes a status on, and notes the name of a function that fails in the file that
-    /// `GPULIMIT_SIM_FAILED` names, a line each: tests see from it who was given a wrong handle.
+    /// Passes a status on. If it is an error, appends the function's name as one line to the file
+    /// that `GPULIMIT_SIM_FAILED` names: the tests read from it which functions were given a wrong
+    /// handle.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
             self.failed();
@@ -248,7 +249,7 @@ impl Site {
     }
 }
 
-/// Short waits spin, as sleeping is not that exact.
+/// Waits for `ns` nanoseconds; short waits spin, because sleeping is not exact enough.
 fn wait(ns: u64) {
     let (start, wanted) = (Instant::now(), Duration::from_nanos(ns));
     if ns > 200_000 {
@@ -260,14 +261,14 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// The call under way was given a handle at which the driver's memory has something else by
-    /// now.
+    /// Set when the call under way was given a stale handle: the driver's memory at its address
+    /// holds something else by now.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions that end in a memory fault when they get a handle that was destroyed, or is one of
-/// another kind (measured, H200, 580.159.03). `cuLibraryUnload` does, too; random programs of the
-/// tests unload what is no library.
+/// Functions that end in a memory fault when they get a handle that was destroyed or is of another
+/// kind (measured on an H200, 580.159.03). `cuLibraryUnload` does the same on that driver, but is
+/// not in the list, because the random programs of the tests unload handles that are not libraries.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",
@@ -289,16 +290,17 @@ const CRASHES: &[&str] = &[
     "cuStreamSynchronize",
 ];
 
-/// Marks the status of a call that was given a handle which is not null and none: see `CRASHES`.
+/// Marks the call as one that was given a wrong handle that is not NULL, and returns `status`. The
+/// process then crashes in the functions that `CRASHES` lists.
 pub fn fatal(status: Status) -> Status {
     FATAL.set(true);
     status
 }
 
-/// Ends the process as a memory fault in the driver does: what some functions do with a handle that
-/// has been destroyed.
+/// Ends the process by SIGSEGV, as a memory fault in the driver does.
 pub fn crash() -> ! {
-    // SAFETY: a signal to the process itself; a handler would return to where nothing can go on.
+    // SAFETY: the process signals itself; the default action is set first, so no handler can return
+    // to here.
     unsafe {
         libc::signal(libc::SIGSEGV, libc::SIG_DFL);
         libc::raise(libc::SIGSEGV)
@@ -306,7 +308,7 @@ pub fn crash() -> ! {
     std::process::abort()
 }
 
-/// What the C caller gets.
+/// Returns the `CUresult` of an outcome.
 pub fn code(outcome: Outcome<()>) -> i32 {
     match outcome {
         Ok(()) => 0,

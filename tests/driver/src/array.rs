@@ -1,15 +1,15 @@
-//! Arrays and mipmapped arrays: what they take, how small ones share blocks, and what can be mapped
-//! into those without memory of their own.
+//! Arrays and mipmapped arrays: the memory they take, how small arrays share blocks, and which
+//! memory can be mapped into arrays without memory of their own.
 //!
-//! Measured (H100, 580.159.04): what needs 2 MiB or more ([`Shape::bytes`]) takes blocks of its
-//! own. Smaller ones share blocks with others of their context, not with linear memory: 24 of 64
-//! KiB lie in one, two of 832 KiB, one of 1.8 MiB; a block goes back with its last array. Sparse
-//! ones and those with deferred mapping take nothing, and what is mapped into them lives by its own
-//! handle alone.
+//! Measured (H100, 580.159.04): an array of 2 MiB or more ([`Shape::bytes`]) takes blocks of its
+//! own. Smaller arrays share blocks with other arrays of their context, but not with linear memory:
+//! one block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB. A block is freed with
+//! its last array. Sparse arrays and arrays with deferred mapping take no memory; memory that is
+//! mapped into them lives as long as its own handle.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
 use crate::driver::driver;
@@ -17,12 +17,12 @@ use crate::machine::BLOCK;
 use crate::tiling::{DEFERRED, GRAIN, SPARSE, Shape};
 use crate::{Outcome, Status, vmm};
 
-/// In a block, which a `u32` has a bit for each of.
+/// Grains in a block; a `u32` has one bit for each of them.
 const GRAINS: u32 = (BLOCK / GRAIN) as u32;
-/// The first CUDA version that knows [`SPARSE`] and [`DEFERRED`].
+/// The first CUDA versions that know [`SPARSE`] and [`DEFERRED`].
 const SINCE: [(u32, u32); 2] = [(SPARSE, 11_010), (DEFERRED, 11_060)];
 
-/// Which of the two kinds of handles.
+/// The kind of an array handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `CUarray`.
@@ -38,55 +38,55 @@ struct Array {
     shape: Shape,
     levels: u32,
     memory: Memory,
-    /// The handles of its levels that were asked for.
+    /// The handles of its levels that were asked for so far.
     views: Vec<u64>,
 }
 
 enum Memory {
-    /// Blocks of its own, in bytes.
+    /// Blocks of its own; the size in bytes.
     Own(u64),
-    /// Grains of a block that it shares.
+    /// Some grains of a shared block; `grains` has a bit for each.
     Shared { block: usize, grains: u32 },
-    /// What is mapped into its tiles, which is no concern of the array.
+    /// No memory of its own: memory is mapped into its tiles, and the array does not track it.
     Mapped,
-    /// A mipmapped array's.
+    /// A level of a mipmapped array, whose memory it uses.
     Borrowed,
 }
 
-/// One element of what `cuMemMapArrayAsync` is given.
+/// One element of the list that `cuMemMapArrayAsync` is given.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// What kind of handle.
+    /// The kind of the array handle.
     pub kind: Kind,
-    /// The array.
+    /// The handle of the array.
     pub array: u64,
-    /// Where in it.
+    /// The part of the array.
     pub part: Part,
-    /// The memory; none to unmap.
+    /// The memory to map; `None` to unmap.
     pub memory: Option<u64>,
 }
 
 /// A part of an array.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
-    /// Of a level, in elements.
+    /// A part of a level, in elements.
     Level {
-        /// Which level.
+        /// The level's number.
         level: u32,
-        /// Which layer.
+        /// The layer's number.
         layer: u32,
-        /// From where on.
+        /// The first element on each axis.
         offset: [u64; 3],
-        /// How much.
+        /// The number of elements on each axis.
         extent: [u64; 3],
     },
-    /// Of the tail of the levels, in bytes.
+    /// A part of the tail of the levels, in bytes.
     Tail {
-        /// Which layer.
+        /// The layer's number.
         layer: u32,
-        /// From where on.
+        /// The first byte.
         offset: u64,
-        /// How much.
+        /// The number of bytes.
         size: u64,
     },
 }
@@ -95,32 +95,24 @@ pub enum Part {
 struct State {
     arrays: HashMap<u64, Array>,
     last: u64,
-    /// Handles that are free; the last one is handed out next, as a heap does.
+    /// Free handles; the last one is handed out next, as a heap would do.
     free: Vec<u64>,
-    /// Those of them that were of this kind.
+    /// The free handles again, with the kind that each had.
     gone: HashSet<(Kind, u64)>,
-    /// The shared blocks by context: which grains are taken. One without any is not there.
+    /// The taken grains of each shared block, by context. A block with no bit set has been freed.
     blocks: HashMap<usize, Vec<u32>>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-struct Guard(MutexGuard<'static, Option<State>>);
-
-impl Guard {
-    fn get(&mut self) -> &mut State {
-        self.0.get_or_insert_default()
-    }
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn state() -> Guard {
-    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// Creates an array, or a mipmapped one with as many levels as it can have of those asked for.
+/// Creates an array, or a mipmapped array with at most `levels` levels.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a shape that there is not, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for an invalid shape, `OUT_OF_MEMORY`.
 pub fn create(context: &Context, shape: Shape, levels: Option<u32>) -> Outcome<u64> {
     shape.check()?;
     let version = driver()?.machine.knobs.driver_version.load(Relaxed);
@@ -133,7 +125,7 @@ pub fn create(context: &Context, shape: Shape, levels: Option<u32>) -> Outcome<u
         Some(levels) => (Kind::Mipmapped, levels.clamp(1, shape.levels())),
     };
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let memory = if shape.flags & (SPARSE | DEFERRED) != 0 {
         Memory::Mapped
     } else {
@@ -200,7 +192,7 @@ impl State {
         Ok(Memory::Shared { block, grains })
     }
 
-    /// Takes an array and the handles of its levels out, and gives back what it has.
+    /// Removes an array and the handles of its levels, and frees its memory.
     fn remove(&mut self, handle: u64) {
         let Some(array) = self.arrays.remove(&handle) else {
             return;
@@ -227,26 +219,27 @@ impl State {
     }
 }
 
-/// Destroys an array. Measured: nothing happens to a level of a mipmapped one.
+/// Destroys an array. A level of a mipmapped array is left as it is, without an error (measured).
 ///
 /// # Errors
-/// `CONTEXT_IS_DESTROYED` the second time (measured), `INVALID_HANDLE` when it is none.
+/// `CONTEXT_IS_DESTROYED` the second time (measured), `INVALID_HANDLE` for a handle that never was
+/// an array of this kind.
 pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     if !matches!(state.array(kind, handle)?.memory, Memory::Borrowed) {
         state.remove(handle);
     }
     Ok(())
 }
 
-/// A level of a mipmapped array as an array, which goes with it.
+/// Returns a level of a mipmapped array as an array, which is destroyed with the mipmapped one.
 ///
 /// # Errors
-/// `INVALID_HANDLE`, `INVALID_VALUE` when there is no such level.
+/// `INVALID_HANDLE`, or `INVALID_VALUE` when the array has no such level.
 pub fn level(handle: u64, level: u32) -> Outcome<u64> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let whole = state.array(Kind::Mipmapped, handle)?;
     if level >= whole.levels {
         return Err(Status::INVALID_VALUE);
@@ -278,21 +271,21 @@ pub fn level(handle: u64, level: u32) -> Outcome<u64> {
     Ok(view)
 }
 
-/// What an array is.
+/// Returns the shape of an array.
 ///
 /// # Errors
 /// `INVALID_HANDLE`.
 pub fn shape(handle: u64) -> Outcome<Shape> {
-    Ok(state().get().array(Kind::Array, handle)?.shape)
+    Ok(state().array(Kind::Array, handle)?.shape)
 }
 
-/// The bytes that are to be mapped into an array with deferred mapping.
+/// Returns the bytes that must be mapped into an array with deferred mapping.
 ///
 /// # Errors
 /// `INVALID_HANDLE`, `INVALID_VALUE` for other arrays (NVIDIA's documentation).
 pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
-    let mut guard = state();
-    let array = guard.get().array(kind, handle)?;
+    let guard = state();
+    let array = guard.array(kind, handle)?;
     if array.shape.flags & DEFERRED == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -300,7 +293,7 @@ pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
 }
 
 impl Array {
-    /// Whether a part consists of tiles.
+    /// Checks that a part lies in this array and consists of whole tiles.
     fn check(&self, part: Part) -> Outcome<()> {
         let is_part = match (&self.memory, part) {
             (
@@ -345,15 +338,16 @@ impl Array {
     }
 }
 
-/// Maps memory into arrays and unmaps it. Measured (H100, 580.159.04): memory that is mapped goes
-/// with its last handle all the same, so that there is nothing to remember.
+/// Maps memory into arrays and unmaps it. Only checks its arguments: mapped memory is freed with
+/// its last handle, mapped or not (measured, H100, 580.159.04), so the driver need not remember
+/// mappings.
 ///
 /// # Errors
-/// `INVALID_HANDLE`, `INVALID_VALUE` for parts that do not consist of tiles of an array without
-/// memory of its own, or for unknown memory.
+/// `INVALID_HANDLE`; `INVALID_VALUE` for unknown memory, for an array with memory of its own, and
+/// for a part that does not consist of whole tiles.
 pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     for mapping in mappings {
         state
             .array(mapping.kind, mapping.array)?
@@ -365,10 +359,10 @@ pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     Ok(())
 }
 
-/// Destroys the arrays of a context that goes.
+/// Destroys all arrays of a context that is being destroyed.
 pub fn clear(context: &Context) {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let gone = state
         .arrays
         .iter()

@@ -1,7 +1,7 @@
-//! Linear memory: small requests packed into 2 MiB blocks, large ones with blocks of their own.
+//! Linear memory: small requests share 2 MiB blocks, large requests have blocks of their own.
 //!
-//! The path of a small request inside a block that is already there takes one uncontended lock of
-//! this process and touches no shared memory.
+//! A small request that fits into a block the process already has takes one uncontended lock and
+//! touches no shared memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -17,36 +17,36 @@ use crate::space::{Entry, Use, space};
 use crate::work::Name;
 use crate::{Outcome, Status, graph, ipc};
 
-/// Requests up to this many bytes share blocks; one more than that fills a block.
+/// The largest request, in bytes, that shares blocks.
 const SHARED: u64 = BLOCK - GRAIN;
 
-/// One shard of a context's small requests. A request goes to the shard of its size; where that has
-/// no room, to another that has, so that all sizes share blocks.
+/// One shard of a context's small requests. A request first goes to the shard of its size, then to
+/// any other shard that has room, so that all sizes share blocks.
 #[derive(Default)]
 pub struct SmallShard {
     heap: Mutex<Heap>,
-    /// No request of more bytes finds room: [`Heap::room`] when one found none, a block since
-    /// memory came or came back.
+    /// An upper bound of the largest request that still fits: [`Heap::room`] after a request that
+    /// did not fit, a whole block after memory was added or freed.
     room: AtomicU64,
 }
 
-/// What a request of its own is.
+/// The kind of a large request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `cuMemAlloc` and its like.
+    /// `cuMemAlloc` and its variants.
     Linear,
-    /// `cuMemAllocManaged`: addresses only.
+    /// `cuMemAllocManaged`: takes addresses but no GPU memory.
     Managed,
-    /// The `__device__` variables of a module; not the program's to free.
+    /// The `__device__` variables of a module; the program cannot free them.
     Module,
 }
 
 /// A request with blocks of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Large {
-    /// Bytes asked for.
+    /// Bytes that were asked for.
     pub bytes: u64,
-    /// What it is.
+    /// The kind of the request.
     pub kind: Kind,
     context: usize,
     physical: u64,
@@ -76,7 +76,7 @@ impl SmallShard {
 /// Allocates linear memory in the context.
 ///
 /// # Errors
-/// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
 pub fn allocate(context: &Context, bytes: u64) -> Outcome<u64> {
     match bytes {
         0 => Err(Status::INVALID_VALUE),
@@ -93,7 +93,7 @@ fn allocate_small(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_elsewhere(context, bytes, home)
 }
 
-/// In another shard, or in a new block.
+/// Allocates in another shard that has room, or else in a new block.
 #[cold]
 fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64> {
     let (before, after) = context.small.split_at(home);
@@ -105,7 +105,7 @@ fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64
     }
     let own = &context.small[home];
     let mut heap = own.lock();
-    // Another thread may have been here meanwhile.
+    // Another thread may have made room while the lock was free.
     if let Some(address) = heap.take(bytes) {
         return Ok(address);
     }
@@ -114,7 +114,7 @@ fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64
     heap.take(bytes).ok_or(Status::UNKNOWN)
 }
 
-/// Takes a block for the shard.
+/// Takes a block from the GPU and adds it to the shard.
 fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     let driver = driver()?;
     driver.take(context.device(), BLOCK)?;
@@ -130,7 +130,7 @@ fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
 /// Allocates linear memory whose address fits into 32 bits, with blocks of its own.
 ///
 /// # Errors
-/// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
 pub fn allocate_low(context: &Context, bytes: u64) -> Outcome<u64> {
     if bytes == 0 {
         return Err(Status::INVALID_VALUE);
@@ -143,7 +143,7 @@ fn allocate_large(context: &Context, bytes: u64, kind: Kind) -> Outcome<u64> {
     allocate_at(context, bytes, kind, |span| space().take(span, BLOCK))
 }
 
-/// Allocates at the addresses that `place` takes.
+/// Allocates blocks; `place` reserves the addresses.
 fn allocate_at(
     context: &Context,
     bytes: u64,
@@ -170,10 +170,10 @@ fn allocate_at(
     Ok(address)
 }
 
-/// Allocates managed memory: addresses, no memory of the GPU.
+/// Allocates managed memory: takes addresses but no GPU memory.
 ///
 /// # Errors
-/// `INVALID_VALUE` for no bytes.
+/// `INVALID_VALUE` for 0 bytes.
 pub fn allocate_managed(context: &Context, bytes: u64) -> Outcome<u64> {
     if bytes == 0 {
         return Err(Status::INVALID_VALUE);
@@ -181,7 +181,7 @@ pub fn allocate_managed(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Managed)
 }
 
-/// Allocates the variables of a module.
+/// Allocates the memory of a module's variables.
 ///
 /// # Errors
 /// `OUT_OF_MEMORY`.
@@ -189,11 +189,11 @@ pub fn allocate_module(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Module)
 }
 
-/// Frees memory by its address, whatever kind it is, a pool's in the order of a stream; nothing
-/// happens for 0.
+/// Frees memory of any kind by its address, pool memory in the order of `stream`. Does nothing for
+/// address 0.
 ///
 /// # Errors
-/// `INVALID_VALUE` when nothing was allocated there.
+/// `INVALID_VALUE` when the address is not the start of an allocation.
 pub fn free(address: u64, stream: Name) -> Outcome<()> {
     if address == 0 {
         return Ok(());
@@ -209,10 +209,10 @@ pub fn free(address: u64, stream: Name) -> Outcome<()> {
     }
 }
 
-/// Frees the variables of a module.
+/// Frees the memory of a module's variables.
 ///
 /// # Errors
-/// `INVALID_VALUE` when nothing was allocated there.
+/// `INVALID_VALUE` when the address is not the start of an allocation.
 pub fn free_module(address: u64) -> Outcome<()> {
     free_large(address, None)
 }
@@ -221,7 +221,7 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let context = context::by_index(entry.context()).ok_or(Status::INVALID_VALUE)?;
     let shard = &context.small[entry.shard()];
     let mut heap = shard.lock();
-    // The block may have gone and come back as another between the look at the entry and the lock.
+    // Between reading the entry and taking the lock, the block may have been freed and taken again.
     if space().entry(address) != entry {
         return Err(Status::INVALID_VALUE);
     }
@@ -256,7 +256,7 @@ fn give_large(address: u64, request: Large) {
     space().give(address, request.bytes.next_multiple_of(BLOCK));
 }
 
-/// Gives back all linear memory of a context that goes.
+/// Frees all linear memory of a context that is being destroyed.
 pub fn clear(context: &Context) {
     for shard in &context.small {
         for address in std::mem::take(&mut *shard.lock()).addresses() {
@@ -284,19 +284,19 @@ pub fn clear(context: &Context) {
 /// The allocation in which an address lies.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// Its first byte.
+    /// The first byte.
     pub start: u64,
-    /// Bytes asked for.
+    /// Bytes that were asked for.
     pub bytes: u64,
     /// Its context, if it has one.
     pub context: Option<&'static Context>,
     /// Its pool, if it has one.
     pub pool: Option<&'static Pool>,
-    /// Managed memory.
+    /// Whether it is managed memory.
     pub managed: bool,
 }
 
-/// Looks an address up.
+/// Finds the allocation that contains an address.
 pub fn find(address: u64) -> Option<Found> {
     let entry = space().entry(address);
     match entry.usage() {

@@ -1,4 +1,4 @@
-//! Threads that are cancelled (`pthread_cancel`) while they are in the driver.
+//! Cancellation of threads (`pthread_cancel`) in calls of the driver.
 //!
 //! A cancelled thread ends in calls of the driver that open, read or wait, and is unwound from
 //! there. Measured on an H200 (580.159), each call by a thread that was cancelled before it, with
@@ -9,9 +9,10 @@
 //! | `cuInit`, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`, `cuCtxDestroy`, `cuModuleLoadData`, the first `cuMemAllocAsync` | `cuMemAlloc`, `cuMemFree`, later `cuMemAllocAsync`, `cuMemFreeAsync`, streams, launches, graphs, `cuMemCreate`, `cuMemMap`, `cuCtxSetLimit`, `cuMemAllocManaged`, `cuModuleUnload`, pools |
 //! | with `CU_CTX_SCHED_BLOCKING_SYNC` and work under way also `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload` | the same without that flag |
 //!
-//! Here a thread ends at the beginning of such a call, before it has done anything: Rust code that
-//! is unwound by others ends the process. Where contexts sleep, it does so with and without work
-//! under way. During the call cancellation is put off.
+//! In the simulated driver a thread ends at the beginning of such a call, before the call does any
+//! work: unwinding Rust frames from outside would abort the process. In a process with blocking
+//! contexts the thread ends whether or not work is under way. During the call itself cancellation
+//! is disabled.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -21,19 +22,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const DISABLE: c_int = 1;
 
 unsafe extern "C" {
-    // Not in the libc crate.
+    // The libc crate lacks this function.
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
 unsafe extern "C-unwind" {
-    // Not in the libc crate.
+    // The libc crate lacks this function.
     fn pthread_testcancel();
 }
 
-/// A context of this process sleeps while it waits.
+/// Whether a context of this process sleeps while it waits (`CU_CTX_SCHED_BLOCKING_SYNC`).
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// A context has these flags.
+/// Notes the flags of a new context.
 pub fn note_flags(flags: u32) {
     if flags & 7 == 4 {
         SLEEPS.store(true, Ordering::Relaxed);
@@ -49,12 +50,12 @@ pub enum Point {
     Always,
     /// In the first call of a process.
     First,
-    /// Where a context of the process sleeps while it waits.
+    /// While the process has had a context that sleeps while it waits.
     Waiting,
 }
 
 impl Point {
-    /// Of the function of this name.
+    /// Returns when the function with this name is a cancellation point.
     pub const fn of(name: &str) -> Point {
         if is(name, "cuInit")
             || is(name, "cuDevicePrimaryCtxRetain")
@@ -78,8 +79,8 @@ impl Point {
         Point::Never
     }
 
-    /// Ends the thread here if it is cancelled and this is a cancellation point. The caller has
-    /// nothing to clean up.
+    /// Ends the thread here if it is cancelled and this is a cancellation point. The caller must
+    /// hold nothing that needs clean-up.
     #[inline]
     pub fn pass(self) {
         static CALLED: AtomicBool = AtomicBool::new(false);
@@ -92,8 +93,8 @@ impl Point {
             Point::Waiting => SLEEPS.load(Ordering::Relaxed),
         };
         if is_point {
-            // SAFETY: has no arguments; the frames that it may unwind, up to the exported
-            // function's, hold nothing.
+            // SAFETY: the function takes no arguments. It may unwind the frames up to the exported
+            // function; they hold nothing that needs to be dropped.
             unsafe { pthread_testcancel() };
         }
     }
@@ -115,15 +116,16 @@ const fn begins(name: &str, with: &str) -> bool {
     true
 }
 
-/// As long as it lives, this thread is not ended.
+/// Disables cancellation of this thread until it is dropped.
 pub struct Whole(c_int);
 
 impl Whole {
-    /// From here on.
-    #[expect(clippy::new_without_default, reason = "it does something")]
+    /// Disables cancellation of this thread.
+    #[expect(clippy::new_without_default, reason = "it changes the thread's state")]
     pub fn new() -> Whole {
         let mut before = DISABLE;
-        // SAFETY: changes a flag of this thread and writes the one that was before.
+        // SAFETY: the function changes a flag of this thread and writes its former value to
+        // `before`, which is alive.
         unsafe { pthread_setcancelstate(DISABLE, &mut before) };
         Whole(before)
     }
@@ -131,8 +133,8 @@ impl Whole {
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        let mut ours = DISABLE;
-        // SAFETY: as above; the flag is one that was there.
-        unsafe { pthread_setcancelstate(self.0, &mut ours) };
+        let mut disabled = DISABLE;
+        // SAFETY: `self.0` is the value that the function returned before; `disabled` is alive.
+        unsafe { pthread_setcancelstate(self.0, &mut disabled) };
     }
 }

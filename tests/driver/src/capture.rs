@@ -1,9 +1,9 @@
-//! Stream capture: which captures are under way, what they forbid, and what spoils them.
+//! Stream capture: which captures are under way, what they forbid, and what invalidates them.
 //!
 //! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` while a stream is captured in the global
-//! mode spoils the capture: every later call on the stream, `cuStreamEndCapture` included, answers
-//! 901; after that the stream works again. In the relaxed mode of the thread it does not. The other
-//! forbidden calls are those of NVIDIA's documentation.
+//! mode invalidates the capture: every later call on the stream, `cuStreamEndCapture` included,
+//! answers 901; after that the stream works again. In a thread in the relaxed mode the call does no
+//! harm. The other forbidden calls are taken from NVIDIA's documentation.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,33 +15,33 @@ use crate::graph::{Graph, Kind, Need, Node};
 use crate::stream::Stream;
 use crate::{Outcome, Status};
 
-/// `CUstreamCaptureStatus`: no capture.
+/// `CUstreamCaptureStatus`: the stream is not captured.
 pub const NONE: i32 = 0;
-/// A capture is under way.
+/// `CUstreamCaptureStatus`: a capture is under way.
 pub const ACTIVE: i32 = 1;
-/// A capture is spoilt, and not yet ended.
+/// `CUstreamCaptureStatus`: the capture is invalid and not yet ended.
 pub const INVALIDATED: i32 = 2;
 
 /// `CUstreamCaptureMode`: forbids unsafe calls in every thread.
 pub const GLOBAL: i32 = 0;
-/// Forbids them in the capturing thread.
+/// `CUstreamCaptureMode`: forbids unsafe calls in the capturing thread.
 pub const THREAD_LOCAL: i32 = 1;
-/// Forbids nothing.
+/// `CUstreamCaptureMode`: forbids no calls.
 pub const RELAXED: i32 = 2;
 
 struct Capture {
     stream: &'static Stream,
-    /// The thread that began it.
+    /// The thread that began the capture.
     thread: u64,
     mode: i32,
     id: u64,
     graph: &'static Graph,
     last: Option<&'static Node>,
-    /// A call was captured whose node is not yet made: only some calls say what it is.
+    /// The captured call whose node is not yet added: a later step of the call may say what it is.
     pending: Option<Kind>,
 }
 
-/// Captures under way: the only word that an ordinary call reads.
+/// Captures under way: the only word that a call reads while no stream is captured.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -61,7 +61,7 @@ fn captures() -> MutexGuard<'static, Vec<Capture>> {
 /// `cuThreadExchangeStreamCaptureMode`: sets the thread's mode and returns the one before.
 ///
 /// # Errors
-/// `INVALID_VALUE` when it is none.
+/// `INVALID_VALUE` for a number that is not a mode.
 pub fn exchange_mode(mode: i32) -> Outcome<i32> {
     match mode {
         GLOBAL..=RELAXED => Ok(MODE.replace(mode)),
@@ -69,9 +69,9 @@ pub fn exchange_mode(mode: i32) -> Outcome<i32> {
     }
 }
 
-/// Spoils the captures that fit; whether there were any.
+/// Invalidates the captures that `fits` selects, and returns whether there were any.
 #[cold]
-fn spoil(mut fits: impl FnMut(&Capture) -> bool) -> bool {
+fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     let mut any = false;
     for capture in captures().iter().filter(|capture| fits(capture)) {
         capture.stream.capture.store(INVALIDATED, Release);
@@ -80,11 +80,11 @@ fn spoil(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Says that a call begins which NVIDIA deems potentially unsafe while a stream is captured. One
-/// branch when none is.
+/// Announces a call that NVIDIA calls potentially unsafe while a stream is captured. Costs one
+/// branch while no stream is captured.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED` when a capture forbids it, which is then spoilt.
+/// `STREAM_CAPTURE_UNSUPPORTED` when a capture forbids the call; the capture is then invalid.
 #[inline(always)]
 pub fn unsafe_call() -> Outcome<()> {
     if COUNT.load(Relaxed) == 0 {
@@ -101,54 +101,58 @@ fn judge_call() -> Outcome<()> {
         capture.thread == thread && capture.mode != RELAXED
             || mode == GLOBAL && capture.mode == GLOBAL
     };
-    if mode != RELAXED && spoil(forbids) {
+    if mode != RELAXED && invalidate(forbids) {
         Err(Status::STREAM_CAPTURE_UNSUPPORTED)
     } else {
         Ok(())
     }
 }
 
-/// Says that a context is synchronised, which no mode allows while one of its streams is captured.
+/// Announces that a context is synchronised, which every mode forbids while a stream of the context
+/// is captured.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED`: the captures are then spoilt.
+/// `STREAM_CAPTURE_UNSUPPORTED`; the captures are then invalid.
 #[inline(always)]
 pub fn synchronizes(context: &Context) -> Outcome<()> {
-    if COUNT.load(Relaxed) != 0 && spoil(|capture| std::ptr::eq(capture.stream.context, context)) {
+    if COUNT.load(Relaxed) != 0
+        && invalidate(|capture| std::ptr::eq(capture.stream.context, context))
+    {
         return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     Ok(())
 }
 
-/// Says that a stream is asked for its progress, which no mode allows while it is captured.
+/// Announces that a call queries or waits for a stream, which every mode forbids while that stream
+/// is captured.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED`: the capture is then spoilt; `STREAM_CAPTURE_INVALIDATED` when it
-/// is already.
+/// `STREAM_CAPTURE_UNSUPPORTED`, the capture is then invalid; `STREAM_CAPTURE_INVALIDATED` when the
+/// capture was invalid before.
 pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     match stream {
         Some(stream) if stream.captures()? => {
-            spoil(|capture| std::ptr::eq(capture.stream, stream));
+            invalidate(|capture| std::ptr::eq(capture.stream, stream));
             Err(Status::STREAM_CAPTURE_UNSUPPORTED)
         }
         _ => Ok(()),
     }
 }
 
-/// Says that the legacy stream is used in a context: it waits for every stream that is not a
-/// non-blocking one.
+/// Announces a use of the context's legacy stream, which waits for every stream that was not
+/// created as non-blocking.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then spoilt.
+/// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then invalid.
 #[inline(always)]
 pub fn legacy(context: &Context) -> Outcome<()> {
-    if COUNT.load(Relaxed) != 0 && spoil(|capture| capture.holds_legacy(context)) {
+    if COUNT.load(Relaxed) != 0 && invalidate(|capture| capture.holds_legacy(context)) {
         return Err(Status::STREAM_CAPTURE_IMPLICIT);
     }
     Ok(())
 }
 
-/// Whether a capture forbids the legacy stream of the context.
+/// Returns whether a capture forbids the use of the context's legacy stream.
 #[inline(always)]
 pub fn holds_legacy(context: &Context) -> bool {
     COUNT.load(Relaxed) != 0 && any_holds_legacy(context)
@@ -161,7 +165,7 @@ fn any_holds_legacy(context: &Context) -> bool {
 }
 
 impl Capture {
-    /// Makes the node of a call that did not say what it is.
+    /// Adds the node of the pending call.
     fn conclude(&mut self) -> Outcome<()> {
         if let Some(kind) = self.pending.take() {
             let after = self.last.into_iter().collect();
@@ -178,7 +182,7 @@ impl Capture {
 /// Begins a capture.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` when one is under way on the stream, `INVALID_VALUE` for no mode.
+/// `ILLEGAL_STATE` when the stream is already captured, `INVALID_VALUE` for an unknown mode.
 pub fn begin(stream: &'static Stream, mode: i32) -> Outcome<()> {
     if !(GLOBAL..=RELAXED).contains(&mode) {
         return Err(Status::INVALID_VALUE);
@@ -211,9 +215,9 @@ fn remove(captures: &mut Vec<Capture>, index: usize) -> Capture {
 /// Ends a capture and returns its graph.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` when none is under way, `STREAM_CAPTURE_WRONG_THREAD` in another thread than the
-/// one that began it, unless in the relaxed mode, `STREAM_CAPTURE_INVALIDATED` when it was spoilt;
-/// that ends it, too.
+/// `ILLEGAL_STATE` when the stream is not captured; `STREAM_CAPTURE_WRONG_THREAD` in a thread that
+/// did not begin the capture, unless the mode is relaxed; `STREAM_CAPTURE_INVALIDATED` when the
+/// capture was invalid, which ends it, too.
 pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     let mut captures = captures();
     let index = captures
@@ -224,10 +228,10 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     if capture.mode != RELAXED && capture.thread != THREAD.with(|thread| *thread) {
         return Err(Status::STREAM_CAPTURE_WRONG_THREAD);
     }
-    let spoilt = stream.capture.load(Acquire) == INVALIDATED;
+    let invalid = stream.capture.load(Acquire) == INVALIDATED;
     let mut capture = remove(&mut captures, index);
     drop(captures);
-    if spoilt {
+    if invalid {
         capture.graph.destroy();
         return Err(Status::STREAM_CAPTURE_INVALIDATED);
     }
@@ -235,7 +239,7 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     Ok(capture.graph)
 }
 
-/// What is known of the capture under way on a stream: its number and its graph.
+/// Returns the number and the graph of the capture under way on a stream.
 pub fn info(stream: &Stream) -> Option<(u64, &'static Graph)> {
     with(stream, |capture| {
         let _ = capture.conclude();
@@ -250,7 +254,7 @@ fn with<T>(stream: &Stream, work: impl FnOnce(&mut Capture) -> T) -> Option<T> {
         .map(work)
 }
 
-/// One more node of the graph, unless the capture is spoilt.
+/// Adds one more node to the captured graph, unless the capture is invalid.
 #[cold]
 pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     if status != ACTIVE {
@@ -267,18 +271,19 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
 }
 
-/// The call just captured launches this function, which needs so many bytes of local memory per
-/// thread.
+/// Says that the call just captured launches `function`, and what local memory and device runtime
+/// the kernel needs.
 pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     with(stream, |capture| {
         capture.pending = Some(Kind::Kernel { function, need });
     });
 }
 
-/// Allocates in the captured graph: an address, no memory before the graph is launched.
+/// Adds an allocation to the captured graph. It gets an address now and memory when the graph is
+/// launched.
 ///
 /// # Errors
-/// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
+/// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
 pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     with(stream, |capture| {
         capture.pending = None;
@@ -291,10 +296,10 @@ pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
-/// Frees in the captured graph.
+/// Adds a free to the captured graph.
 ///
 /// # Errors
-/// `INVALID_VALUE` when no graph has allocated it.
+/// `INVALID_VALUE` when no graph allocated the address.
 pub fn free(stream: &Stream, address: u64) -> Outcome<()> {
     with(stream, |capture| {
         capture.pending = None;
@@ -305,12 +310,12 @@ pub fn free(stream: &Stream, address: u64) -> Outcome<()> {
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
-/// Forgets the capture on a stream that goes.
+/// Drops the capture on a stream that is being destroyed.
 pub(crate) fn drop_stream(stream: &Stream) {
     forget(|capture| std::ptr::eq(capture.stream, stream));
 }
 
-/// Forgets the captures of a context that goes.
+/// Drops the captures of a context that is being destroyed.
 pub(crate) fn drop_context(context: &Context) {
     forget(|capture| std::ptr::eq(capture.stream.context, context));
 }

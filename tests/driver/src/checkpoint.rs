@@ -1,7 +1,8 @@
-//! Processes that another one locks, and whose memory it moves away and back
-//! (`cuCheckpointProcess…`).
+//! Checkpoints (`cuCheckpointProcess…`): one process locks another, moves its GPU memory away and
+//! brings it back.
 //!
-//! A lock does not wait for calls under way: who locks sees to it that there are none.
+//! A lock does not wait for calls under way: the locking process must make sure that there are
+//! none.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -10,12 +11,12 @@ use crate::machine::{MAX_DEVICES, Machine, Slot};
 use crate::process::Process;
 use crate::{Outcome, Status, grant};
 
-/// What `CUprocessState` says.
+/// The numbers of `CUprocessState`.
 const RUNNING: u64 = 0;
 const LOCKED: u64 = 1;
 const CHECKPOINTED: u64 = 2;
 
-/// The slot of a living process, by its pid.
+/// Returns the slot of a living process.
 fn find(machine: &'static Machine, pid: i32) -> Outcome<(usize, &'static Slot)> {
     let slots = machine.slots.iter().enumerate();
     slots
@@ -32,18 +33,18 @@ fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
     stepped.map(drop).map_err(|_| Status::ILLEGAL_STATE)
 }
 
-/// The number of a process's state.
+/// Returns the state of a process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a process without memory of a GPU, as all of these.
+/// `INVALID_VALUE` for a process without GPU memory; the other functions here answer the same.
 pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
 }
 
-/// From here on its calls wait.
+/// Locks a process: its later calls wait until it is unlocked.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless it runs.
+/// `ILLEGAL_STATE` unless the process is running.
 pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     let (_, line) = find(machine, pid)?;
     step(line, RUNNING, LOCKED)?;
@@ -51,10 +52,10 @@ pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes all that it has from the GPUs.
+/// Takes all memory of a locked process off the GPUs.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless it is locked.
+/// `ILLEGAL_STATE` unless the process is locked.
 pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
     let (slot, line) = find(machine, pid)?;
     step(line, LOCKED, CHECKPOINTED)?;
@@ -66,10 +67,10 @@ pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Gives it back what it had.
+/// Brings the memory of a process back to the GPUs.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless it was taken, `OUT_OF_MEMORY` where a GPU has not that much left.
+/// `ILLEGAL_STATE` unless its memory is away, `OUT_OF_MEMORY` when a GPU has too little room.
 pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
     let (slot, line) = find(machine, pid)?;
     if line.state.load(SeqCst) != CHECKPOINTED {
@@ -85,15 +86,15 @@ pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
     step(line, CHECKPOINTED, LOCKED)
 }
 
-/// Its calls go on.
+/// Unlocks a process: its waiting calls go on.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless it is locked.
+/// `ILLEGAL_STATE` unless the process is locked.
 pub fn unlock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     step(find(machine, pid)?.1, LOCKED, RUNNING)
 }
 
-/// A call of this process waits as long as it is locked.
+/// Waits while this process is locked.
 pub(crate) fn wait_if_locked() {
     let Some(line) = Process::line() else { return };
     while line.state.load(Acquire) != RUNNING {
@@ -101,7 +102,7 @@ pub(crate) fn wait_if_locked() {
     }
 }
 
-/// A new owner of the slot runs.
+/// Resets a slot for its new owner, which runs.
 pub(crate) fn begin(line: &Slot) {
     line.state.store(RUNNING, Relaxed);
     line.away.iter().for_each(|away| away.store(0, Relaxed));

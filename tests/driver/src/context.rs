@@ -1,4 +1,4 @@
-//! Contexts: what they cost, what dies with them, and which one is current in a thread.
+//! Contexts: what they cost, what is destroyed with them, and which one is current in a thread.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -16,15 +16,15 @@ use crate::work::Ends;
 use crate::{Outcome, Status, array, capture, graph, ipc, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
-/// Small requests of a context are kept in so many independently locked shards.
+/// The number of independently locked shards of a context's small requests.
 pub const SHARDS: usize = 16;
-/// Local memory per thread that a context has from the start, in bytes.
+/// Local memory per thread that a new context has, in bytes.
 pub const STACK: u64 = 1024;
 const STACK_SIZE: i32 = 0;
 const PRINTF_FIFO_SIZE: i32 = 1;
 const MALLOC_HEAP_SIZE: i32 = 2;
-/// The limits of a new context by their numbers in `CUlimit`; none where the GPU has no such limit.
-/// Measured (H100, 580.159.04).
+/// The limits of a new context by their numbers in `CUlimit`; `None` where the GPU has no such
+/// limit. Measured (H100, 580.159.04).
 const LIMITS: [Option<u64>; 7] = [
     Some(STACK),
     Some(8_650_752),
@@ -34,53 +34,54 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// What loading a module that uses device malloc takes beside 1 MiB per multiprocessor, in MiB:
-/// together the 138 that were measured on an H100.
+/// The MiB that loading a module with device malloc takes, besides 1 MiB per multiprocessor.
+/// Both together are the 138 MiB that were measured on an H100.
 const HEAP_TABLES: u64 = 6;
-/// What modules that use device printf or assert take in a context in all beside their variables,
-/// in bytes, whatever the limits are. Measured (H100, 580.159.04): each is a part of the next, and
-/// both of what malloc takes, in whatever order they are loaded.
+/// Total bytes that the modules of a context take for device printf or assert, without their own
+/// variables and whatever the limits are. Measured (H100, 580.159.04): what printf takes is a part
+/// of what assert takes, and that is a part of what malloc takes, in whatever order modules are
+/// loaded.
 const PRINTF: u64 = 62 << 20;
 const ASSERT: u64 = 90 << 20;
-/// Stack limits from here on are invalid. Measured of this one; 400,000 is beyond the memory of an
-/// H100 only.
+/// The smallest stack limit that is invalid. Measured for this value; 400,000 is refused only
+/// because it needs more memory than an H100 has.
 const STACK_END: u64 = 512 << 10;
-/// What a green context takes: bytes of its own, and of blocks that it shares with other green
-/// ones. Measured (H100, 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
+/// The bytes that a green context takes: memory of its own, and a part of blocks that it shares
+/// with other green contexts. Measured (H100, 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// What streams cost in two kinds of memory: bytes per stream, and how many of them a context has
-/// from the start. Measured (H100, 580.159.04): blocks are taken at the streams 2, 6, 10 and so on,
-/// and besides at the 36th and about every 43rd from there on; 256 streams take 140 MiB in 68
+/// The cost of streams in two kinds of memory: bytes per stream, and how many streams a new context
+/// has room for. Measured (H100, 580.159.04): a block is taken at the streams 2, 6, 10 and so on,
+/// and another at the 36th and about every 43rd from there on; 256 streams take 140 MiB in 68
 /// steps, 4,096 streams 2,240 MiB.
 const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
-/// Called when a context goes, with what was stored in it.
+/// A function to call when a context is destroyed, with the value that was stored in the context.
 pub type Destructor = extern "C" fn(usize, usize, usize);
+/// Values that other libraries keep in a context, by key, each with its destructor.
+pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
-/// A context. Never freed: a handle that outlives its context still points to something that says
-/// so.
+/// A context. Never freed: a handle that outlives its context still points to an object that says
+/// that the context was destroyed.
 pub struct Context {
     magic: u64,
     /// Index in the process's list of contexts.
     pub index: usize,
     device: AtomicU32,
     is_primary: bool,
-    /// The primary context that a green one is part of.
+    /// For a green context, the primary context that it is part of.
     base: Option<&'static Context>,
     active: AtomicBool,
-    /// Retains of a primary context, attaches of another.
+    /// The number of retains of a primary context, of attaches of any other.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory that every thread has: as the stack limit says, or none after growth
-    /// has failed.
+    /// Bytes of local memory that every thread has: the stack limit, or 0 after growth has failed.
     backed: AtomicU64,
     state: Mutex<State>,
-    /// Small requests, by size modulo [`SHARDS`].
+    /// Small requests; the shard is the size modulo [`SHARDS`].
     pub small: [SmallShard; SHARDS],
-    /// Values that other libraries keep in the context, by key.
-    pub storage: Mutex<HashMap<usize, (usize, Option<Destructor>)>>,
+    storage: Mutex<Storage>,
     /// When the work of its streams ends.
     pub(crate) work: Ends,
 }
@@ -90,17 +91,17 @@ struct State {
     limits: HashMap<i32, u64>,
     /// Bytes held for local memory.
     local: u64,
-    /// A kernel that uses it was launched.
+    /// Whether a kernel that uses device malloc was launched.
     has_heap: bool,
-    /// A module that uses device printf or assert was loaded.
+    /// Whether a module that uses device printf or assert was loaded.
     uses_printf: bool,
-    /// Bytes that modules have taken for the device's runtime.
+    /// Bytes that loading modules has taken for the device runtime.
     tables: u64,
-    /// Bytes held for it, the heap among them.
+    /// Bytes held for the device runtime: `tables` and the heap of device malloc.
     device_runtime: u64,
-    /// Green contexts that there have been.
+    /// The number of green contexts ever made.
     greens: u64,
-    /// Bytes held for them.
+    /// Bytes held for green contexts.
     green: u64,
     streams: u64,
     /// Bytes held for streams.
@@ -109,11 +110,11 @@ struct State {
     own: u64,
     /// Bytes held for executable graphs.
     execs: u64,
-    /// Bytes held since the first launch.
+    /// Bytes that the first launch of the process has taken in this context.
     first_launch: u64,
 }
 
-/// Which parts of the device runtime code uses.
+/// The parts of the device runtime that code uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// `malloc`.
@@ -124,8 +125,9 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Bytes behind the local memory of all threads that the GPU can hold. Measured (H100, 580.159.04):
-/// whole blocks, rounded down, of a size per thread that is a multiple of 16.
+/// Returns the bytes of local memory for all threads that the GPU can hold, where each has
+/// `per_thread`. Measured (H100, 580.159.04): whole blocks, rounded down; `per_thread` is a
+/// multiple of 16.
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
     let bytes = per_thread
@@ -135,9 +137,10 @@ fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
 }
 
 static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
+/// Destroyed contexts, to be used again by [`Context::create`].
 static SPARE: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-/// A context holds what the first launch takes.
+/// Whether a context holds the memory that the first launch takes.
 static LAUNCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -145,10 +148,12 @@ thread_local! {
     static BELOW: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's current context; for a green one the context that this is part of.
+/// Returns the thread's current context; for a green context, the primary context that it is part
+/// of.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` when there is none, `CONTEXT_IS_DESTROYED` when it is gone.
+/// `INVALID_CONTEXT` when the thread has none, `CONTEXT_IS_DESTROYED` when the context was
+/// destroyed.
 pub fn current() -> Outcome<&'static Context> {
     let context = CURRENT.get().ok_or(Status::INVALID_CONTEXT)?;
     if context.is_active() {
@@ -158,12 +163,12 @@ pub fn current() -> Outcome<&'static Context> {
     }
 }
 
-/// The top of the thread's stack, gone or not.
+/// Returns the top of the thread's stack, whether that context is destroyed or not.
 pub fn top() -> Option<&'static Context> {
     CURRENT.get()
 }
 
-/// Replaces the top of the thread's stack; none pops it.
+/// Replaces the top of the thread's stack; `None` pops it.
 pub fn set_current(context: Option<&'static Context>) {
     match context {
         Some(_) => CURRENT.set(context),
@@ -185,7 +190,11 @@ pub fn pop() -> Option<&'static Context> {
     CURRENT.replace(BELOW.with_borrow_mut(Vec::pop))
 }
 
-/// Every context ever made, destroyed ones included.
+fn spare() -> MutexGuard<'static, Vec<&'static Context>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns every context ever made, destroyed ones included.
 pub fn all() -> Vec<&'static Context> {
     CONTEXTS
         .read()
@@ -193,7 +202,7 @@ pub fn all() -> Vec<&'static Context> {
         .clone()
 }
 
-/// The context with this index.
+/// Returns the context with this index.
 pub fn by_index(index: usize) -> Option<&'static Context> {
     CONTEXTS
         .read()
@@ -225,7 +234,7 @@ impl Context {
         context
     }
 
-    /// The primary context of a GPU, inactive. Called once per GPU.
+    /// Makes the primary context of a GPU, inactive. Called once per GPU.
     pub fn primary(device: usize) -> &'static Context {
         Context::make(device, true, None)
     }
@@ -235,23 +244,20 @@ impl Context {
     /// # Errors
     /// `OUT_OF_MEMORY` when the GPU has no room for it.
     pub fn create(device: usize, flags: u32) -> Outcome<&'static Context> {
-        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let context = spare.unwrap_or_else(|| Context::make(device, false, None));
+        let reused = spare().pop();
+        let context = reused.unwrap_or_else(|| Context::make(device, false, None));
         context.device.store(device as u32, Relaxed);
         context.flags.store(flags, Relaxed);
         match context.start() {
             Ok(()) => Ok(context),
             Err(status) => {
-                SPARE
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(context);
+                spare().push(context);
                 Err(status)
             }
         }
     }
 
-    /// Takes what a context costs.
+    /// Takes the memory that a context costs, and activates the context.
     fn start(&self) -> Outcome<()> {
         let driver = driver()?;
         let bytes = driver.machine.knobs.context_bytes.load(Relaxed);
@@ -284,10 +290,10 @@ impl Context {
         self.start()
     }
 
-    /// Releases the primary context, which goes with the last release.
+    /// Releases the primary context, which is destroyed with the last release.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` when it is not active.
+    /// `INVALID_CONTEXT` when the context is not active.
     pub fn release(&self) -> Outcome<()> {
         let _one = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_active() {
@@ -299,24 +305,21 @@ impl Context {
         Ok(())
     }
 
-    /// Destroys what the primary context holds, whoever retains it.
+    /// Destroys the primary context, however often it is still retained.
     ///
     /// # Errors
-    /// Never for an initialised driver.
+    /// `NOT_INITIALIZED` unless the driver is initialised.
     pub fn reset(&self) -> Outcome<()> {
         let _one = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_active() { self.end() } else { Ok(()) }
     }
 
-    /// Destroys a context that was created.
+    /// Destroys a context that [`Context::create`] made.
     ///
     /// # Errors
     /// `CONTEXT_IS_DESTROYED` the second time, `INVALID_CONTEXT` for a primary context.
     pub fn destroy(&'static self) -> Outcome<()> {
-        if self.is_primary {
-            return Err(Status::INVALID_CONTEXT);
-        }
-        if self.base.is_some() {
+        if self.is_primary || self.base.is_some() {
             return Err(Status::INVALID_CONTEXT);
         }
         if !self.is_active() {
@@ -329,17 +332,13 @@ impl Context {
         {
             pop();
         }
-        SPARE
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self);
+        spare().push(self);
         Ok(())
     }
 
-    /// Gives back all that the context holds.
+    /// Frees all memory that the context holds, and deactivates the context.
     fn end(&self) -> Outcome<()> {
-        let stored =
-            std::mem::take(&mut *self.storage.lock().unwrap_or_else(PoisonError::into_inner));
+        let stored = std::mem::take(&mut *self.storage());
         for (key, (value, destructor)) in stored {
             if let Some(destructor) = destructor {
                 destructor(self.handle(), key, value);
@@ -373,6 +372,11 @@ impl Context {
         Ok(())
     }
 
+    /// Returns the values that other libraries keep in the context, by key.
+    pub fn storage(&self) -> MutexGuard<'_, Storage> {
+        self.storage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -382,39 +386,41 @@ impl Context {
         self.device.load(Relaxed) as usize
     }
 
-    /// Whether the context lives; a green one no longer than the context that it is part of.
+    /// Returns whether the context is alive. A green context lives no longer than its primary
+    /// context.
     pub fn is_active(&self) -> bool {
         self.active.load(Acquire) && self.base.is_none_or(Context::is_active)
     }
 
-    /// Itself; for a green context the one that it is part of.
+    /// Returns the context itself; for a green context, the primary context that it is part of.
     pub fn base(&'static self) -> &'static Context {
         self.base.unwrap_or(self)
     }
 
-    /// Whether it is a GPU's primary context.
+    /// Returns whether this is a GPU's primary context.
     pub fn is_primary(&self) -> bool {
         self.is_primary
     }
 
-    /// A number that no other context of the process has or had.
+    /// Returns a number that no other context of the process has or had.
     pub fn id(&self) -> u64 {
         self.id.load(Relaxed)
     }
 
-    /// The `CUcontext`.
+    /// Returns the `CUcontext`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The context of a `CUcontext`, alive or not.
+    /// Returns the context of a `CUcontext`, alive or not.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` when it is none.
+    /// `INVALID_CONTEXT` for a handle that is not a context.
     pub fn from_handle(handle: usize) -> Outcome<&'static Context> {
         let known = CONTEXTS.read().unwrap_or_else(PoisonError::into_inner);
         if known.iter().any(|context| context.handle() == handle) {
-            // SAFETY: the address of a leaked context, as was just looked up.
+            // SAFETY: the handle was just found to be the address of a context, and contexts are
+            // never freed.
             let context = unsafe { &*(handle as *const Context) };
             debug_assert_eq!(context.magic, MAGIC);
             return Ok(context);
@@ -422,7 +428,7 @@ impl Context {
         Err(Status::INVALID_CONTEXT)
     }
 
-    /// A limit's value.
+    /// Returns the value of a limit.
     ///
     /// # Errors
     /// `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit.
@@ -432,16 +438,16 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets a limit. The stack limit takes its memory at once, and gives back what launches have
-    /// grown, too.
+    /// Sets a limit. A new stack limit resizes the local memory at once, and thereby also frees
+    /// what launches have added.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for that
-    /// of something in use.
+    /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for the
+    /// limit of a part that is in use.
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
-        // Measured: what the limit is after these values.
+        // Measured: the driver replaces the values of these limits as follows.
         let value = match limit {
             STACK_SIZE if value >= STACK_END => return Err(Status::INVALID_VALUE),
             STACK_SIZE => value.next_multiple_of(16),
@@ -461,8 +467,7 @@ impl Context {
         Ok(())
     }
 
-    /// Takes what a module needs that uses these parts of the device runtime; it is not given back
-    /// before the context goes.
+    /// Takes the memory that a module with these needs adds; it is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -496,8 +501,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes room for a kernel: local memory of so many bytes per thread, which the stack limit
-    /// says from then on, and the heap.
+    /// Makes room for a kernel: `local` bytes of local memory per thread, to which the stack limit
+    /// is raised, and the heap.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -510,7 +515,7 @@ impl Context {
 
     #[cold]
     fn grow_for_launch(&self, local: u64, needs: Needs) -> Outcome<()> {
-        // Of several threads that launch for the first time, one takes it.
+        // One of several threads that launch for the first time takes the memory.
         if !LAUNCHED.swap(true, Relaxed) {
             let driver = driver()?;
             let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
@@ -523,8 +528,8 @@ impl Context {
         self.grow_local(local, needs.heap)
     }
 
-    /// Makes room for kernels that need so many bytes of local memory per thread at most, and
-    /// perhaps the heap.
+    /// Makes room for kernels that need at most `local` bytes of local memory per thread, and for
+    /// the heap where `heap` is set.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -544,8 +549,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes the local memory of every thread this large. Measured (H100, 580.159.04): a launch
-    /// that needs more than the GPU has frees what there is, and the limit stays.
+    /// Resizes the local memory of every thread. Measured (H100, 580.159.04): when the GPU has too
+    /// little room, the local memory that is there is freed, and the limit stays.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
@@ -563,8 +568,9 @@ impl Context {
         Ok(())
     }
 
-    /// A green context in this one, a part of the primary context, which holds its memory: also
-    /// what it takes itself, until the primary context goes (measured).
+    /// Makes a green context as a part of this primary context. The primary context holds the
+    /// memory of the green one, and also what making it takes, until the primary context is
+    /// destroyed (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -581,10 +587,10 @@ impl Context {
         Ok(green)
     }
 
-    /// The end of a green context: what is in it stays with the context that it is part of.
+    /// Ends a green context and returns its primary context, which keeps the memory.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` when it is none, `CONTEXT_IS_DESTROYED` the second time.
+    /// `INVALID_CONTEXT` for a context that is not green, `CONTEXT_IS_DESTROYED` the second time.
     pub fn end_green(&self) -> Outcome<&'static Context> {
         let base = self.base.ok_or(Status::INVALID_CONTEXT)?;
         if self.active.swap(false, SeqCst) {
@@ -594,7 +600,7 @@ impl Context {
         }
     }
 
-    /// Takes what one more stream costs; it is not given back before the context goes.
+    /// Takes the memory that one more stream costs; it is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -613,8 +619,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes what the context's first executable graph costs (measured); it is not given back
-    /// before the context goes.
+    /// Takes the memory of the context's first executable graph (measured); it is freed with the
+    /// context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

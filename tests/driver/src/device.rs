@@ -1,8 +1,8 @@
-//! The GPUs and their MIG instances: identity, order and visibility. All are H100 80GB, as the
-//! facts were measured on one.
+//! The GPUs and their MIG instances: identity, order and visibility. All GPUs are H100 80GB, on
+//! which the figures were measured.
 //!
-//! A *device* has memory of its own: a GPU, or, where the GPUs are cut, an instance of one. Devices
-//! and GPUs are numbered in PCI order.
+//! A *device* has memory of its own: it is a GPU, or one MIG instance where the GPUs are divided.
+//! Devices and GPUs are numbered in PCI order.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -19,7 +19,7 @@ const MULTIPROCESSORS: u64 = 132;
 /// Threads that one multiprocessor can hold.
 pub const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
-/// Where a GPU sits on the PCI bus.
+/// The place of a GPU on the PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pci {
     /// PCI domain.
@@ -31,13 +31,21 @@ pub struct Pci {
 }
 
 impl Pci {
-    /// `0000:1B:00.0`
+    /// Returns the bus id as text, for example `0000:1B:00.0`.
     pub fn bus_id(self) -> String {
         format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
     }
+
+    /// Returns whether a text names this place. The domain and the function may be left out, and
+    /// the domain may have eight digits.
+    pub fn is_named(self, text: &str) -> bool {
+        let (id, text) = (self.bus_id(), text.to_uppercase());
+        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&text[..])
+            || text == format!("0000{id}")
+    }
 }
 
-/// The address of the GPU with this index in PCI order.
+/// Returns the PCI address of the GPU with this index in PCI order.
 pub fn pci(index: usize) -> Pci {
     Pci {
         domain: 0,
@@ -46,7 +54,7 @@ pub fn pci(index: usize) -> Pci {
     }
 }
 
-/// The identity of the GPU with this index in PCI order: a version 4 UUID made from the index.
+/// Returns the UUID of the GPU with this index in PCI order: a version 4 UUID made from the index.
 pub fn uuid(index: usize) -> [u8; 16] {
     let mut bytes = [0; 16];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(index as u64 + 0x51);
@@ -61,7 +69,7 @@ pub fn uuid(index: usize) -> [u8; 16] {
     bytes
 }
 
-/// `GPU-` and the UUID, as NVML writes it.
+/// Returns `GPU-` and the UUID, as NVML writes it.
 pub fn uuid_text(gpu: usize) -> String {
     written("GPU", uuid(gpu))
 }
@@ -78,39 +86,38 @@ fn written(kind: &str, uuid: [u8; 16]) -> String {
     )
 }
 
-/// How many GPUs the machine has.
+/// Returns how many GPUs the machine has.
 pub fn gpus(machine: &Machine) -> usize {
     machine.knobs.devices.load(Relaxed) as usize
 }
 
-/// MIG instances of each GPU; 0 where none is cut.
+/// Returns the number of MIG instances of each GPU; 0 without MIG.
 pub fn instances(machine: &Machine) -> usize {
     machine.knobs.mig.load(Relaxed) as usize
 }
 
-/// How many devices with memory of their own the machine has: its GPUs, or the instances that they
-/// are cut into.
+/// Returns how many devices the machine has: its GPUs, or with MIG their instances.
 pub fn count(machine: &Machine) -> usize {
     (gpus(machine) * instances(machine).max(1)).min(MAX_DEVICES)
 }
 
-/// The GPU that a device is, or is a part of.
+/// Returns the GPU that a device is, or is an instance of.
 pub fn gpu_of(machine: &Machine, device: usize) -> usize {
     device / instances(machine).max(1)
 }
 
-/// The devices that are a GPU, or the parts of it.
+/// Returns the devices of a GPU: the GPU itself, or its instances.
 pub fn devices_of(machine: &Machine, gpu: usize) -> Range<usize> {
     let each = instances(machine).max(1);
     gpu * each..(gpu + 1) * each
 }
 
-/// The UUID of a MIG instance; `None` for a whole GPU.
+/// Returns the UUID of a MIG instance, and `None` for a whole GPU.
 pub fn instance_uuid(machine: &Machine, device: usize) -> Option<[u8; 16]> {
     (instances(machine) > 0).then(|| uuid(MAX_DEVICES + device))
 }
 
-/// A device's UUID as NVML writes it, with `GPU-` or `MIG-`.
+/// Returns a device's UUID as NVML writes it, with `GPU-` or `MIG-`.
 pub fn full_name(machine: &Machine, device: usize) -> String {
     match instance_uuid(machine, device) {
         Some(uuid) => written("MIG", uuid),
@@ -118,7 +125,8 @@ pub fn full_name(machine: &Machine, device: usize) -> String {
     }
 }
 
-/// What CUDA calls the device's total memory, in bytes: a GPU's, or an even part of it.
+/// Returns the device's total memory by CUDA in bytes: the GPU's, or an instance's equal share of
+/// it.
 pub fn capacity(machine: &Machine, device: usize) -> u64 {
     let whole = machine.knobs.capacity[gpu_of(machine, device)].load(Relaxed);
     match instances(machine) {
@@ -127,16 +135,16 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// How many multiprocessors a GPU of the machine has: those of an H100, or as many as the context's
-/// size allows, as on the real driver no context is smaller than the stacks of all threads that the
-/// GPU can hold (measured: 264 MiB of 518).
+/// Returns the number of multiprocessors of a GPU: an H100's, or as many as the context size
+/// allows. On the real driver no context is smaller than the stacks of all threads that the GPU can
+/// hold (measured: 264 MiB of 518).
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
-/// CUDA's ordinals: the index of each device that this process sees. Of MIG instances a process
-/// sees but one, the first of its choice (NVIDIA's MIG user guide).
+/// Returns the devices that this process sees, by CUDA ordinal. With MIG a process sees one
+/// instance, the first of its list (NVIDIA's MIG user guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -161,13 +169,13 @@ pub fn visible(machine: &Machine) -> &'static [usize] {
     })
 }
 
-/// The part of `order` that the list names by index or UUID; the list ends at the first name that
-/// is none, and a device named twice makes it invalid as a whole.
+/// Returns the part of `order` that the list names by index or UUID. The list ends at the first
+/// invalid name, and a device that is named twice makes the whole list invalid.
 fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {
         let found = if name.starts_with("GPU-") {
-            // Of one that is cut, its first instance.
+            // With MIG, a GPU's UUID means its first instance.
             unique((0..gpus(machine)).filter(|gpu| uuid_text(*gpu).starts_with(name)))
                 .map(|gpu| devices_of(machine, gpu).start)
         } else if name.starts_with("MIG-") {
@@ -192,7 +200,7 @@ fn unique(mut fitting: impl Iterator<Item = usize>) -> Option<usize> {
     fitting.next().is_none().then_some(first)
 }
 
-/// The device of a CUDA ordinal.
+/// Returns the device of a CUDA ordinal.
 ///
 /// # Errors
 /// `INVALID_DEVICE` when there is no such ordinal.
@@ -203,8 +211,8 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// `cuDeviceGetAttribute` for the device; 0 for what an H100 does not have. Numbers: CUDA 13.0,
-/// `CUdevice_attribute`.
+/// Returns an attribute by `cuDeviceGetAttribute`; 0 for a feature that an H100 lacks. The numbers
+/// are `CUdevice_attribute` of CUDA 13.0.
 pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32> {
     let gpu = gpu_of(machine, device);
     let place = pci(gpu);

@@ -1,10 +1,10 @@
-//! One process's side of the driver: initialisation, and physical memory taken and given on its
-//! behalf.
+//! One process's side of the driver: initialisation, and the physical memory that the process takes
+//! and frees.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::context::Context;
 use crate::machine::{MAX_DEVICES, Machine};
@@ -17,21 +17,21 @@ const FORKED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// What the process has on one GPU.
+/// The process's objects on one GPU.
 pub struct Gpu {
-    /// The primary context; one object for the life of the process.
+    /// The primary context; the same object for the life of the process.
     pub primary: &'static Context,
     /// The default pool.
     pub default_pool: &'static Pool,
     /// The pool that `cuMemAllocAsync` uses.
-    pub current_pool: Mutex<&'static Pool>,
+    current_pool: Mutex<&'static Pool>,
     /// Live contexts.
     pub contexts: AtomicU32,
 }
 
 /// The initialised driver.
 pub struct Driver {
-    /// The machine.
+    /// The machine whose GPUs the driver uses.
     pub machine: &'static Machine,
     process: &'static Process,
     gpus: [OnceLock<Gpu>; MAX_DEVICES],
@@ -78,10 +78,10 @@ pub fn init() -> Outcome<()> {
     Ok(())
 }
 
-/// The driver, once initialised.
+/// Returns the driver, once initialised.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` before, and in a forked child.
+/// `NOT_INITIALIZED` before the initialisation, and in a forked child.
 pub fn driver() -> Outcome<&'static Driver> {
     if STATE.load(Acquire) != READY {
         return Err(Status::NOT_INITIALIZED);
@@ -90,7 +90,7 @@ pub fn driver() -> Outcome<&'static Driver> {
 }
 
 impl Driver {
-    /// What the process has on the GPU with this PCI index.
+    /// Returns the process's objects on the GPU with this PCI index.
     pub fn gpu(&self, index: usize) -> &Gpu {
         self.gpus[index].get_or_init(|| {
             let default_pool = Pool::make(Some(index));
@@ -103,13 +103,13 @@ impl Driver {
         })
     }
 
-    /// Takes physical memory without giving up anything for it; false when the GPU has not that
-    /// much left.
+    /// Takes physical memory without trimming pools first; returns false when the GPU has too
+    /// little left.
     pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
         bytes == 0 || self.process.take(device, bytes)
     }
 
-    /// Takes physical memory; when there is not enough, pools first give back what they do not use.
+    /// Takes physical memory. If the GPU has too little left, trims the pools and tries again.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -125,24 +125,21 @@ impl Driver {
         }
     }
 
-    /// This process among all owners of memory.
+    /// Returns the number by which the machine knows this process as an owner of memory.
     pub fn owner(&self) -> u64 {
         self.process.owner()
     }
 
-    /// Gives physical memory back.
+    /// Frees physical memory.
     pub fn give(&self, device: usize, bytes: u64) {
         if bytes > 0 {
             self.process.give(device, bytes);
         }
     }
 
-    /// The pool that `cuMemAllocAsync` uses on the GPU.
-    pub fn current_pool(&self, device: usize) -> &'static Pool {
-        *self
-            .gpu(device)
-            .current_pool
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// Locks and returns the pool that `cuMemAllocAsync` uses on the GPU; it may be replaced.
+    pub fn current_pool(&self, device: usize) -> MutexGuard<'_, &'static Pool> {
+        let pool = &self.gpu(device).current_pool;
+        pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

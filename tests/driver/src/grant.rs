@@ -1,10 +1,10 @@
-//! Taking and giving physical memory, exactly and without locks.
+//! Takes and gives physical memory, exactly and without locks.
 //!
-//! Per GPU one word says how many blocks are used *and* which operation of which slot made it so.
-//! Whoever comes next first writes that operation into the slot's own word (the *settling*, the
-//! same for everybody who does it), then makes its own. So the sum of the slots is always the used
-//! figure but for one operation that anybody can complete, and a process may be killed or stopped
-//! between any two instructions.
+//! Per GPU one word says how many blocks are used *and* which operation of which slot made them so.
+//! A process that wants to change the word first writes that operation into the slot's own word (it
+//! *settles* the operation, with the same result whichever process does it), then makes its own. So
+//! the sum of the slots always equals the used figure except for one operation, which any process
+//! can complete, and a process may be killed or stopped between any two instructions.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | slot, held | 24 blocks held, 12 unused, 28 sequence |
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
-//! A slot's operations are made by its owner, one at a time per GPU, and after its death by any
-//! number of reapers, which all intend the same: to give back all of it.
+//! A slot's operations are made by its owner, one at a time per GPU. After the owner's death any
+//! number of reapers make them, all with the same intent: to give back all that the slot holds.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -24,11 +24,12 @@ const COUNT_BITS: u32 = 24;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const CHANGE: u64 = (1 << (COUNT_BITS + 1)) - 1;
 const BIAS: i64 = 1 << COUNT_BITS;
-const NOBODY: u64 = 0xfff;
+/// The slot in the word of a GPU without operations.
+const NO_SLOT: u64 = 0xfff;
 const SEQUENCE: u64 = (1 << 28) - 1;
 
-/// A GPU's word when nothing was ever taken.
-pub const EMPTY: u64 = NOBODY << COUNT_BITS;
+/// A GPU's word before its first operation.
+pub const EMPTY: u64 = NO_SLOT << COUNT_BITS;
 
 fn count(word: u64) -> u64 {
     word & COUNT
@@ -51,8 +52,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
     let words = &machine.devices[device];
     'look: loop {
         let word = words.word.load(SeqCst);
-        let slot = (word >> COUNT_BITS) & NOBODY;
-        if slot == NOBODY {
+        let slot = (word >> COUNT_BITS) & NO_SLOT;
+        if slot == NO_SLOT {
             return word;
         }
         words.peak.fetch_max(count(word), AcqRel);
@@ -64,8 +65,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
                 return word;
             }
             let intent = held.intent.load(SeqCst);
-            // Neither the operation before it nor its intent: the word has moved on since we read
-            // it.
+            // The held word is neither before nor after this operation: the device word has changed
+            // since it was read.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }
@@ -76,32 +77,32 @@ fn settle(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Blocks used on the GPU by all processes.
+/// Returns the blocks used on the GPU by all processes.
 pub fn used(machine: &Machine, device: usize) -> u64 {
     count(machine.devices[device].word.load(Acquire))
 }
 
-/// Blocks that one slot holds on the GPU.
+/// Returns the blocks that one slot holds on the GPU.
 pub fn held(machine: &Machine, slot: usize, device: usize) -> u64 {
     settle(machine, device);
     count(machine.slots[slot].held[device].word.load(Acquire))
 }
 
-/// The most blocks ever used at a time.
+/// Returns the most blocks ever used at a time.
 pub fn peak(machine: &Machine, device: usize) -> u64 {
     settle(machine, device);
     machine.devices[device].peak.load(Acquire)
 }
 
-/// Starts the peak anew from what is used now.
+/// Resets the peak to what is used now.
 pub fn reset_peak(machine: &Machine, device: usize) {
     let word = settle(machine, device);
     machine.devices[device].peak.store(count(word), SeqCst);
     settle(machine, device);
 }
 
-/// Changes what the calling process's slot holds by so many blocks; false when the GPU has not that
-/// much left.
+/// Changes what the calling process's slot holds by `blocks`; returns false when the GPU has too
+/// few blocks left.
 ///
 /// One call at a time per slot and GPU: the caller holds the process's lock.
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
@@ -129,8 +130,8 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
     }
 }
 
-/// Gives back all that a dead owner's slot holds on the GPU. Any number of reapers may do so at
-/// once, and late.
+/// Gives back all that a dead owner's slot holds on the GPU. Several reapers may do so at once, and
+/// long after the death.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];
@@ -139,7 +140,7 @@ pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
         settle(machine, device);
         let intent = held.intent.load(SeqCst);
         let before = held.word.load(SeqCst);
-        // Only what was read while the dead one still owned the slot may be given back.
+        // Give back only what was read while the dead process still owned the slot.
         if line.owner.load(SeqCst) != owner || count(before) == 0 {
             return;
         }

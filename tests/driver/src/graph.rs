@@ -1,11 +1,11 @@
-//! Graphs, as far as they take memory: their nodes, and what launching them takes.
+//! Graphs, as far as they concern memory: their nodes, and the memory that a launch takes.
 //!
-//! Measured (H100, 580.159.04): adding nodes and instantiating take nothing of what the nodes
-//! allocate (with one node of 64 MiB the first instantiation of a context took 2 MiB); the upload
-//! or first launch takes it, more launches nothing; neither freeing nor destroying gives it back,
-//! `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on one stream share it. A
-//! launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken until a trim.
-//! The local memory that its kernels need comes with the instantiation.
+//! Measured (H100, 580.159.04): adding nodes and instantiating take none of the memory that the
+//! nodes allocate (with one node of 64 MiB the first instantiation of a context took 2 MiB). The
+//! upload or first launch takes it, later launches take no more. Freeing and destroying do not give
+//! it back; `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on one stream
+//! share it. A launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken
+//! until a trim. The local memory of the kernels is taken at the instantiation.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -28,17 +28,17 @@ const EXEC_MAGIC: u64 = 0x6578_6563_5f5f_5f5f;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 const AUTO_FREE: u64 = 1;
 
-/// What a kernel needs beside its code.
+/// The memory that a kernel needs besides its code.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Bytes of local memory of every thread.
+    /// Bytes of local memory per thread.
     pub local: u64,
-    /// The heap of device malloc.
+    /// Whether the kernel needs the heap of device malloc.
     pub heap: bool,
 }
 
 impl Need {
-    /// What either needs.
+    /// Returns the memory that both kernels need together.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -47,36 +47,36 @@ impl Need {
     }
 }
 
-/// What a node does.
+/// The work of a node.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// Launches a kernel.
     Kernel {
         /// The `CUfunction` or `CUkernel`; 0 for another captured call.
         function: usize,
-        /// What it needs.
+        /// The memory that the kernel needs.
         need: Need,
     },
-    /// Something that takes no memory, in the numbers of `CUgraphNodeType`.
+    /// Takes no memory; the number is the node's `CUgraphNodeType`.
     Other(i32),
     /// Runs another graph.
     Child(&'static Graph),
-    /// May run one of these.
+    /// May run one of these graphs, its bodies.
     Conditional(&'static [&'static Graph]),
-    /// Allocates so many bytes on a GPU.
+    /// Allocates memory on a GPU.
     Alloc {
         /// The address.
         address: u64,
-        /// Bytes.
+        /// The number of bytes.
         bytes: u64,
         /// PCI index of the GPU.
         device: usize,
     },
-    /// Frees an address, of this or of another graph.
+    /// Frees an address that a node of this graph or of another one allocates.
     Free(u64),
 }
 
-/// A node. Never freed, as a stream.
+/// A node. Never freed, so that a stale handle points to valid memory.
 pub struct Node {
     magic: u64,
     kind: Mutex<Kind>,
@@ -84,20 +84,20 @@ pub struct Node {
 }
 
 impl Node {
-    /// The `CUgraphNode`.
+    /// Returns the `CUgraphNode`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The node of a `CUgraphNode`.
+    /// Returns the node of a `CUgraphNode`.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is none.
+    /// `INVALID_VALUE` for a handle that is not a node.
     pub fn from_handle(handle: usize) -> Outcome<&'static Node> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Node>()) {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the interface's caller promises a node handle; nodes are never freed.
+        // SAFETY: the C caller promises a handle of a node, and nodes are never freed.
         let node = unsafe { &*(handle as *const Node) };
         match node.magic {
             NODE_MAGIC => Ok(node),
@@ -105,15 +105,15 @@ impl Node {
         }
     }
 
-    /// What it does.
+    /// Returns the node's work.
     pub fn kind(&self) -> Kind {
         *self.kind.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts another kernel into a node that has one.
+    /// Replaces the kernel of a node.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it has none.
+    /// `INVALID_VALUE` when the node does not launch a kernel.
     pub fn set_kernel(&self, function: usize, need: Need) -> Outcome<()> {
         let mut kind = self.kind.lock().unwrap_or_else(PoisonError::into_inner);
         match *kind {
@@ -123,7 +123,7 @@ impl Node {
         Ok(())
     }
 
-    /// Its number in `CUgraphNodeType`.
+    /// Returns the node's number in `CUgraphNodeType`.
     pub fn number(&self) -> i32 {
         match self.kind() {
             Kind::Kernel { .. } => 0,
@@ -136,7 +136,7 @@ impl Node {
     }
 }
 
-/// Everything that runs before a node with these dependencies.
+/// Returns the handles of all nodes that run before a node with these dependencies.
 fn before(after: &[&'static Node]) -> HashSet<usize> {
     let (mut seen, mut next) = (HashSet::new(), after.to_vec());
     while let Some(node) = next.pop() {
@@ -154,8 +154,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Whether the graph has more nodes that allocate the address than nodes among these that free
-    /// it.
+    /// Returns whether more nodes of the graph allocate the address than nodes selected by `among`
+    /// free it.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -170,7 +170,7 @@ impl Parts {
             > 0
     }
 
-    /// Whether one of its nodes allocates the address.
+    /// Returns whether one of the nodes allocates the address.
     fn allocates(&self, address: u64) -> bool {
         let at =
             |node: &Node| matches!(node.kind(), Kind::Alloc { address: at, .. } if at == address);
@@ -182,7 +182,7 @@ impl Parts {
         self.nodes.iter().any(|node| at(node))
     }
 
-    /// Addresses on a GPU that a node with these dependencies must not get.
+    /// Returns the addresses on a GPU that a node with these dependencies must not get.
     fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
         let before = before(after);
         let allocated = self.nodes.iter().filter_map(|node| match node.kind() {
@@ -213,18 +213,18 @@ impl Parts {
     }
 }
 
-/// A graph. Never freed, as a stream.
+/// A graph. Never freed, so that a stale handle points to valid memory.
 pub struct Graph {
     magic: AtomicU64,
     parts: Mutex<Option<Parts>>,
-    /// An executable graph with its memory nodes exists.
+    /// Whether an executable graph with its memory nodes exists.
     instantiated: AtomicBool,
-    /// It is a conditional node's.
+    /// Whether it is the body of a conditional node.
     owned: bool,
 }
 
 impl Graph {
-    /// A graph without nodes.
+    /// Makes a graph without nodes.
     pub fn make() -> &'static Graph {
         Graph::made(false)
     }
@@ -238,20 +238,20 @@ impl Graph {
         }))
     }
 
-    /// The `CUgraph`.
+    /// Returns the `CUgraph`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The graph of a `CUgraph`.
+    /// Returns the graph of a `CUgraph`.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is none, or destroyed.
+    /// `INVALID_VALUE` for a handle that is not a graph, or whose graph was destroyed.
     pub fn from_handle(handle: usize) -> Outcome<&'static Graph> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Graph>()) {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the interface's caller promises a graph handle; graphs are never freed.
+        // SAFETY: the C caller promises a handle of a graph, and graphs are never freed.
         let graph = unsafe { &*(handle as *const Graph) };
         match graph.magic.load(Acquire) {
             GRAPH_MAGIC => Ok(graph),
@@ -265,10 +265,10 @@ impl Graph {
         work(parts.as_mut().ok_or(Status::INVALID_VALUE)?)
     }
 
-    /// Its nodes, in the order of their making.
+    /// Returns the nodes in the order in which they were added.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is destroyed.
+    /// `INVALID_VALUE` when the graph was destroyed.
     pub fn nodes(&self) -> Outcome<Vec<&'static Node>> {
         self.with(|parts| Ok(parts.nodes.clone()))
     }
@@ -276,15 +276,15 @@ impl Graph {
     /// Adds a node that takes no memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the graph is destroyed.
+    /// `INVALID_VALUE` when the graph was destroyed.
     pub fn add(&self, kind: Kind, after: Vec<&'static Node>) -> Outcome<&'static Node> {
         self.with(|parts| Ok(parts.add(kind, after)))
     }
 
-    /// Adds a node that allocates on a GPU; its address.
+    /// Adds a node that allocates on a GPU, and returns it with its address.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
     pub fn allocate(
         &self,
         context: &Context,
@@ -309,10 +309,10 @@ impl Graph {
         })
     }
 
-    /// Adds a node that frees what this or another graph allocates.
+    /// Adds a node that frees an address that a node of this graph or of another one allocates.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when none does, or when this one frees it already.
+    /// `INVALID_VALUE` when no graph allocates the address, or this graph already frees it.
     pub fn free(&self, address: u64, after: Vec<&'static Node>) -> Outcome<&'static Node> {
         self.with(|parts| {
             let may = match parts.allocates(address) {
@@ -326,10 +326,10 @@ impl Graph {
         })
     }
 
-    /// Adds a conditional node with so many graphs; these.
+    /// Adds a conditional node with `count` bodies, and returns it with the bodies.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the graph is destroyed.
+    /// `INVALID_VALUE` when the graph was destroyed.
     pub fn add_conditional(
         &self,
         count: usize,
@@ -342,32 +342,32 @@ impl Graph {
         Ok((self.add(Kind::Conditional(bodies), after)?, bodies))
     }
 
-    /// Whether it has nodes that allocate or free, in its child graphs too.
+    /// Returns whether the graph or one of its child graphs has nodes that allocate or free.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is destroyed.
+    /// `INVALID_VALUE` when the graph was destroyed.
     pub fn has_memory(&self) -> Outcome<bool> {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Whether it may be in others: one with conditional nodes may not (measured), nor the graph of
-    /// one.
+    /// Returns whether the graph may be added to other graphs. A graph with conditional nodes may
+    /// not (measured), nor may a conditional node's body.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is destroyed.
+    /// `INVALID_VALUE` when the graph was destroyed.
     pub fn may_be_child(&self) -> Outcome<bool> {
         let is_conditional = |node: &&Node| matches!(node.kind(), Kind::Conditional(_));
         Ok(!self.owned && !self.nodes()?.into_iter().any(|node| is_conditional(&node)))
     }
 
-    /// A graph with the same nodes.
+    /// Returns a copy with the same nodes.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is destroyed.
+    /// `INVALID_VALUE` when the graph was destroyed.
     pub fn copy(&self) -> Outcome<&'static Graph> {
         let copy = Graph::make();
         let mut copies: HashMap<usize, &'static Node> = HashMap::new();
-        // Dependencies are made before what depends on them.
+        // A node is always added after its dependencies.
         for node in self.nodes()? {
             let after = node.after.iter();
             let after = after.filter_map(|before| copies.get(&before.handle()).copied());
@@ -377,12 +377,13 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Whether it is a conditional node's, and goes with it.
+    /// Returns whether the graph is a conditional node's body, which is destroyed with the node's
+    /// graph.
     pub fn is_owned(&self) -> bool {
         self.owned
     }
 
-    /// Destroys the graph. What was made of it stays.
+    /// Destroys the graph. Executable graphs made from it stay.
     pub fn destroy(&self) {
         for node in self.nodes().unwrap_or_default() {
             if let Kind::Conditional(bodies) = node.kind() {
@@ -397,17 +398,17 @@ impl Graph {
     }
 }
 
-/// What a launch does to memory.
+/// The memory that a launch takes and frees.
 #[derive(Default)]
 pub struct Plan {
     allocated: Vec<(Range, usize)>,
     freed: Vec<u64>,
-    /// The nodes with kernels, and what each needs.
+    /// The handles of the nodes with kernels, and what each kernel needs.
     kernels: Vec<(usize, Need)>,
-    /// The numbers of all nodes' kinds, those of child graphs behind their node's: only a graph of
-    /// the same may take its place.
+    /// The numbers of all nodes' kinds, a child graph's behind those of its node. An update needs a
+    /// graph with the same numbers.
     shape: Vec<i32>,
-    /// Keeps the addresses.
+    /// Keeps the addresses reserved.
     layouts: Vec<Arc<Mutex<Layout>>>,
 }
 
@@ -448,7 +449,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What kernels need together.
+    /// Returns the memory that all these kernels need together.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)
@@ -458,11 +459,11 @@ impl Plan {
         !self.allocated.is_empty() || !self.freed.is_empty()
     }
 
-    /// What a launch leaves allocated.
+    /// Returns the ranges that a launch leaves allocated.
     fn kept(&self) -> impl Iterator<Item = Range> {
         let mut freed = self.freed.clone();
         let allocated = self.allocated.iter().map(|(range, _)| *range);
-        // Of several at one address those before the last are freed.
+        // All but the last of several allocations at one address are freed.
         allocated.filter(move |range| {
             let at = freed.iter().position(|freed| *freed == range.start);
             at.map(|at| freed.swap_remove(at)).is_none()
@@ -478,12 +479,12 @@ impl Plan {
         on.map(|(range, _)| *range)
     }
 
-    /// The steps of address space that need memory on a GPU.
+    /// Returns the steps of address space that need memory on a GPU.
     fn steps(&self, device: usize) -> BTreeSet<u64> {
         self.on(device).flat_map(Range::steps).collect()
     }
 
-    /// Bytes allocated on a GPU, those at the same addresses once.
+    /// Returns the bytes allocated on a GPU; overlapping ranges count once.
     fn bytes(&self, device: usize) -> u64 {
         let ranges: BTreeSet<Range> = self.on(device).collect();
         let (mut sum, mut end) = (0, 0);
@@ -496,14 +497,14 @@ impl Plan {
     }
 }
 
-/// An executable graph. Never freed, as a stream.
+/// An executable graph. Never freed, so that a stale handle points to valid memory.
 pub struct Exec {
     magic: AtomicU64,
     context: &'static Context,
     graph: &'static Graph,
     flags: u64,
     plan: Mutex<Option<Arc<Plan>>>,
-    /// Its kernels as they are now, as in [`Plan`].
+    /// The kernels as they are now, in the form of [`Plan::kernels`].
     kernels: Mutex<Vec<(usize, Need)>>,
 }
 
@@ -511,7 +512,8 @@ impl Exec {
     /// Makes a graph executable.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`; `INVALID_VALUE` while there is another one of a graph with memory nodes.
+    /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a graph with memory nodes that already has an
+    /// executable graph.
     pub fn make(
         context: &'static Context,
         graph: &'static Graph,
@@ -538,9 +540,9 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for kernels that need this. Measured (H100, 580.159.04): what none of those there
-    /// needs comes with the change; what a lowered stack limit has taken comes again with the
-    /// upload or the launch only.
+    /// Makes room for kernels that need `need`. Measured (H100, 580.159.04): a change takes at once
+    /// what exceeds the need of the present kernels; what a lowered stack limit has given back is
+    /// taken again only by the upload or the launch.
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {
@@ -549,16 +551,16 @@ impl Exec {
         }
     }
 
-    /// Makes room for what its kernels need now.
+    /// Makes room for the memory that the present kernels need.
     fn grow_again(&self) -> Outcome<()> {
         let need = Plan::need(&self.kernels());
         self.context.grow_local(need.local, need.heap)
     }
 
-    /// Puts another kernel, in the place of the one that a node of its graph had.
+    /// Replaces the kernel that a node of the graph had.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the node is none of its kernels, `OUT_OF_MEMORY`.
+    /// `INVALID_VALUE` when the node is not one of the graph's kernels, `OUT_OF_MEMORY`.
     pub fn set_kernel(&self, node: &Node, need: Need) -> Outcome<()> {
         let at = self
             .kernels()
@@ -570,10 +572,11 @@ impl Exec {
         Ok(())
     }
 
-    /// Puts the kernels of another graph of the same shape in the place of its own.
+    /// Replaces the kernels by those of another graph of the same shape.
     ///
     /// # Errors
-    /// `EXEC_UPDATE_FAILURE` when it has another shape, or memory nodes; `OUT_OF_MEMORY`.
+    /// `EXEC_UPDATE_FAILURE` when the other graph has another shape or memory nodes;
+    /// `OUT_OF_MEMORY`.
     pub fn update(&self, graph: &Graph) -> Outcome<()> {
         let (plan, own) = (Plan::of(graph)?, self.plan()?);
         if plan.shape != own.shape || plan.has_memory() {
@@ -586,10 +589,10 @@ impl Exec {
         Ok(())
     }
 
-    /// Puts the kernels of a child graph in the place of those that a node of its graph had.
+    /// Replaces the kernels of the child graph that a node had.
     ///
     /// # Errors
-    /// As [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
+    /// The errors of [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
     pub fn set_child(&self, node: &Node, graph: &Graph) -> Outcome<()> {
         let Kind::Child(child) = node.kind() else {
             return Err(Status::INVALID_VALUE);
@@ -607,20 +610,20 @@ impl Exec {
         Ok(())
     }
 
-    /// The `CUgraphExec`.
+    /// Returns the `CUgraphExec`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The executable graph of a `CUgraphExec`.
+    /// Returns the executable graph of a `CUgraphExec`.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is none, or destroyed.
+    /// `INVALID_VALUE` for a handle that is not an executable graph, or whose graph was destroyed.
     pub fn from_handle(handle: usize) -> Outcome<&'static Exec> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Exec>()) {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the interface's caller promises such a handle; executable graphs are never freed.
+        // SAFETY: the C caller promises a handle of an executable graph, and these are never freed.
         let exec = unsafe { &*(handle as *const Exec) };
         match exec.magic.load(Acquire) {
             EXEC_MAGIC if exec.context.is_active() => Ok(exec),
@@ -646,17 +649,18 @@ impl Exec {
     /// Launches the graph.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed.
+    /// `OUT_OF_MEMORY`, or `INVALID_VALUE` when memory that the last launch left allocated was not
+    /// freed.
     pub fn launch(&self, stream: Name) -> Outcome<()> {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
-        // A stack limit that was lowered since has taken it.
+        // Lowering the stack limit may have given back what the kernels need.
         self.grow_again()?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)
     }
 
-    /// Destroys it. The memory stays for other graphs.
+    /// Destroys the executable graph. The memory stays for other graphs.
     pub fn destroy(&self) {
         self.magic.store(0, Release);
         let gone = self

@@ -1,18 +1,18 @@
-//! How small requests lie in blocks of 2 MiB: best fit, of several the extent that was freed last;
-//! what is freed joins what is free on either side. Bookkeeping alone; both directions take the
-//! same time, however much is live.
+//! The places of small requests in blocks of 2 MiB: best fit; of several extents of one size, the
+//! one that was freed last. A freed extent is joined with its free neighbours. The heap only keeps
+//! books, and takes the same time for each operation however many requests are live.
 
 use crate::machine::BLOCK;
 
 /// Small requests are rounded up to this many bytes.
 pub const GRAIN: u64 = 512;
-/// In a block.
+/// Grains in a block.
 const GRAINS: usize = (BLOCK / GRAIN) as usize;
 const CHUNK: usize = 64;
-/// Number of an extent: none. The first of the list of extents is never used.
+/// The number of a missing extent. Element 0 of the list of extents is never used.
 const NONE: u32 = 0;
 
-/// Blocks and what lies in them.
+/// Blocks and the requests in them.
 #[derive(Default)]
 pub struct Heap {
     blocks: Vec<Block>,
@@ -20,18 +20,17 @@ pub struct Heap {
     extents: Vec<Extent>,
     unused: Vec<u32>,
     free: Free,
-    /// One free extent that is not in the lists: what is taken and freed at its edge changes no
-    /// list.
+    /// One free extent outside the lists: taking and freeing at its edge changes no list.
     rest: u32,
 }
 
-/// A part of a block, live or free. Two free ones are never neighbours.
+/// A part of a block, live or free. Two free extents are never neighbours.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     block: u32,
     start: u16,
     grains: u16,
-    /// Bytes asked for; 0 = free.
+    /// Bytes that were asked for; 0 = free.
     bytes: u32,
     /// The neighbours in the block.
     before: u32,
@@ -43,9 +42,10 @@ struct Extent {
 
 /// Free extents by size.
 struct Free {
-    /// The first of each size, by grains less one.
+    /// The first extent of each size, by grains less one.
     first: Vec<u32>,
-    /// Which sizes there are, and which of these words are not 0.
+    /// Bitmaps: the sizes that have extents (`sizes`), and the words of `sizes` that are not 0
+    /// (`words`).
     sizes: [u64; GRAINS / 64],
     words: u64,
 }
@@ -61,23 +61,23 @@ impl Default for Free {
 }
 
 struct Block {
-    /// 0 = vacant.
+    /// The address of the block; 0 = vacant.
     address: u64,
-    /// The live extents by the grain at which they start, in chunks that come when needed.
+    /// The live extents by the grain at which they start, in chunks that are made when first used.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
-/// What a freed request leaves.
+/// The rest of a block after a request in it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Others live in its block.
+    /// The block, in which other requests live.
     Block,
-    /// Nothing: the block is no longer of the heap.
+    /// An empty block, which is no longer in the heap.
     Nothing,
 }
 
 impl Heap {
-    /// The place for a request, if there is room for it: 1 byte to a block.
+    /// Takes the place for a request of 1 byte to a block, if there is room for it.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let grains = bytes.div_ceil(GRAIN) as u16;
         let found = self.smallest(grains)?;
@@ -113,7 +113,7 @@ impl Heap {
         Some(block.address + u64::from(start) * GRAIN)
     }
 
-    /// Adds an empty block and says its index.
+    /// Adds an empty block and returns its index.
     pub fn add(&mut self, address: u64) -> usize {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.blocks.push(Block {
@@ -132,8 +132,8 @@ impl Heap {
         index as usize
     }
 
-    /// Frees the request at the address, in the block of this index; none when there is no such
-    /// request.
+    /// Frees the request at the address in the block with this index; returns `None` when there is
+    /// no such request.
     pub fn give(&mut self, index: usize, address: u64) -> Option<Left> {
         let block = self.blocks.get_mut(index)?;
         let offset = address.checked_sub(block.address)?;
@@ -167,7 +167,7 @@ impl Heap {
         Some(Left::Nothing)
     }
 
-    /// Start and bytes of the request in whose grains the address lies.
+    /// Returns start and bytes of the request that contains the address.
     pub fn find(&self, index: usize, address: u64) -> Option<(u64, u64)> {
         let block = self.blocks.get(index)?;
         let grain = (address.checked_sub(block.address)? / GRAIN) as usize;
@@ -183,7 +183,7 @@ impl Heap {
         inside.then_some((start, u64::from(extent.bytes)))
     }
 
-    /// Bytes of the largest request that there is room for.
+    /// Returns the size in bytes of the largest request that there is room for.
     #[inline(always)]
     pub fn room(&self) -> u64 {
         let rest = self.extents.get(self.rest as usize);
@@ -191,7 +191,7 @@ impl Heap {
         self.free.largest().max(rest) * GRAIN
     }
 
-    /// The addresses of all blocks.
+    /// Returns the addresses of all blocks.
     pub fn addresses(&self) -> impl Iterator<Item = u64> {
         let all = self.blocks.iter().map(|block| block.address);
         all.filter(|address| *address != 0)
@@ -210,7 +210,7 @@ impl Heap {
         self.extents.len() as u32 - 1
     }
 
-    /// The smallest free extent that fits.
+    /// Returns the smallest free extent that fits.
     fn smallest(&self, grains: u16) -> Option<u32> {
         let listed = self.free.smallest(grains);
         let Some(rest) = self.extents.get(self.rest as usize) else {
@@ -245,21 +245,21 @@ impl Heap {
         number != NONE && self.extents[number as usize].bytes == 0
     }
 
-    /// Makes two neighbours one, the first.
+    /// Joins two neighbours; the result has the number of the first.
     #[inline(always)]
     fn join(&mut self, first: u32, second: u32) {
         let Extent { grains, after, .. } = self.extents[second as usize];
         let joined = &mut self.extents[first as usize];
         joined.grains += grains;
         joined.after = after;
-        // The first of the list, which is nobody's, takes what has no neighbour.
+        // If `second` has no neighbour behind it, this writes to the unused element 0.
         self.extents[after as usize].before = first;
         self.unused.push(second);
     }
 }
 
 impl Free {
-    /// The first extent of the smallest size that fits.
+    /// Returns the first extent of the smallest size that fits.
     fn smallest(&self, grains: u16) -> Option<u32> {
         if self.words == 0 {
             return None;
@@ -279,7 +279,7 @@ impl Free {
         Some(self.first[at * 64 + sizes.trailing_zeros() as usize])
     }
 
-    /// In grains; 0 when there is none.
+    /// Returns the largest size in grains; 0 without a free extent.
     fn largest(&self) -> u64 {
         if self.words == 0 {
             return 0;
@@ -341,9 +341,13 @@ mod tests {
     fn check(heap: &Heap, live: &Live) {
         let mut end = 0;
         for (address, (bytes, block)) in live {
-            assert!(*address >= end, "they do not overlap");
+            assert!(*address >= end, "requests overlap");
             end = address + bytes.next_multiple_of(GRAIN);
-            assert_eq!(address / BLOCK, (end - 1) / BLOCK, "none straddles");
+            assert_eq!(
+                address / BLOCK,
+                (end - 1) / BLOCK,
+                "a request straddles two blocks"
+            );
             for inside in [0, bytes / 2, bytes - 1] {
                 let found = heap.find(*block, address + inside);
                 assert_eq!(found, Some((*address, *bytes)));
@@ -353,7 +357,7 @@ mod tests {
         blocks.dedup();
         let mut held: Vec<u64> = heap.addresses().map(|address| address / BLOCK).collect();
         held.sort_unstable();
-        assert_eq!(blocks, held, "no block without a request");
+        assert_eq!(blocks, held, "the heap's blocks are those with a request");
         let mut room = 0;
         for block in held {
             let mut gap = 0;
@@ -365,11 +369,11 @@ mod tests {
                 room = room.max(gap);
             }
         }
-        assert_eq!(heap.room(), room, "what is free has come together");
+        assert_eq!(heap.room(), room, "free neighbours are joined");
     }
 
     #[test]
-    fn a_long_random_mix() {
+    fn a_long_random_mix_keeps_the_heap_consistent() {
         let (mut heap, mut live) = (Heap::default(), Live::new());
         let mut indices = BTreeMap::new();
         let (mut seed, mut fresh) = (7u64, 1);

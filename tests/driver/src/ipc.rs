@@ -1,13 +1,13 @@
 //! Linear memory that other processes open (`cuIpc…MemHandle`), in whole blocks.
 //!
-//! It is in its owner's figure as long as he has it, then in that of who has it open; his address
-//! is free again as soon as he has freed it; a second open has the same address, and all are to be
-//! closed (measured, H100, 580.159.04). What the handles of two small requests in one block are to
-//! a process that opens both is assumed: one mapping of the block.
+//! Measured (H100, 580.159.04): the memory counts for its owner until the owner frees it, then for
+//! the process that has it open. The owner's address is free again as soon as the owner has freed
+//! it. A second open returns the same address, and each open needs a close. Assumed: a process that
+//! opens the handles of two small requests in one block maps the block once.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::context::Context;
 use crate::driver::driver;
@@ -23,40 +23,33 @@ const MAGIC: u64 = 0x6770_756c_696d_0104;
 #[repr(C)]
 pub struct Handle(pub [u64; 8]);
 
-/// What this process has opened of another's.
+/// Memory of another process that this process has open.
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// By the address of a request in it: its bytes, and how often it is open.
+    /// By the address of a request in the memory: its bytes, and how often it is open.
     open: BTreeMap<u64, (u64, u32)>,
 }
 
 #[derive(Default)]
 struct State {
-    /// What others may open, by the address of the first block.
+    /// The memory that other processes may open, by the address of its first block.
     exported: HashMap<u64, Shared>,
-    /// By the address of the first block.
+    /// The memory that is open here, by the address of its first block.
     mapped: BTreeMap<u64, Mapping>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-struct Guard(MutexGuard<'static, Option<State>>);
-
-impl Guard {
-    fn get(&mut self) -> &mut State {
-        self.0.get_or_insert_default()
-    }
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn state() -> Guard {
-    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// A handle of linear memory for other processes.
+/// Returns a handle of linear memory for other processes.
 ///
 /// # Errors
-/// `INVALID_VALUE` for what is none, `OUT_OF_MEMORY` when there is no room for one more.
+/// `INVALID_VALUE` for an address that is not linear memory, `OUT_OF_MEMORY` when all objects are
+/// in use.
 pub fn export(address: u64) -> Outcome<Handle> {
     let found = blocks::find(address).ok_or(Status::INVALID_VALUE)?;
     let context = found.context.filter(|_| !found.managed);
@@ -64,7 +57,7 @@ pub fn export(address: u64) -> Outcome<Handle> {
     let first = found.start / BLOCK * BLOCK;
     let bytes = (found.start - first + found.bytes).next_multiple_of(BLOCK);
     let mut guard = state();
-    let [object, birth] = match guard.get().exported.entry(first) {
+    let [object, birth] = match guard.exported.entry(first) {
         Entry::Occupied(known) => known.get().name(),
         Entry::Vacant(place) => {
             let (shared, ()) = Shared::share(Some(device), bytes, |_| Ok(()))?;
@@ -83,9 +76,9 @@ pub fn export(address: u64) -> Outcome<Handle> {
     ]))
 }
 
-/// Gives the blocks at an address back, unless others have them open.
+/// Gives back the blocks at an address, unless other processes have them open.
 pub fn give(device: usize, address: u64, bytes: u64) {
-    let shared = state().get().exported.remove(&address);
+    let shared = state().exported.remove(&address);
     match (shared, driver()) {
         (Some(shared), _) => shared.let_go(),
         (None, Ok(driver)) => driver.give(device, bytes),
@@ -96,7 +89,7 @@ pub fn give(device: usize, address: u64, bytes: u64) {
 /// Opens another process's memory in a context.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for what is no handle,
+/// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for an invalid handle,
 /// `OUT_OF_MEMORY`.
 pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     let Handle([magic, device, span, object, birth, offset, bytes, _]) = handle;
@@ -104,7 +97,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
         return Err(Status::INVALID_VALUE);
     }
     let mut guard = state();
-    let mapped = &mut guard.get().mapped;
+    let mapped = &mut guard.mapped;
     let same = |mapping: &Mapping| {
         mapping.context == context.index && mapping.shared.name() == [object, birth]
     };
@@ -129,13 +122,13 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     Ok(first + offset)
 }
 
-/// Closes what was opened, once.
+/// Closes memory once.
 ///
 /// # Errors
-/// `INVALID_VALUE` when it is not open.
+/// `INVALID_VALUE` when the address is not open.
 pub fn close(address: u64) -> Outcome<()> {
     let mut guard = state();
-    let mapped = &mut guard.get().mapped;
+    let mapped = &mut guard.mapped;
     let found = mapped.range_mut(..=address).next_back();
     let (first, mapping) = found.ok_or(Status::INVALID_VALUE)?;
     let (_, count) = mapping
@@ -163,18 +156,18 @@ impl Mapping {
     }
 }
 
-/// The open memory in which an address lies: start, bytes and GPU.
+/// Finds the open memory that contains an address: its start, bytes and GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
-    let mut guard = state();
-    let (_, mapping) = guard.get().mapped.range(..=address).next_back()?;
+    let guard = state();
+    let (_, mapping) = guard.mapped.range(..=address).next_back()?;
     let (start, (bytes, _)) = mapping.open.range(..=address).next_back()?;
     (address < start + bytes).then_some((*start, *bytes, mapping.shared.device))
 }
 
-/// Closes all that is open in a context that goes.
+/// Closes all memory that is open in a context that is being destroyed.
 pub fn clear(context: &Context) {
     let mut guard = state();
-    let mapped = &mut guard.get().mapped;
+    let mapped = &mut guard.mapped;
     let all = std::mem::take(mapped).into_iter();
     let (gone, stay): (BTreeMap<_, _>, _) =
         all.partition(|(_, mapping)| mapping.context == context.index);

@@ -1,5 +1,5 @@
-//! Settings of the machine: from the environment when it is made, and live through
-//! `gpulimit-sim-ctl knob`.
+//! Settings of the machine: read from the environment when the machine is made, and changed later
+//! by `gpulimit-sim-ctl knob`.
 
 use std::cell::Cell;
 use std::env;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::machine::{BLOCK, MAX_DEVICES};
 
-/// Rules for single symbols that can be set at a time.
+/// The most symbols that can have rules at a time.
 pub const MAX_RULES: usize = 64;
 const NAME_WORDS: usize = 6;
 /// Bits of [`Knobs::active`].
@@ -18,22 +18,22 @@ const LOCKED: u32 = 2;
 /// The settings that the shared state holds.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 when any latency, failure or work is set, or a process was ever locked: the only word
-    /// that an ordinary call reads.
+    /// Not 0 while any latency, failure or work is set, or after a process was ever locked: the
+    /// only word that an ordinary call reads.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
-    /// Per GPU: what `cuDeviceTotalMem` says, in bytes.
+    /// Per GPU: the total memory by `cuDeviceTotalMem`, in bytes.
     pub capacity: [AtomicU64; MAX_DEVICES],
-    /// What a context costs, in bytes.
+    /// The bytes that a context costs.
     pub context_bytes: AtomicU64,
-    /// What the first kernel launch of a process takes, in bytes.
+    /// The bytes that the first kernel launch of a process takes.
     pub first_launch_bytes: AtomicU64,
-    /// How long a dead process's memory stays used, in ms.
+    /// The ms for which a dead process's memory stays used.
     pub kill_lag: AtomicU64,
-    /// What `cuDriverGetVersion` says.
+    /// The version by `cuDriverGetVersion`.
     pub driver_version: AtomicU32,
-    /// Not 0: CUDA's default (fastest first) order of the GPUs is the reverse of the PCI order.
+    /// Not 0: CUDA's default order of the GPUs (fastest first) is the reverse of the PCI order.
     pub reversed: AtomicU32,
     /// Not 0: NVML's process lists are empty, as where /proc is not mounted.
     pub no_proc: AtomicU32,
@@ -41,43 +41,48 @@ pub struct Knobs {
     pub all_lists: AtomicU32,
     /// Not 0: the elements of NVML's `_v3` process lists are those of the first R535 drivers.
     pub early_535: AtomicU32,
-    /// Not 0: NVML calls functions of its own by their exported names.
+    /// Not 0: NVML calls its own functions by their exported names.
     pub own_exports: AtomicU32,
-    /// MIG instances that every GPU is cut into; 0 = none.
+    /// MIG instances of every GPU; 0 = no MIG.
     pub mig: AtomicU32,
-    /// How long every kernel keeps its stream busy, in ns.
+    /// The ns for which every kernel keeps its stream busy.
     pub work: AtomicU64,
-    /// What every call waits before its work, in ns, unless a rule names the symbol.
+    /// The ns that every call waits before its work, unless a rule names the symbol.
     pub latency: AtomicU64,
-    /// The same after its work.
+    /// The ns that every call waits after its work, unless a rule names the symbol.
     pub delay: AtomicU64,
-    /// Not 0: waits are random, from nothing to what is set; the seed.
+    /// Not 0: waits are random, between 0 and the time that is set; this is the seed.
     pub jitter: AtomicU64,
     /// Latency and failure of single symbols.
     pub rules: [Rule; MAX_RULES],
 }
 
-/// What is set for one symbol.
+/// The settings of one symbol.
 #[repr(C)]
 pub struct Rule {
     name: [AtomicU64; NAME_WORDS],
-    /// ns; `u64::MAX` = not set.
+    /// The wait before its work in ns; `u64::MAX` = not set.
     latency: AtomicU64,
-    /// The same after its work.
+    /// The wait after its work in ns; `u64::MAX` = not set.
     delay: AtomicU64,
-    /// The code in the low half, which call (0 = all) in the high one; 0 = not set.
+    /// The code in the low half, the number of the failing call in the high half (0 = all calls); 0
+    /// = not set.
     failure: AtomicU64,
 }
 
-/// What the symbol's next call shall do, beside its work.
+/// The orders for the next call of a symbol: waits, or failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// How long it waits before its work, in ns.
+    /// The wait before the call's work, in ns.
     pub latency: u64,
-    /// How long it waits after its work, in ns.
+    /// The wait after the call's work, in ns.
     pub delay: u64,
-    /// The code to fail with.
+    /// The code with which the call fails, in place of its work.
     pub failure: Option<i32>,
+}
+
+fn unreadable(knob: &str, value: &str) -> String {
+    format!("knob {knob}: cannot read {value:?}")
 }
 
 fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
@@ -92,10 +97,10 @@ fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
     Some(words)
 }
 
-/// The settings as the environment gives them when a machine is made.
+/// The settings that the environment gives to a new machine.
 pub struct Settings(Vec<(&'static str, String)>);
 
-/// Environment variable and knob of each setting.
+/// The environment variable and the knob of each setting.
 pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_GPUS", "gpus"),
     ("GPULIMIT_SIM_CAPACITY", "capacity"),
@@ -131,7 +136,7 @@ impl Settings {
 
 impl Knobs {
     /// Sets the defaults, then the given settings. A value that cannot be read is reported on
-    /// stderr and left out: a test that misspells a knob should see it.
+    /// stderr and left out, so that a test that misspells a knob shows it.
     pub fn configure(&self, settings: &Settings) {
         self.devices.store(1, Relaxed);
         for capacity in &self.capacity {
@@ -152,7 +157,7 @@ impl Knobs {
     /// # Errors
     /// A line that names the knob and the value.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), String> {
-        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
         match knob {
             "gpus" => {
@@ -187,7 +192,7 @@ impl Knobs {
             "early-535" => self.early_535.store(number(value)? as u32, Relaxed),
             "mig" => {
                 let count = number(value)?;
-                // As many as an H100 has slices.
+                // An H100 has 7 slices.
                 if count > 7 {
                     return Err(format!("knob mig: {count} is more than 7"));
                 }
@@ -217,7 +222,7 @@ impl Knobs {
                     self.rule(name)?.failure.store(failure, Release);
                 }
             }
-            _ => return Err(format!("no knob {knob:?}; there are {}", list())),
+            _ => return Err(format!("unknown knob {knob:?}; the knobs are {}", list())),
         }
         let set = self.work.load(Relaxed) != 0
             || self.latency.load(Relaxed) != 0
@@ -235,12 +240,13 @@ impl Knobs {
         Ok(())
     }
 
-    /// A process was locked: from now on calls look whether theirs is.
+    /// Notes that a process was locked: from now on every call checks whether its process is
+    /// locked.
     pub fn note_locked(&self) {
         self.active.fetch_or(LOCKED, Release);
     }
 
-    /// Sets the waits of all calls, and those of single symbols.
+    /// Sets the waits of all calls and of single symbols.
     fn set_waits(
         &self,
         knob: &str,
@@ -248,7 +254,7 @@ impl Knobs {
         of: impl Fn(&Rule) -> &AtomicU64,
         of_all: &AtomicU64,
     ) -> Result<(), String> {
-        let bad = || format!("knob {knob}: cannot read {value:?}");
+        let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
         let mut all = 0;
         let mut rules = Vec::new();
@@ -286,8 +292,8 @@ impl Knobs {
         Err(format!("more than {MAX_RULES} symbols with rules"))
     }
 
-    /// What the knobs say about the symbol; `calls` counts its calls in this process, the present
-    /// one included.
+    /// Returns what the knobs order for a call of the symbol. `calls` counts the symbol's calls in
+    /// this process, the present one included.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),
@@ -322,12 +328,14 @@ impl Knobs {
     }
 }
 
-/// The next number of this thread: other processes and threads have other ones.
+/// Returns the next number of this thread's random sequence; other threads and processes have other
+/// sequences.
 fn random(seed: u64) -> u64 {
     thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
     STATE.with(|state| {
         let mut word = match state.get() {
-            // The address of a thread's own variable tells it from the others.
+            // Each thread has its own variable, so the variable's address makes the thread's seed
+            // unique.
             0 => {
                 seed ^ (u64::from(std::process::id()) << 32
                     | std::ptr::from_ref(state).addr() as u64 >> 4)

@@ -1,9 +1,9 @@
 //! The simulated NVIDIA driver: the model of the machine's GPUs that its libcuda and libnvidia-ml
 //! share.
 //!
-//! [`machine`] is the hardware: one shared file with what every process holds on every GPU. The
-//! other modules are one process's side of the driver: contexts, blocks, pools, virtual memory. The
-//! C interfaces are in the `cuda` and `nvml` packages beside this one; nothing here knows a C
+//! [`machine`] is the hardware: one shared file that records what every process holds on every GPU.
+//! The other modules are one process's side of the driver: contexts, blocks, pools, virtual memory.
+//! The C interfaces are in the `cuda` and `nvml` packages beside this one; this package knows no C
 //! signature.
 
 pub mod abi;

@@ -1,35 +1,35 @@
 //! The machine: what all processes together hold on every GPU, in one file of shared memory.
 //!
-//! Only atomics, no locks: a process may be killed or stopped at any instruction and blocks nobody.
-//! [`crate::grant`] is the protocol on the words; [`crate::process`] decides who owns a slot.
+//! The file holds atomics only, no locks: a process may be killed or stopped at any instruction
+//! without blocking the others. [`crate::grant`] is the protocol on the words; [`crate::process`]
+//! decides which process owns a slot.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
-use crate::knobs::{Knobs, Rule, Settings};
+use crate::knobs::{Knobs, Settings};
 
 /// Physical memory is handed out in blocks of this many bytes.
 pub const BLOCK: u64 = 2 << 20;
 /// The most GPUs of one machine.
 pub const MAX_DEVICES: usize = 16;
-/// The most processes at a time that hold memory.
+/// The most processes that can hold memory at a time.
 pub const MAX_PROCESSES: usize = 4000;
-/// The most allocations at a time that were exported.
+/// The most exported allocations at a time.
 pub const MAX_OBJECTS: usize = 90;
-/// What the GPU itself keeps back: in NVML's total and used, not in CUDA's total.
+/// The bytes that a GPU keeps back: part of NVML's total and used figures, not of CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
 const MAGIC: u64 = 0x6770_756c_696d_0009;
 
-/// The shared state. All-zero is a valid, empty machine, which `create` then configures.
+/// The shared state. A file of zeros is a valid, empty machine, which `create` then configures.
 #[repr(C)]
 pub struct Machine {
     magic: AtomicU64,
@@ -37,28 +37,28 @@ pub struct Machine {
     pub knobs: Knobs,
     /// One more than the highest slot that was ever owned.
     pub high_water: AtomicU32,
-    /// When the slots were last looked through for dead owners, in ms of the monotonic clock.
+    /// When the slots were last searched for dead owners, in ms of the monotonic clock.
     pub last_scan: AtomicU64,
-    /// Per GPU: what is used.
+    /// Per GPU: the used blocks.
     pub devices: [DeviceWords; MAX_DEVICES],
-    /// Objects ever made.
+    /// The number of objects ever made.
     pub births: AtomicU64,
-    /// Who holds memory that was exported, see [`crate::shared`].
+    /// The holders of exported memory, see [`crate::shared`].
     pub objects: [Object; MAX_OBJECTS],
-    /// Per process, then per object: what it holds.
+    /// One slot for each process, then one for each exported object.
     pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
 }
 
-/// Memory that was exported.
+/// Exported memory.
 #[repr(C, align(64))]
 pub struct Object {
-    /// Tells it from every other in its place; 0 = free.
+    /// A number that no other object ever has; 0 = free.
     pub birth: AtomicU64,
-    /// The GPU; none of them for host memory.
+    /// The GPU; a number past the last GPU for host memory.
     pub device: AtomicU64,
-    /// The owner ([`Slot::owner`]) that exported it; 0 when it has let go.
+    /// The owner ([`Slot::owner`]) that exported it; 0 after that process has let go of it.
     pub exporter: AtomicU64,
-    /// The owners of the imports.
+    /// The owners that have imported it, once per import.
     pub imports: [AtomicU64; 29],
 }
 
@@ -71,47 +71,53 @@ pub struct DeviceWords {
     pub peak: AtomicU64,
 }
 
-/// One process's line.
+/// The memory that one process holds, and the state of the process.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// 0 = free; else the owner: pid (in its own namespace) in the high half, a unique birth number
-    /// in the low one.
+    /// 0 = free. Otherwise the owner: its pid (in its own namespace) in the high half, a unique
+    /// birth number in the low half.
     pub owner: AtomicU64,
     /// Inode of the owner's PID namespace.
     pub namespace: AtomicU64,
-    /// When the owner began to exit, in ms of the monotonic clock; 0 = it did not say.
+    /// When the owner began to exit, in ms of the monotonic clock; 0 = the owner did not announce
+    /// an exit.
     pub exiting: AtomicU64,
-    /// When the owner was found dead, in ms; 0 = alive as far as known.
+    /// When the owner was found dead, in ms; 0 = not found dead.
     pub died: AtomicU64,
-    /// Whether the owner's calls wait, and its memory was moved away, see [`crate::checkpoint`].
+    /// Whether the owner is locked or checkpointed, see [`crate::checkpoint`].
     pub state: AtomicU64,
-    /// Per GPU: the blocks that were.
+    /// Per GPU: the blocks that a checkpoint moved away.
     pub away: [AtomicU64; MAX_DEVICES],
-    /// Per GPU: what the process holds.
+    /// Per GPU: the memory that the process holds.
     pub held: [Held; MAX_DEVICES],
 }
 
-/// What one process holds on one GPU, see [`crate::grant`].
+/// The memory that one process holds on one GPU, see [`crate::grant`].
 #[repr(C)]
 pub struct Held {
-    /// Blocks held and the operation that made it so.
+    /// Blocks held and the last operation on them.
     pub word: AtomicU64,
-    /// The operation about to be made.
+    /// The operation that is about to be made.
     pub intent: AtomicU64,
 }
 
-/// Milliseconds of the machine's monotonic clock; never 0.
-pub fn now_ms() -> u64 {
+/// Returns the time of the machine's monotonic clock.
+pub fn monotonic() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is ours to write.
+    // SAFETY: `time` is a local variable that clock_gettime may write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000).max(1)
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Where the machine's state is: `GPULIMIT_SIM_STATE`, or a file of the user's own in shared
+/// Returns milliseconds of the machine's monotonic clock; never 0.
+pub fn now_ms() -> u64 {
+    (monotonic().as_millis() as u64).max(1)
+}
+
+/// Returns the path of the machine's state: `GPULIMIT_SIM_STATE`, or a file per user in shared
 /// memory.
 pub fn state_path() -> PathBuf {
     match std::env::var_os("GPULIMIT_SIM_STATE") {
@@ -123,7 +129,7 @@ pub fn state_path() -> PathBuf {
     }
 }
 
-/// The file that stands for exported memory.
+/// Returns the path of the file that represents exported memory.
 pub fn object_path(birth: u64) -> PathBuf {
     let mut path = state_path().into_os_string();
     path.push(format!(".shared-{birth}"));
@@ -131,10 +137,10 @@ pub fn object_path(birth: u64) -> PathBuf {
 }
 
 impl Machine {
-    /// The machine of this process, made at first use.
+    /// Returns the machine of this process, made at first use.
     ///
     /// # Errors
-    /// When the state file can neither be opened nor created, or is another version's.
+    /// When the state file can neither be opened nor created, or belongs to another version.
     pub fn get() -> io::Result<&'static Machine> {
         static MACHINE: OnceLock<Result<&'static Machine, String>> = OnceLock::new();
         MACHINE
@@ -146,7 +152,7 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// A fresh descriptor of the state file.
+    /// Opens the state file, for a file description of its own.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -169,8 +175,8 @@ impl Machine {
         Err(io::Error::other("the state file keeps vanishing"))
     }
 
-    /// Writes a configured machine beside the path and links it there, so that nobody ever sees
-    /// half of one.
+    /// Writes a configured machine to another name and links it to the path, so that other
+    /// processes only ever see a complete machine.
     fn create() -> io::Result<()> {
         let path = state_path();
         let mut fresh = path.clone().into_os_string();
@@ -182,7 +188,7 @@ impl Machine {
             .create_new(true)
             .custom_flags(libc::O_CLOEXEC)
             .open(&fresh)?;
-        // Every user of the machine shares its GPUs, whatever the creator's umask.
+        // All users of the machine share its GPUs, whatever the creator's umask is.
         file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
         file.set_len(size_of::<Machine>() as u64)?;
         let machine = Machine::map_raw(&file)?;
@@ -193,7 +199,7 @@ impl Machine {
         machine.magic.store(MAGIC, Ordering::Release);
         let made = std::fs::hard_link(&fresh, &path);
         let _ = std::fs::remove_file(&fresh);
-        // SAFETY: `machine` was mapped above with this size and nobody else has seen it.
+        // SAFETY: `machine` was mapped above with this size, and no reference to it is left.
         unsafe {
             libc::munmap(
                 std::ptr::from_ref(machine).cast_mut().cast(),
@@ -207,23 +213,20 @@ impl Machine {
     }
 
     fn map(file: &File) -> io::Result<&'static Machine> {
+        let foreign = "not a simulated machine of this version; remove it";
         if file.metadata()?.len() != size_of::<Machine>() as u64 {
-            return Err(io::Error::other(
-                "not a simulated machine of this version; remove it",
-            ));
+            return Err(io::Error::other(foreign));
         }
         let machine = Machine::map_raw(file)?;
         if machine.magic.load(Ordering::Acquire) != MAGIC {
-            return Err(io::Error::other(
-                "not a simulated machine of this version; remove it",
-            ));
+            return Err(io::Error::other(foreign));
         }
         Ok(machine)
     }
 
     fn map_raw(file: &File) -> io::Result<&'static Machine> {
-        // SAFETY: a fresh shared mapping of a file of exactly this size, never unmapped once handed
-        // out. Every field is an atomic, for which any bit pattern is valid.
+        // SAFETY: a new shared mapping of a file of exactly this size, which is not unmapped once
+        // `get` has returned it. Every field is an atomic, for which any bit pattern is valid.
         unsafe {
             let address = libc::mmap(
                 std::ptr::null_mut(),
@@ -239,23 +242,15 @@ impl Machine {
             Ok(&*address.cast::<Machine>())
         }
     }
-
-    /// The latency and failure rules.
-    pub fn rules(&self) -> &[Rule] {
-        &self.knobs.rules
-    }
 }
 
-/// Removes the state file and those of exported memory; processes that have it mapped keep their
-/// machine.
+/// Removes the state file and the files of exported memory. Processes that have the state mapped
+/// keep their machine.
 pub fn remove_state() {
     if let Ok(machine) = Machine::get() {
         for object in &machine.objects {
             let _ = std::fs::remove_file(object_path(object.birth.load(Ordering::SeqCst)));
         }
     }
-    if let Ok(path) = CString::new(state_path().as_os_str().as_bytes()) {
-        // SAFETY: a NUL-terminated path.
-        unsafe { libc::unlink(path.as_ptr()) };
-    }
+    let _ = std::fs::remove_file(state_path());
 }

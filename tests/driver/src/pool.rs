@@ -1,32 +1,32 @@
-//! Memory pools: stream-ordered memory, which belongs to the pool and not to the pointer.
+//! Memory pools: stream-ordered memory, which belongs to a pool and not to a context.
 //!
-//! Managed pools have the same figures as others, but the driver shows their memory in no process's
-//! figure; they outlive the contexts of their GPU (H200, 580.159.04). There the memory of a managed
-//! pool also stays on the GPU until the pool is destroyed and its last pointer freed, whatever is
-//! freed or trimmed before, which this driver does not tell apart.
+//! Managed pools report the same attributes as others, but the driver counts their memory for no
+//! process, and they outlive the contexts of their GPU (measured, H200, 580.159.04). On that driver
+//! the memory of a managed pool also stays on the GPU until the pool is destroyed and its last
+//! pointer freed, whatever is freed or trimmed before; the simulated driver does not model this.
 #![allow(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 use crate::driver::{Driver, driver};
 use crate::machine::BLOCK;
-use crate::space::{Entry, Use, space};
+use crate::space::{Entry, Gaps, Use, space};
 use crate::work::{self, Name, Queue};
 use crate::{Outcome, Status};
 
 /// A pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
-/// Freed ranges that are kept apart for a request of the same size, before they are merged with
+/// The most freed ranges that are kept for a request of the same size before they are merged with
 /// their neighbours.
 const QUICK: usize = 16;
-/// Which of the settings of reuse is `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`.
+/// The index of `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in [`State::reuse`].
 const INTERNAL_DEPENDENCIES: usize = 2;
 
-/// Addresses are spread well enough by one multiplication.
+/// A hasher for addresses: one multiplication spreads them well enough.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -45,7 +45,7 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// A pool. Never freed, so that a handle that outlives it is harmless.
+/// A pool. Never freed, so that a stale handle points to valid memory.
 #[derive(Debug)]
 pub struct Pool {
     index: usize,
@@ -65,15 +65,15 @@ struct State {
     used_high: u64,
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
-    free: BTreeMap<u64, u64>,
-    /// Freed, but before the work of the stream ends only for that stream to use again.
+    free: Gaps,
+    /// Freed ranges that only their own stream may use again until the work of that stream ends.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
-    /// Where the addresses of a managed pool begin.
+    /// The first address of a managed pool.
     arena: Option<u64>,
 }
 
-/// A freed range that its stream may still use.
+/// A freed range that its stream may use again before the stream's work ends.
 #[derive(Clone, Debug)]
 struct Pending {
     range: Range<u64>,
@@ -84,7 +84,7 @@ struct Pending {
 static POOLS: RwLock<Vec<&'static Pool>> = RwLock::new(Vec::new());
 
 impl Pool {
-    /// Makes a pool on a GPU, or on the host, where it takes nothing.
+    /// Makes a pool on a GPU; with `None` a pool on the host, which takes no GPU memory.
     pub fn make(device: Option<usize>) -> &'static Pool {
         Pool::new(device, false)
     }
@@ -110,7 +110,7 @@ impl Pool {
         pool
     }
 
-    /// The pool with this index.
+    /// Returns the pool with this index.
     pub fn by_index(index: usize) -> Option<&'static Pool> {
         POOLS
             .read()
@@ -128,15 +128,15 @@ impl Pool {
             .collect()
     }
 
-    /// The `CUmemoryPool`.
+    /// Returns the `CUmemoryPool`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The pool of a `CUmemoryPool`.
+    /// Returns the pool of a `CUmemoryPool`.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is none or destroyed.
+    /// `INVALID_VALUE` for a handle that is not a pool, or whose pool was destroyed.
     pub fn from_handle(handle: usize) -> Outcome<&'static Pool> {
         let pool = Pool::even_destroyed(handle)?;
         if pool.state().destroyed {
@@ -146,33 +146,33 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::from_handle`], also of a destroyed pool: the driver makes it the current one
-    /// (measured, H200, 580.159.03).
+    /// Returns the pool of a `CUmemoryPool`, even a destroyed one: the driver accepts it as the
+    /// current pool (measured, H200, 580.159.03).
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is none.
+    /// `INVALID_VALUE` for a handle that never was a pool.
     pub fn even_destroyed(handle: usize) -> Outcome<&'static Pool> {
         let pools = POOLS.read().unwrap_or_else(PoisonError::into_inner);
         let found = pools.iter().find(|pool| pool.handle() == handle);
         found.copied().ok_or(Status::INVALID_VALUE)
     }
 
-    /// Whether this is the handle of a pool that has been destroyed.
+    /// Returns whether this is the handle of a destroyed pool.
     pub fn was_destroyed(handle: usize) -> bool {
         Pool::even_destroyed(handle).is_ok_and(|pool| pool.state().destroyed)
     }
 
-    /// PCI index of the pool's GPU; none for a pool on the host.
+    /// Returns the PCI index of the pool's GPU, and `None` for a pool on the host.
     pub fn device(&self) -> Option<usize> {
         self.device
     }
 
-    /// Whether its memory is managed.
+    /// Returns whether the pool's memory is managed.
     pub fn is_managed(&self) -> bool {
         self.managed
     }
 
-    /// The GPU whose memory the pool takes, as the driver shows it.
+    /// Returns the GPU on which the driver counts the pool's memory.
     fn taken_from(&self) -> Option<usize> {
         self.device.filter(|_| !self.managed)
     }
@@ -181,10 +181,11 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates from the pool, which grows when no gap fits that the stream may use.
+    /// Allocates from the pool, which grows when it has no gap that fits and that the stream may
+    /// use.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY`.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
     pub fn allocate(&self, bytes: u64, stream: Name) -> Outcome<u64> {
         if bytes == 0 || self.state().destroyed {
             return Err(Status::INVALID_VALUE);
@@ -214,7 +215,7 @@ impl Pool {
         if let Some(device) = self.taken_from()
             && !driver.take_bare(device, bytes)
         {
-            // What this and the other pools do not use goes first.
+            // Unused memory of this and the other pools is given back first.
             self.shrink(driver, state, |reserved| reserved > 0);
             Pool::trim_all(device);
             if !driver.take_bare(device, bytes) {
@@ -235,14 +236,14 @@ impl Pool {
             .extend((address..address + bytes).step_by(STEP as usize));
         state.reserved += bytes;
         state.reserved_high = state.reserved_high.max(state.reserved);
-        state.put(address, bytes);
+        state.free.give(address, bytes);
         Ok(())
     }
 
-    /// Frees a pointer of the pool when the stream's work is done.
+    /// Frees a pointer of the pool once the work of the stream is done.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is none.
+    /// `INVALID_VALUE` for an address that the pool did not allocate.
     pub fn free(&self, address: u64, stream: Name) -> Outcome<()> {
         let mut state = self.state();
         let bytes = state.live.remove(&address).ok_or(Status::INVALID_VALUE)?;
@@ -258,22 +259,17 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives back unused steps while `more` says so of the reserved size.
+    /// Gives back unused steps as long as `more` returns true for the reserved bytes.
     fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
         state.settle();
         state.merge();
-        let gaps: Vec<(u64, u64)> = state
-            .free
-            .iter()
-            .map(|(start, length)| (*start, *length))
-            .collect();
-        for (start, length) in gaps.into_iter().rev() {
+        for (start, length) in state.free.all().into_iter().rev() {
             let first = start.next_multiple_of(STEP);
             let mut end = (start + length) / STEP * STEP;
             while end > first && more(state.reserved) {
                 end -= STEP;
                 state.steps.remove(&end);
-                state.cut(end..end + STEP);
+                state.free.cut(end..end + STEP);
                 state.reserved -= STEP;
                 space().mark(end, STEP / BLOCK, Entry::NONE);
                 if let Some(device) = self.taken_from() {
@@ -286,7 +282,7 @@ impl Pool {
         }
     }
 
-    /// `cuMemPoolTrimTo`: gives back unused memory, but keeps at least so many bytes reserved.
+    /// `cuMemPoolTrimTo`: gives back unused memory but keeps at least `keep` bytes reserved.
     ///
     /// # Errors
     /// `NOT_INITIALIZED`.
@@ -298,13 +294,13 @@ impl Pool {
         Ok(())
     }
 
-    /// What a synchronise does: every pool of the GPU gives back what it does not use, down to its
-    /// threshold.
+    /// Does what a synchronise does for pools: every pool of the GPU gives back unused memory down
+    /// to its threshold.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
             let mut state = pool.state();
-            // Of a destroyed pool without pointers only what was pending is left.
+            // A destroyed pool without live pointers holds only pending memory.
             let gone = state.destroyed && state.live.is_empty();
             let threshold = if gone { 0 } else { state.threshold };
             if state.reserved > threshold {
@@ -313,8 +309,8 @@ impl Pool {
         }
     }
 
-    /// Every pool of the GPU gives back what it does not use; those that are in use right now are
-    /// left out.
+    /// Makes every pool of the GPU give back its unused memory; skips pools that are locked by
+    /// another thread.
     pub fn trim_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
@@ -327,7 +323,8 @@ impl Pool {
         }
     }
 
-    /// Drops all memory of the GPU's pools but the managed ones: its last context went.
+    /// Drops all memory of the GPU's pools, managed ones excepted, when its last context was
+    /// destroyed.
     pub fn clear_all(device: usize) {
         for pool in Pool::on(device).into_iter().filter(|pool| !pool.managed) {
             pool.clear();
@@ -341,11 +338,14 @@ impl Pool {
         state.quick.clear();
         state.pending.clear();
         state.used = 0;
-        state.free = state.steps.iter().map(|step| (*step, STEP)).collect();
+        state.free = Gaps::default();
+        for step in &state.steps.clone() {
+            state.free.give(*step, STEP);
+        }
         self.shrink(driver, &mut state, |_| true);
     }
 
-    /// Destroys the pool; its memory goes with the last pointer.
+    /// Destroys the pool; its memory is given back with its last pointer.
     ///
     /// # Errors
     /// `NOT_INITIALIZED`.
@@ -357,7 +357,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The allocation in which an address lies: its start and the bytes asked for.
+    /// Finds the allocation that contains an address: its start and the bytes asked for.
     pub fn find(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state();
         let found = state.live.get(&address).map(|bytes| (address, *bytes));
@@ -372,10 +372,10 @@ impl Pool {
         })
     }
 
-    /// An attribute by its number.
+    /// Returns an attribute by its number.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for an unknown one.
+    /// `INVALID_VALUE` for an unknown number.
     pub fn attribute(&self, attribute: i32) -> Outcome<u64> {
         let state = self.state();
         Ok(match attribute {
@@ -389,10 +389,10 @@ impl Pool {
         })
     }
 
-    /// Sets an attribute; the high-water marks only to 0, which starts them anew.
+    /// Sets an attribute; a high-water mark can only be set to 0, which resets it.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for one that cannot be set so.
+    /// `INVALID_VALUE` for an attribute or a value that cannot be set.
     pub fn set_attribute(&self, attribute: i32, value: u64) -> Outcome<()> {
         let mut state = self.state();
         match (attribute, value) {
@@ -407,8 +407,8 @@ impl Pool {
 }
 
 impl State {
-    /// The first free addresses of a managed pool, which has a range of its own: it comes back to
-    /// those that it has given back (measured).
+    /// Returns the first free addresses of a managed pool, which has an address range of its own
+    /// and uses addresses again that it has given back (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {
@@ -428,7 +428,7 @@ impl State {
         }
     }
 
-    /// A gap of this size that the stream may use.
+    /// Takes a gap of this size that the stream may use.
     fn take(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.pending.is_empty() {
             self.take_free(size)
@@ -446,29 +446,17 @@ impl State {
         Some(address)
     }
 
-    /// One that was just freed, else the first that fits.
+    /// Takes a range of the same size that was just freed, or else the first gap that fits.
     fn take_free(&mut self, size: u64) -> Option<u64> {
         if let Some(position) = self.quick.iter().rposition(|(freed, _)| *freed == size) {
             return Some(self.quick.swap_remove(position).1);
         }
         self.merge();
-        self.take_first(size)
+        self.free.take(size, |start| start)
     }
 
-    fn take_first(&mut self, size: u64) -> Option<u64> {
-        let (start, length) = self
-            .free
-            .iter()
-            .find(|(_, length)| **length >= size)
-            .map(|(s, l)| (*s, *l))?;
-        self.free.remove(&start);
-        if length > size {
-            self.free.insert(start + size, length - size);
-        }
-        Some(start)
-    }
-
-    /// A gap that other streams may still use; this one then waits for them.
+    /// Takes a gap whose memory another stream may still use; this stream then waits for the other
+    /// one.
     #[cold]
     fn take_dependent(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.reuse[INTERNAL_DEPENDENCIES] == 0 {
@@ -480,16 +468,16 @@ impl State {
         Some(address)
     }
 
-    /// The first gap that fits in the free memory and the pending that may be used as well, and
-    /// when all of it is free.
+    /// Takes the first gap that fits in the free memory and in the pending ranges that `may`
+    /// selects. Returns it with the time at which all of it is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;
         let lent: Vec<Pending> = lent;
         for Pending { range, .. } in &lent {
-            self.put(range.start, range.end - range.start);
+            self.free.give(range.start, range.end - range.start);
         }
-        let found = self.take_first(size);
+        let found = self.free.take(size, |start| start);
         let taken = found.map_or(0..0, |start| start..start + size);
         let mut free_at = 0;
         for Pending { range, queue, end } in lent {
@@ -499,7 +487,7 @@ impl State {
                 free_at = free_at.max(end);
             }
             for range in [before, after].into_iter().filter(|rest| !rest.is_empty()) {
-                self.cut(range.clone());
+                self.free.cut(range.clone());
                 self.pending.push(Pending { range, queue, end });
             }
         }
@@ -523,48 +511,20 @@ impl State {
         }
     }
 
-    /// What is pending for work that has ended is free.
+    /// Turns the pending ranges whose streams have finished into free memory.
     fn settle(&mut self) {
         let ended: Vec<Pending> = self
             .pending
             .extract_if(.., |pending| work::is_over(pending.end))
             .collect();
         for Pending { range, .. } in ended {
-            self.put(range.start, range.end - range.start);
+            self.free.give(range.start, range.end - range.start);
         }
     }
 
     fn merge(&mut self) {
         while let Some((size, address)) = self.quick.pop() {
-            self.put(address, size);
-        }
-    }
-
-    /// Adds a free range to its free neighbours.
-    fn put(&mut self, mut start: u64, mut length: u64) {
-        if let Some((&before, &span)) = self.free.range(..start).next_back()
-            && before + span == start
-        {
-            self.free.remove(&before);
-            start = before;
-            length += span;
-        }
-        if let Some(span) = self.free.remove(&(start + length)) {
-            length += span;
-        }
-        self.free.insert(start, length);
-    }
-
-    /// Takes a range out of the free range in which it lies.
-    fn cut(&mut self, range: Range<u64>) {
-        if let Some((&start, &length)) = self.free.range(..=range.start).next_back() {
-            self.free.remove(&start);
-            if range.start > start {
-                self.free.insert(start, range.start - start);
-            }
-            if start + length > range.end {
-                self.free.insert(range.end, start + length - range.end);
-            }
+            self.free.give(address, size);
         }
     }
 }

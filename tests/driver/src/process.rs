@@ -1,8 +1,10 @@
-//! Who owns a slot of the machine, and what becomes of the slots of the dead.
+//! The slots of the machine: which process owns one, and what happens to the slots of dead
+//! processes.
 //!
-//! The owner of slot *i* holds an open-file-description lock on a byte of the state file. The
-//! description lives by a mapping that forked children do not get, so the lock ends with the
-//! process's memory, however it dies, and can be asked for from any PID namespace.
+//! The owner of slot *i* holds an open-file-description lock on byte *i* of the state file's lock
+//! range. A mapping that forked children do not inherit keeps the file description open. So the
+//! lock ends with the process's memory, however the process dies, and can be tested from any PID
+//! namespace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -13,44 +15,44 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, now_ms};
+use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, monotonic, now_ms};
 use crate::{checkpoint, device, grant, shared};
 
-/// The lock bytes lie far beyond the file's data.
+/// The lock bytes lie far behind the file's data.
 const LOCKS: i64 = 1 << 40;
-/// Slots are looked through at most this often, in ms, unless memory has run out.
+/// The slots are searched for dead owners at most this often, in ms, unless memory has run out.
 const SCAN_MS: u64 = 2;
-/// The same for so many slots, squared, that are looked through in a ms: the kernel goes through
-/// all locks of a file to answer for one.
+/// The time between two searches also grows with the square of the number of slots, divided by
+/// this: to answer for one lock the kernel goes through all locks of a file.
 const SCANNED_PER_MS: u64 = 10_000;
 
-/// This process's membership of the machine.
+/// This process as an owner of a slot of the machine.
 pub struct Process {
     machine: &'static Machine,
     slot: usize,
-    /// One operation at a time per GPU, as [`grant::change`] asks.
+    /// One lock per GPU, because [`grant::change`] allows one operation at a time.
     operations: [Mutex<()>; MAX_DEVICES],
 }
 
 static OWN: OnceLock<Result<Process, String>> = OnceLock::new();
-/// The pid that owns [`OWN`]: exit handlers also run in forked children.
+/// The pid of the process that made [`OWN`]: exit handlers also run in forked children.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 fn lock(file: &File, slot: usize, kind: i32, command: i32) -> io::Result<libc::flock> {
-    // SAFETY: all-zero is a valid `flock`, and OFD locks ask for l_pid = 0.
+    // SAFETY: all-zero is a valid `flock`, and OFD locks need l_pid = 0.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as i16;
     request.l_whence = libc::SEEK_SET as i16;
     request.l_start = LOCKS + slot as i64;
     request.l_len = 1;
-    // SAFETY: a live descriptor and a request that is ours to write.
+    // SAFETY: `file` is an open descriptor, and `request` is a local variable that fcntl may write.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &mut request) } {
         0 => Ok(request),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Inode of the caller's PID namespace, 0 where /proc is not mounted.
+/// Returns the inode of the caller's PID namespace, or 0 where /proc is not mounted.
 pub fn namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
@@ -64,7 +66,7 @@ extern "C" fn exiting() {
 }
 
 impl Process {
-    /// The calling process's membership, made at first use.
+    /// Returns the calling process, which gets a slot at the first use.
     ///
     /// # Errors
     /// When the machine cannot be opened or has no free slot.
@@ -74,7 +76,7 @@ impl Process {
             .map_err(String::as_str)
     }
 
-    /// Its line of the machine, if it has one already.
+    /// Returns the slot of this process, if it has one already.
     pub(crate) fn line() -> Option<&'static Slot> {
         match OWN.get() {
             Some(Ok(own)) if OWNER.load(Relaxed) == std::process::id() => {
@@ -88,7 +90,7 @@ impl Process {
         let machine = Machine::get()?;
         let file = Machine::file()?;
         for (slot, line) in machine.slots.iter().enumerate().take(MAX_PROCESSES) {
-            // The lock first: a slot with an owner but no lock is a dead one's.
+            // Take the lock first: a slot that has an owner but no lock belongs to a dead process.
             if line.owner.load(Acquire) != 0
                 || lock(&file, slot, libc::F_WRLCK, libc::F_OFD_SETLK).is_err()
             {
@@ -110,8 +112,8 @@ impl Process {
             machine.high_water.fetch_max(slot as u32 + 1, SeqCst);
             keep(&file)?;
             OWNER.store(std::process::id(), Relaxed);
-            // SAFETY: the handler is a plain function of this library, which is never unloaded once
-            // initialised.
+            // SAFETY: the handler is a plain function of this library, and an initialised library
+            // is never unloaded.
             unsafe { libc::atexit(exiting) };
             return Ok(Process {
                 machine,
@@ -124,12 +126,12 @@ impl Process {
         )))
     }
 
-    /// This process among all owners of slots.
+    /// Returns the number by which the machine knows this process as an owner.
     pub fn owner(&self) -> u64 {
         self.machine.slots[self.slot].owner.load(SeqCst)
     }
 
-    /// Takes physical memory on a GPU; false when it has not that much left.
+    /// Takes physical memory on a GPU; returns false when the GPU has too little left.
     pub fn take(&self, device: usize, bytes: u64) -> bool {
         let blocks = bytes.div_ceil(BLOCK) as i64;
         let one = self.operations[device]
@@ -144,7 +146,7 @@ impl Process {
         taken
     }
 
-    /// Gives physical memory back.
+    /// Gives back physical memory.
     pub fn give(&self, device: usize, bytes: u64) {
         let _one = self.operations[device]
             .lock()
@@ -158,36 +160,37 @@ impl Process {
     }
 }
 
-/// Whether this owner still has its slot: it lives, or the driver has not taken back what it held.
+/// Returns whether this owner still has its slot: the process is alive, or its memory is not yet
+/// given back.
 pub fn is_alive(machine: &Machine, owner: u64) -> bool {
     let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
     slots.iter().any(|line| line.owner.load(SeqCst) == owner)
 }
 
-/// Keeps a descriptor of exported memory known as open, until its last copy is closed.
+/// Marks a descriptor of exported memory as open until its last copy is closed.
 ///
 /// # Errors
-/// The system's.
+/// The error of fcntl.
 pub fn hold_descriptor(file: &File) -> io::Result<()> {
     lock(file, 0, libc::F_RDLCK, libc::F_OFD_SETLK).map(drop)
 }
 
-/// Whether a descriptor of that kind is open.
+/// Returns whether a descriptor of this exported memory is open.
 pub fn is_held(file: &File) -> bool {
     lock(file, 0, libc::F_WRLCK, libc::F_OFD_GETLK)
         .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// The right to change who holds shared memory.
+/// The right to change the holders of shared memory, which one process has at a time.
 pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl ObjectsLock {
-    /// Waits for it.
+    /// Takes the lock, waiting for it if necessary.
     pub fn wait() -> Option<ObjectsLock> {
         ObjectsLock::take(libc::F_OFD_SETLKW)
     }
 
-    /// None when somebody has it.
+    /// Takes the lock; returns `None` when another process holds it.
     pub fn attempt() -> Option<ObjectsLock> {
         ObjectsLock::take(libc::F_OFD_SETLK)
     }
@@ -199,24 +202,16 @@ impl ObjectsLock {
     }
 }
 
-/// A number that tells this owner from every other of the slot.
+/// Returns a number that no other owner of the slot has.
 fn birth() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is ours to write.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    let ns = (time.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(time.tv_nsec as u64);
+    let ns = monotonic().as_nanos() as u64;
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 
-/// Keeps the file's description, and with it the locks, alive by a mapping of this process alone.
+/// Maps the file in this process alone, which keeps its description open and so its locks held.
 fn keep(file: &File) -> io::Result<()> {
-    // SAFETY: a fresh mapping that nobody dereferences.
+    // SAFETY: a new mapping, which is never dereferenced.
     unsafe {
         let page = libc::mmap(
             std::ptr::null_mut(),
@@ -233,20 +228,21 @@ fn keep(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// One process that holds memory, or whose memory the driver has not yet taken back.
+/// A process that holds memory, or a dead one whose memory is not yet given back.
 #[derive(Clone, Debug)]
 pub struct Holder {
     /// The pid in the process's own PID namespace.
     pub pid: u32,
-    /// Inode of that namespace.
+    /// The inode of that namespace.
     pub namespace: u64,
-    /// Dead, its memory still used.
+    /// Whether the process is dead and its memory still used.
     pub dying: bool,
     /// Bytes held per GPU.
     pub held: [u64; MAX_DEVICES],
 }
 
-/// Looks for owners that died, and takes back what the long dead held.
+/// Searches for owners that died, and gives back what an owner held once the lag after its death is
+/// over.
 pub fn scan(machine: &Machine, at_once: bool) {
     let now = now_ms();
     let last = machine.last_scan.load(Relaxed);
@@ -266,8 +262,8 @@ pub fn scan(machine: &Machine, at_once: bool) {
         let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
             .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
         if !free {
-            // A scan that slept while the slot changed hands may have taken this owner for the one
-            // before it.
+            // Another scan, which slept while the slot changed hands, may have marked this new
+            // owner as dead.
             if line.died.load(Relaxed) != 0 {
                 line.died.store(0, SeqCst);
             }
@@ -293,7 +289,7 @@ pub fn scan(machine: &Machine, at_once: bool) {
     shared::sweep(machine);
 }
 
-/// Every process that holds memory on any GPU.
+/// Returns every process that holds memory on any GPU.
 pub fn holders(machine: &Machine) -> Vec<Holder> {
     scan(machine, false);
     let devices = device::count(machine);
@@ -327,15 +323,15 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// Who sees the holders by the pids of his `/proc`.
+/// A process that sees the holders by the pids in its `/proc`.
 pub struct Viewer {
-    /// Inode of his PID namespace.
+    /// The inode of its PID namespace.
     namespace: u64,
 }
 
 impl Viewer {
-    /// The caller. None where `/proc` is not mounted, or is another namespace's: NVML lists nobody
-    /// there.
+    /// Returns the calling process. `None` where `/proc` is not mounted or belongs to another
+    /// namespace: NVML's process lists are empty there.
     pub fn own() -> Option<Viewer> {
         let own_name = std::fs::read_link("/proc/self").ok()?;
         let is_own = own_name.to_str()? == std::process::id().to_string();
@@ -344,7 +340,8 @@ impl Viewer {
         })
     }
 
-    /// The holder's pid; none when it cannot be seen.
+    /// Returns the holder's pid as the viewer sees it; `None` when the viewer cannot see the
+    /// process.
     pub fn pid(&self, holder: &Holder) -> Option<u32> {
         if self.namespace == holder.namespace {
             return Some(holder.pid);

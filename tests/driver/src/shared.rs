@@ -1,13 +1,14 @@
-//! Memory that several processes may hold: allocations that were exported.
+//! Exported memory, which several processes may hold.
 //!
-//! Its bytes lie in a slot of their own beside those of the processes ([`Object`]) as long as
-//! anybody has a handle, a mapping or a descriptor of it. Linear memory ([`crate::ipc`]) has no
-//! descriptors. They are in the exporter's figure as long as he has it; then in an importer's if he
-//! has the only import and no descriptor is open, else in nobody's (measured, H100, 580.159.04;
-//! that several imports without a descriptor are nobody's is assumed).
+//! Its bytes have a slot of their own ([`Object`]) besides those of the processes, as long as a
+//! process has a handle, a mapping or a descriptor of it. Linear memory ([`crate::ipc`]) has no
+//! descriptors. Measured (H100, 580.159.04): NVML counts the bytes for the exporter as long as the
+//! exporter holds them. After that it counts them for an importer that has the only import while no
+//! descriptor is open, and otherwise for no process. Assumed: several imports without a descriptor
+//! count for no process.
 //!
-//! A descriptor is an open description of a file that says which object it is; its lock lasts until
-//! its last copy is closed.
+//! A descriptor is an open description of a file that describes the object. Its lock lasts until
+//! the last copy of the descriptor is closed.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -24,14 +25,14 @@ use crate::vmm::Properties;
 use crate::{Outcome, Status, grant};
 
 const MAGIC: u64 = 0x6770_756c_696d_0103;
-/// Bytes of a description: magic, GPU, size, object, birth, properties.
+/// Bytes of the file that describes an object: magic, GPU, size, object, birth, properties.
 const TEXT: usize = 72;
 
-/// Exported memory, as one process knows it.
+/// Exported memory as one process knows it.
 pub struct Shared {
-    /// None: host memory.
+    /// The GPU; `None` for host memory.
     pub device: Option<usize>,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: u64,
     object: usize,
     birth: u64,
@@ -39,10 +40,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Makes memory that this process alone holds known to others.
+    /// Exports memory that so far only this process holds, and returns it with a descriptor.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when there is no room for one more.
+    /// `OUT_OF_MEMORY` when all objects are in use.
     pub fn export(
         device: Option<usize>,
         bytes: u64,
@@ -63,11 +64,11 @@ impl Shared {
         Shared::share(device, bytes, describe)
     }
 
-    /// Gives memory that this process alone holds a slot of its own. With what `describe` makes of
-    /// it before that.
+    /// Moves memory that so far only this process holds to an object, and returns it with the
+    /// result of `describe`, which runs before the move.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when there is no room for one more, and those of `describe`.
+    /// `OUT_OF_MEMORY` when all objects are in use, and the errors of `describe`.
     pub fn share<T>(
         device: Option<usize>,
         bytes: u64,
@@ -88,7 +89,8 @@ impl Shared {
         };
         let described = describe(&shared)?;
         if let Some(device) = device {
-            // Never twice at a time, so that no peak shows it twice: others may come in between.
+            // The bytes are given back before they are taken for the object, so that no peak counts
+            // them twice. Other processes may take the room in between; then wait for it.
             driver.give(device, bytes);
             let blocks = (bytes / BLOCK) as i64;
             while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
@@ -103,18 +105,18 @@ impl Shared {
         Ok((shared, described))
     }
 
-    /// One more import of what a descriptor, which stays the caller's, stands for, with its
-    /// properties.
+    /// Imports the memory of a descriptor, and returns it with its properties. The caller keeps the
+    /// descriptor.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY` when there are too many
-    /// imports.
+    /// `INVALID_VALUE` when the descriptor is not exported memory, `OUT_OF_MEMORY` when there are
+    /// too many imports.
     pub fn import(descriptor: i32) -> Outcome<(Shared, Properties)> {
         if descriptor < 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: not kept beyond the call; a number that is no descriptor is an error of the
-        // system's.
+        // SAFETY: the borrow ends with this statement; a number that is not an open descriptor
+        // makes the system call fail.
         let file: File = unsafe { BorrowedFd::borrow_raw(descriptor) }
             .try_clone_to_owned()
             .map_err(|_| Status::INVALID_VALUE)?
@@ -144,12 +146,12 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// One more import of memory that its exporter, another process, still has, by its
+    /// Imports memory that its exporter, another process, still holds; the memory is named by its
     /// [`Shared::name`].
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when he has let go of it, `OUT_OF_MEMORY`
-    /// when there are too many imports.
+    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when the exporter no longer holds it,
+    /// `OUT_OF_MEMORY` when there are too many imports.
     pub fn open(device: usize, bytes: u64, [object, birth]: [u64; 2]) -> Outcome<Shared> {
         let shared = Shared {
             device: Some(device),
@@ -169,7 +171,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// What tells it from all others.
+    /// Returns the two numbers that identify the object.
     pub fn name(&self) -> [u64; 2] {
         [self.object as u64, self.birth]
     }
@@ -185,10 +187,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Another descriptor of it.
+    /// Opens another descriptor of the memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for an import, `OUT_OF_MEMORY` when there is no room for one more.
+    /// `INVALID_VALUE` for an import, `OUT_OF_MEMORY` when the descriptor cannot be opened.
     pub fn descriptor(&self) -> Outcome<i32> {
         if !self.exporter {
             return Err(Status::INVALID_VALUE);
@@ -203,7 +205,8 @@ impl Shared {
         Ok(file.into_raw_fd())
     }
 
-    /// This process has neither handle nor mapping of it any more, or not of this import.
+    /// Gives up this process's export, or this import of it, once it has neither handle nor
+    /// mapping.
     pub fn let_go(&self) {
         let (Ok(driver), Some(lock)) = (driver(), ObjectsLock::wait()) else {
             return;
@@ -228,7 +231,7 @@ impl Shared {
     }
 }
 
-/// Who has it, of those that the driver has not forgotten: exporter and imports.
+/// Returns the exporter and the importers whose slots the machine still has.
 fn holders(machine: &Machine, object: &Object) -> (Option<u64>, Vec<u64>) {
     let alive = |place: &AtomicU64| {
         let owner = place.load(SeqCst);
@@ -240,7 +243,7 @@ fn holders(machine: &Machine, object: &Object) -> (Option<u64>, Vec<u64>) {
     )
 }
 
-/// Whether a descriptor is open.
+/// Returns whether a descriptor is open.
 fn is_under_way(object: &Object) -> bool {
     File::open(object_path(object.birth.load(SeqCst))).is_ok_and(|file| is_held(&file))
 }
@@ -269,7 +272,7 @@ fn sweep_object(machine: &Machine, at: usize, _lock: &ObjectsLock) {
     object.birth.store(0, SeqCst);
 }
 
-/// Gives back what nobody has any more, unless somebody is at it.
+/// Frees the objects that no process holds any more, unless another process holds the lock.
 pub fn sweep(machine: &Machine) {
     let abandoned = |object: &Object| is_abandoned(machine, object);
     if machine.objects.iter().any(abandoned)
@@ -279,7 +282,7 @@ pub fn sweep(machine: &Machine) {
     }
 }
 
-/// Calls `seen` with owner, GPU and bytes of all shared memory that is in somebody's figure.
+/// Calls `seen` with owner, GPU and bytes of all exported memory that counts for a process.
 pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     for (at, object) in machine.objects.iter().enumerate() {
         if object.birth.load(SeqCst) == 0 {
@@ -300,8 +303,8 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     }
 }
 
-/// Bytes of a GPU's shared memory that its exporter has not any more: the figure of an importer's,
-/// or nobody's.
+/// Returns the bytes of a GPU's exported memory that the exporter no longer holds, and that so
+/// count for an importer or for no process.
 pub fn unowned(machine: &Machine, device: usize) -> u64 {
     let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
     let left = |(_, object): &(usize, &Object)| {

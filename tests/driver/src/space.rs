@@ -1,9 +1,8 @@
-//! The process's device address space: which addresses are taken, by what, and the host memory
-//! behind them.
+//! The process's device address space: the use of each address, and the host memory behind it.
 //!
-//! One huge reservation of host address space, in blocks of 2 MiB. A device address is the address
-//! of the same byte in it, so copies and fills really move data. Host pages come as they are
-//! touched and go with the block.
+//! The space is one huge reservation of host addresses, in blocks of 2 MiB. A device address is the
+//! host address of the same byte, so copies and fills really move data. Host pages are allocated
+//! when touched, and freed with the block.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,29 +15,30 @@ use crate::machine::BLOCK;
 use crate::{Outcome, Status};
 
 const BLOCKS: u64 = 1 << 23;
-/// Addresses for the 32-bit interface: where programs have nothing.
+/// Addresses for the 32-bit interface, where programs have no mappings.
 const LOW: u64 = 1 << 30;
 const LOW_BYTES: u64 = 3 << 30;
 /// A single copy or fill moves at most this many bytes of real data.
 pub const DATA_LIMIT: usize = 16 << 20;
 
-/// What a block of the address space is used for.
+/// The use of a block of the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Use {
-    /// Nothing, or the inside of something larger.
+    /// Unused, or not the first block of a large request.
     None = 0,
-    /// Small requests: context, its shard, index of the block there.
+    /// Small requests; the entry has the context, the shard, and the index of the block in it.
     Small = 1,
-    /// The first block of a request of its own.
+    /// The first block of a large request.
     Large = 2,
-    /// Part of a pool: index of the pool.
+    /// Part of a pool; the entry has the index of the pool.
     Pool = 3,
-    /// Part of what a graph allocates.
+    /// Part of a graph's allocations.
     Graph = 4,
 }
 
-/// A block's entry: its use, a context's index, its shard and an index whose meaning the use says.
+/// A block's entry: its use, the index of a context, a shard, and an index whose meaning depends on
+/// the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -51,7 +51,7 @@ impl Entry {
         Entry(usage as u64 | (context as u64) << 4 | (shard as u64) << 16 | (index as u64) << 32)
     }
 
-    /// What the block is used for.
+    /// Returns the block's use.
     pub fn usage(self) -> Use {
         match self.0 & 15 {
             1 => Use::Small,
@@ -62,17 +62,17 @@ impl Entry {
         }
     }
 
-    /// Index of the context.
+    /// Returns the index of the context.
     pub fn context(self) -> usize {
         (self.0 >> 4 & 0xfff) as usize
     }
 
-    /// Shard of the context.
+    /// Returns the shard of the context.
     pub fn shard(self) -> usize {
         (self.0 >> 16 & 0xfff) as usize
     }
 
-    /// Index of the block in its shard, or of the pool.
+    /// Returns the index of the block in its shard, or of the pool.
     pub fn index(self) -> usize {
         (self.0 >> 32) as usize
     }
@@ -81,43 +81,44 @@ impl Entry {
 /// The address space.
 pub struct Space {
     base: u64,
-    /// Host memory is behind the addresses.
+    /// Whether there is host memory behind the addresses.
     backed: bool,
-    /// Something was ever written, so that freed blocks have pages to give back.
+    /// Whether data was ever written, so that freed blocks may have pages to give back.
     written: AtomicBool,
     entries: &'static [AtomicU64],
     free: Mutex<Gaps>,
     low: OnceLock<Mutex<Gaps>>,
 }
 
-/// Free blocks: where each run of them starts, and how long it is.
-struct Gaps(BTreeMap<u64, u64>);
+/// Free ranges: the start of each and its length.
+#[derive(Default, Debug)]
+pub struct Gaps(BTreeMap<u64, u64>);
 
 impl Gaps {
     fn new(blocks: Range<u64>) -> Self {
         Gaps(BTreeMap::from([(blocks.start, blocks.end - blocks.start)]))
     }
 
-    /// Takes so many blocks: the lowest gap that fits, from what `align` makes of its start.
-    fn take(&mut self, blocks: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
+    /// Takes a range of this length: the lowest gap that fits. `align` rounds up its start.
+    pub fn take(&mut self, wanted: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
         let found = self.0.iter().find_map(|(start, length)| {
             let aligned = align(*start);
-            (aligned + blocks <= start + length).then_some((*start, *length, aligned))
+            (aligned + wanted <= start + length).then_some((*start, *length, aligned))
         });
         let (start, length, aligned) = found?;
         self.0.remove(&start);
         if aligned > start {
             self.0.insert(start, aligned - start);
         }
-        if start + length > aligned + blocks {
+        if start + length > aligned + wanted {
             self.0
-                .insert(aligned + blocks, start + length - aligned - blocks);
+                .insert(aligned + wanted, start + length - aligned - wanted);
         }
         Some(aligned)
     }
 
-    /// Gives blocks back; what is free on either side joins them.
-    fn give(&mut self, mut start: u64, mut length: u64) {
+    /// Gives a range back, and joins it with its free neighbours.
+    pub fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &span)) = self.0.range(..start).next_back()
             && before + span == start
         {
@@ -130,16 +131,37 @@ impl Gaps {
         }
         self.0.insert(start, length);
     }
+
+    /// Takes a range out of the free range that contains it.
+    pub fn cut(&mut self, range: Range<u64>) {
+        if let Some((&start, &length)) = self.0.range(..=range.start).next_back() {
+            self.0.remove(&start);
+            if range.start > start {
+                self.0.insert(start, range.start - start);
+            }
+            if start + length > range.end {
+                self.0.insert(range.end, start + length - range.end);
+            }
+        }
+    }
+
+    /// Returns start and length of every free range.
+    pub fn all(&self) -> Vec<(u64, u64)> {
+        self.0
+            .iter()
+            .map(|(start, length)| (*start, *length))
+            .collect()
+    }
 }
 
-/// The process's address space, made at first use.
+/// Returns the process's address space, which is made at the first use.
 pub fn space() -> &'static Space {
     static SPACE: OnceLock<Space> = OnceLock::new();
     SPACE.get_or_init(Space::reserve)
 }
 
 fn map(bytes: u64, access: i32) -> Option<u64> {
-    // SAFETY: a fresh private mapping; nothing else lies at its addresses.
+    // SAFETY: a new private mapping at an address that the kernel chooses.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -153,9 +175,9 @@ fn map(bytes: u64, access: i32) -> Option<u64> {
     (address != libc::MAP_FAILED).then_some(address as u64)
 }
 
-/// Puts zeroed host memory at these addresses; false where something else is there.
+/// Maps zeroed host memory at these addresses; returns false where another mapping is.
 fn map_at(address: u64, bytes: u64) -> bool {
-    // SAFETY: a fresh private mapping, which the kernel makes only where nothing lies.
+    // SAFETY: with MAP_FIXED_NOREPLACE the kernel maps only addresses that have no mapping.
     let mapped = unsafe {
         libc::mmap(
             address as *mut libc::c_void,
@@ -179,7 +201,8 @@ impl Space {
         let writable = wanted
             .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
             .flatten();
-        // Where address space is limited (ulimit -v, strict overcommit) addresses are mere numbers.
+        // Where address space is limited (ulimit -v, strict overcommit) the addresses have no
+        // memory.
         let base = writable
             .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
             .unwrap_or(0x0000_2000_0000_0000);
@@ -190,14 +213,14 @@ impl Space {
                 libc::MADV_DONTDUMP,
                 libc::MADV_DONTFORK,
             ] {
-                // SAFETY: the reservation made above.
+                // SAFETY: the range lies in the reservation made above.
                 unsafe { libc::madvise(base as *mut libc::c_void, bytes as usize, advice) };
             }
         }
         let table = map(BLOCKS * 8, libc::PROT_READ | libc::PROT_WRITE);
         let entries: &'static [AtomicU64] = match table {
-            // SAFETY: a fresh zeroed mapping of this size that is never unmapped; atomics may have
-            // any bits.
+            // SAFETY: a new zeroed mapping of this size, which is never unmapped; any bit pattern
+            // is a valid atomic.
             Some(address) => unsafe {
                 std::slice::from_raw_parts(address as *const AtomicU64, BLOCKS as usize)
             },
@@ -213,7 +236,7 @@ impl Space {
         }
     }
 
-    /// The entry of the block in which the address lies.
+    /// Returns the entry of the block that contains the address.
     pub fn entry(&self, address: u64) -> Entry {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -221,7 +244,7 @@ impl Space {
             .map_or(Entry::NONE, |entry| Entry(entry.load(Acquire)))
     }
 
-    /// Sets the entries of so many blocks from the address on.
+    /// Sets the entries of `blocks` blocks from the address on.
     pub fn mark(&self, address: u64, blocks: u64, entry: Entry) {
         let first = address.wrapping_sub(self.base) / BLOCK;
         for block in first..first + blocks {
@@ -231,7 +254,8 @@ impl Space {
         }
     }
 
-    /// Clears the block's entry if it is still this one; false when somebody else was faster.
+    /// Clears the block's entry if it is still this one; returns false when another thread has
+    /// changed it.
     pub fn unmark(&self, address: u64, entry: Entry) -> bool {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -239,10 +263,10 @@ impl Space {
             .is_some_and(|slot| slot.compare_exchange(entry.0, 0, AcqRel, Relaxed).is_ok())
     }
 
-    /// Takes addresses for so many bytes: the lowest gap that fits.
+    /// Takes addresses for this many bytes: the lowest gap that fits.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when there is no such gap.
+    /// `OUT_OF_MEMORY` when no gap fits.
     pub fn take(&self, bytes: u64, alignment: u64) -> Outcome<u64> {
         let alignment = alignment.max(BLOCK);
         let align = |start: u64| {
@@ -256,7 +280,7 @@ impl Space {
     /// Takes addresses that fit into 32 bits.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when there are not so many.
+    /// `OUT_OF_MEMORY` when no gap fits.
     pub fn take_low(&self, bytes: u64) -> Outcome<u64> {
         let low = self.low.get_or_init(|| {
             let backed = map_at(LOW, LOW_BYTES);
@@ -279,10 +303,11 @@ impl Space {
         free.give((address - base) / BLOCK, blocks);
     }
 
-    /// Drops the host pages behind the addresses.
+    /// Drops the data behind the addresses, and the host pages that held it.
     pub fn forget(&self, address: u64, bytes: u64) {
         if self.written.load(Relaxed) {
-            // SAFETY: a range inside the reservation, which nobody else uses.
+            // SAFETY: the caller has freed or unmapped this range of the reservation, so no data in
+            // it is live.
             unsafe {
                 libc::madvise(
                     address as *mut libc::c_void,
@@ -293,15 +318,17 @@ impl Space {
         }
     }
 
-    /// Whether the address belongs to the device.
+    /// Returns whether the address belongs to the device.
     pub fn contains(&self, address: u64) -> bool {
         address.wrapping_sub(self.base) < BLOCKS * BLOCK
     }
 
-    /// Copies memory, as far as it has data behind it: at most [`DATA_LIMIT`] bytes.
+    /// Copies memory. Of a copy from or to the device at most [`DATA_LIMIT`] bytes are moved, and
+    /// none where device addresses have no host memory behind them.
     ///
     /// # Safety
-    /// An address outside the device space must be the caller's to read or write for so many bytes.
+    /// The caller must be allowed to read or write `bytes` bytes at each address outside the device
+    /// space.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) {
         let device = |address| self.contains(address);
         if !self.backed && (device(to) || device(from)) {
@@ -313,14 +340,15 @@ impl Space {
         } else {
             bytes
         };
-        // SAFETY: device addresses lie in the reservation, others are the caller's promise.
+        // SAFETY: device addresses lie in the mapped reservation; the caller promises the others.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
 
-    /// Fills memory with a pattern of `width` bytes, as [`Space::copy`] does.
+    /// Fills memory with a pattern of `width` bytes, with the same restrictions as [`Space::copy`].
     ///
     /// # Safety
-    /// As for [`Space::copy`].
+    /// The caller must be allowed to write an address outside the device space, as for
+    /// [`Space::copy`].
     pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
         if !self.backed && self.contains(to) {
             return;
@@ -329,7 +357,7 @@ impl Space {
         let count = count.min(DATA_LIMIT / width);
         let pattern = pattern.to_le_bytes();
         for index in 0..count {
-            // SAFETY: see `copy`; `width` is 1, 2 or 4.
+            // SAFETY: as in `copy`; `width` is 1, 2 or 4, so the pattern has that many bytes.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     pattern.as_ptr(),

@@ -1,5 +1,5 @@
-//! Streams and events. Nothing is computed, so a stream is what it costs, where it belongs, whether
-//! it captures and when its work ends.
+//! Streams and events. Nothing is computed, so a stream only has its cost, its context, its
+//! capture, and the time at which its work ends.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,12 +15,14 @@ use crate::{Outcome, Status};
 const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
 const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
 
-/// A stream. Never freed, so that a handle that outlives it still points to something that says so.
+/// A stream. Never freed, so that a stale handle still points to an object that says it is
+/// destroyed.
 pub struct Stream {
     magic: AtomicU64,
-    /// The context it was created in; for a green one the context that this is part of.
+    /// The context it was created in; for a green context, the primary context that this is part
+    /// of.
     pub context: &'static Context,
-    /// The context that `cuStreamGetCtx` names.
+    /// The context that `cuStreamGetCtx` returns.
     pub named: &'static Context,
     /// Creation flags.
     pub flags: u32,
@@ -28,16 +30,16 @@ pub struct Stream {
     pub priority: i32,
     /// A number that no other stream of the process has.
     pub id: u64,
-    /// `CUstreamCaptureStatus`, kept by [`capture`].
+    /// Its `CUstreamCaptureStatus`, which [`capture`] keeps.
     pub(crate) capture: AtomicI32,
-    /// When its work ends, kept by [`work`].
+    /// When its work ends, which [`work`] keeps.
     pub(crate) end: AtomicU64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
-/// Whether one of the first three `CUstream`s is the legacy stream, and not the thread's own;
-/// `twin` says that it was given to a function for the per-thread default stream.
+/// Returns whether a `CUstream` is the legacy stream. `twin` is set for a function for the
+/// per-thread default stream, where 0 means the thread's own stream.
 #[inline(always)]
 pub fn is_legacy(handle: usize, twin: bool) -> bool {
     handle == 1 || handle == 0 && !twin
@@ -66,16 +68,17 @@ impl Stream {
         })))
     }
 
-    /// The `CUstream`.
+    /// Returns the `CUstream`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The stream of a `CUstream`: none for the NULL, legacy and per-thread streams (0, 1, 2).
+    /// Returns the stream of a `CUstream`, and `None` for the NULL, legacy and per-thread streams
+    /// (0, 1, 2).
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when it is none, or destroyed, and `INVALID_CONTEXT` when its context has
-    /// gone (measured).
+    /// `INVALID_HANDLE` for a handle that is not a stream or whose stream was destroyed,
+    /// `INVALID_CONTEXT` when the stream's context was destroyed (measured).
     pub fn from_handle(handle: usize) -> Outcome<Option<&'static Stream>> {
         if handle <= 2 {
             return Ok(None);
@@ -83,7 +86,7 @@ impl Stream {
         if !handle.is_multiple_of(align_of::<Stream>()) {
             return Err(fatal(Status::INVALID_HANDLE));
         }
-        // SAFETY: the interface's caller promises a stream handle; streams are never freed.
+        // SAFETY: the C caller promises a handle of a stream, and streams are never freed.
         let stream = unsafe { &*(handle as *const Stream) };
         match stream.magic.load(Acquire) {
             STREAM_MAGIC if stream.context.is_active() => Ok(Some(stream)),
@@ -92,10 +95,10 @@ impl Stream {
         }
     }
 
-    /// The context that a `CUstream` works in.
+    /// Returns the context that a `CUstream` works in.
     ///
     /// # Errors
-    /// `INVALID_HANDLE`, or as [`context::current`].
+    /// `INVALID_HANDLE`, or the errors of [`context::current`].
     pub fn context_of(handle: usize) -> Outcome<&'static Context> {
         match Stream::from_handle(handle)? {
             Some(stream) => Ok(stream.context),
@@ -103,23 +106,22 @@ impl Stream {
         }
     }
 
-    /// Destroys the stream, and a capture that is under way on it. Its memory stays with the
-    /// context.
+    /// Destroys the stream and ends a capture of it. The context keeps the stream's memory.
     pub fn destroy(&self) {
         capture::drop_stream(self);
         self.magic.store(0, Release);
     }
 
-    /// Whether calls on the stream are captured into a graph, in the numbers of
-    /// `CUstreamCaptureStatus`.
+    /// Returns the `CUstreamCaptureStatus`.
     pub fn capture_status(&self) -> i32 {
         self.capture.load(Acquire)
     }
 
-    /// Whether a call on the stream is captured into a graph, and not done.
+    /// Returns whether a call on the stream is captured into a graph instead of executed; if so,
+    /// adds its node.
     ///
     /// # Errors
-    /// `STREAM_CAPTURE_INVALIDATED` when the capture is spoilt.
+    /// `STREAM_CAPTURE_INVALIDATED` when the capture is invalid.
     #[inline(always)]
     pub fn captures(&self) -> Outcome<bool> {
         match self.capture_status() {
@@ -129,12 +131,12 @@ impl Stream {
     }
 }
 
-/// An event. Never freed, as a stream.
+/// An event. Never freed, so that a stale handle points to valid memory.
 pub struct Event {
     magic: AtomicU64,
     /// The context it was created in.
     pub context: &'static Context,
-    /// When the work before it ends; 0 = never recorded.
+    /// When the recorded work ends; 0 = never recorded.
     end: AtomicU64,
 }
 
@@ -148,20 +150,20 @@ impl Event {
         }))
     }
 
-    /// The `CUevent`.
+    /// Returns the `CUevent`.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The event of a `CUevent`.
+    /// Returns the event of a `CUevent`.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when it is none, or destroyed.
+    /// `INVALID_HANDLE` for a handle that is not an event, or whose event was destroyed.
     pub fn from_handle(handle: usize) -> Outcome<&'static Event> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Event>()) {
             return Err(Status::INVALID_HANDLE);
         }
-        // SAFETY: the interface's caller promises an event handle; events are never freed.
+        // SAFETY: the C caller promises a handle of an event, and events are never freed.
         let event = unsafe { &*(handle as *const Event) };
         match event.magic.load(Acquire) {
             EVENT_MAGIC => Ok(event),
@@ -174,21 +176,22 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event: after the queue's work, or now.
+    /// Records the event behind the queue's work; without a queue, now.
     pub fn record(&self, queue: Option<Queue>) {
         let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
         self.end.store(end, Release);
     }
 
-    /// When the work before it ends; 0 when it was never recorded.
+    /// Returns when the recorded work ends; 0 when the event was never recorded.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)
     }
 
-    /// Milliseconds from another event to this one.
+    /// Returns the milliseconds from another event to this one.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when one of them was never recorded, `NOT_READY` when one has not come.
+    /// `INVALID_HANDLE` when one of them was never recorded, `NOT_READY` while the work before one
+    /// of them is under way.
     pub fn elapsed_since(&self, start: &Event) -> Outcome<f32> {
         let (start, end) = (start.end(), self.end());
         if start == 0 || end == 0 {

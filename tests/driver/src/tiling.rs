@@ -1,10 +1,10 @@
-//! How arrays lie in memory, and so what they need.
+//! The layout of arrays in memory, and the bytes that they need.
 //!
-//! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly what
-//! [`Shape::bytes`] says. An array is made of groups of 64 bytes × 8 rows, and these of blocks of
-//! up to 16 groups, stacked along the height, or along the depth where there is one. The levels of
-//! a mipmapped array follow each other; every layer has all of them and begins at a whole block.
-//! The sum is rounded up to 64 KiB.
+//! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly the
+//! bytes that [`Shape::bytes`] returns. An array consists of groups of 64 bytes × 8 rows. Up to 16
+//! groups form a block; they are stacked along the height, or along the depth of a
+//! three-dimensional array. The levels of a mipmapped array follow each other; every layer has all
+//! levels and begins at a whole block. The sum is rounded up to 64 KiB.
 
 use crate::{Outcome, Status};
 
@@ -12,40 +12,40 @@ use crate::{Outcome, Status};
 const LAYERED: u32 = 0x01;
 /// `CUDA_ARRAY3D_CUBEMAP`: six layers each.
 const CUBEMAP: u32 = 0x04;
-/// `CUDA_ARRAY3D_SPARSE`: no memory of its own; what is mapped into its tiles.
+/// `CUDA_ARRAY3D_SPARSE`: no memory of its own; memory is mapped into its tiles.
 pub const SPARSE: u32 = 0x40;
-/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; what is mapped into it as a whole.
+/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; memory is mapped into all of it.
 pub const DEFERRED: u32 = 0x80;
-/// The flags that are known: these and for surfaces, texture gather and colour attachments. Depth
-/// textures (0x10) of floats are refused (measured).
+/// The known flags: those above, and the flags for surfaces, texture gather and colour attachments.
+/// Depth textures (0x10) of floats are refused (measured).
 const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
 
-/// What arrays need comes in multiples of this many bytes.
+/// Array sizes are multiples of this many bytes.
 pub const GRAIN: u64 = 64 << 10;
-/// A group: bytes of a row, rows.
+/// The size of a group: bytes per row, and rows.
 const GROUP: (u64, u64) = (64, 8);
-/// Groups of a block, at most.
+/// The most groups of a block.
 const STACK: u64 = 16;
 
-/// What an array is: `CUDA_ARRAY3D_DESCRIPTOR`.
+/// The shape of an array: `CUDA_ARRAY3D_DESCRIPTOR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// In elements.
+    /// The width in elements.
     pub width: u64,
-    /// In elements; 0 for one dimension.
+    /// The height in elements; 0 for one dimension.
     pub height: u64,
-    /// In elements or layers; 0 for one or two dimensions.
+    /// The depth in elements, or the number of layers; 0 for one or two dimensions.
     pub depth: u64,
-    /// `CUarray_format`.
+    /// The `CUarray_format`.
     pub format: u32,
-    /// Numbers in an element.
+    /// The number of channels of an element.
     pub channels: u32,
-    /// `CUDA_ARRAY3D_…`
+    /// The flags `CUDA_ARRAY3D_…`
     pub flags: u32,
 }
 
 impl Shape {
-    /// Bytes of an element; only the plain formats are known.
+    /// Returns the bytes of an element; `None` for a format that is not plain.
     fn element(&self) -> Option<u64> {
         let number = match self.format {
             0x01 | 0x08 => 1,
@@ -60,27 +60,26 @@ impl Shape {
         self.flags & (LAYERED | CUBEMAP) != 0
     }
 
-    /// How many layers there are; 1 where there are none.
+    /// Returns the number of layers; 1 for an array without layers.
     pub fn layers(&self) -> u64 {
         if self.is_layered() { self.depth } else { 1 }
     }
 
-    /// Width, height and depth of one layer at a level, in elements.
+    /// Returns width, height and depth of one layer at a level, in elements.
     pub fn extent(&self, level: u32) -> [u64; 3] {
         let depth = if self.is_layered() { 1 } else { self.depth };
         [self.width, self.height, depth].map(|length| (length >> level).max(1))
     }
 
-    /// The most levels that it can have.
+    /// Returns the most levels that the array can have.
     pub fn levels(&self) -> u32 {
         self.extent(0).into_iter().max().unwrap_or(1).ilog2() + 1
     }
 
-    /// Whether there is such an array.
+    /// Checks that the driver knows this shape.
     ///
     /// # Errors
-    /// `INVALID_VALUE`. The sizes are those that the GPU's attributes name as the largest of
-    /// textures.
+    /// `INVALID_VALUE`. The largest sizes are those that the GPU's attributes give for textures.
     pub fn check(&self) -> Outcome<()> {
         let within = |most: [u64; 3]| {
             self.width <= most[0] && self.height <= most[1] && self.depth <= most[2]
@@ -112,7 +111,7 @@ impl Shape {
         }
     }
 
-    /// What it needs with so many levels, in bytes.
+    /// Returns the bytes that the array needs with this many levels.
     pub fn bytes(&self, levels: u32) -> u64 {
         let element = self.element().unwrap_or(0);
         let layer: u64 = (0..levels)
@@ -132,7 +131,7 @@ impl Shape {
         layers.next_multiple_of(GRAIN)
     }
 
-    /// The groups that a block of a level is high and deep.
+    /// Returns the height and the depth of a block at a level, in groups.
     fn block(&self, level: u32) -> (u64, u64) {
         let [_, height, depth] = self.extent(level);
         let deep = depth.next_power_of_two().min(STACK);
@@ -140,8 +139,8 @@ impl Shape {
         (high.min(STACK / deep), deep)
     }
 
-    /// Width, height and depth of the tiles of 64 KiB into which memory is mapped, in elements:
-    /// NVIDIA's standard shapes.
+    /// Returns width, height and depth of the tiles of 64 KiB into which memory is mapped, in
+    /// elements: NVIDIA's standard shapes.
     pub fn tile(&self) -> [u64; 3] {
         let flat = self.is_layered() || self.depth == 0;
         match (flat, self.element().unwrap_or(1)) {

@@ -1,10 +1,9 @@
-//! Virtual memory management: addresses, physical allocations and mappings as three things of their
-//! own.
+//! Virtual memory management: address reservations, physical allocations and mappings.
 //!
-//! What becomes of exported allocations is in [`crate::shared`].
+//! Exported allocations are in [`crate::shared`].
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::driver;
 use crate::machine::BLOCK;
@@ -17,12 +16,12 @@ pub type Properties = [u8; 32];
 
 struct Physical {
     bytes: u64,
-    /// None: host memory.
+    /// The GPU; `None` for host memory.
     device: Option<usize>,
     properties: Properties,
     handles: u32,
     mappings: u32,
-    /// Set once it was exported, or when it is imported.
+    /// Set once the allocation was exported, and for an import.
     shared: Option<Shared>,
 }
 
@@ -41,18 +40,10 @@ struct State {
     last_handle: u64,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-struct Guard(MutexGuard<'static, Option<State>>);
-
-impl Guard {
-    fn get(&mut self) -> &mut State {
-        self.0.get_or_insert_default()
-    }
-}
-
-fn state() -> Guard {
-    Guard(STATE.lock().unwrap_or_else(PoisonError::into_inner))
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn aligned(bytes: u64) -> Outcome<()> {
@@ -66,24 +57,24 @@ fn aligned(bytes: u64) -> Outcome<()> {
 /// Reserves addresses.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a size that is no multiple of the granularity, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for a size that is not a multiple of the granularity, `OUT_OF_MEMORY`.
 pub fn reserve(bytes: u64, alignment: u64) -> Outcome<u64> {
     aligned(bytes)?;
     if alignment != 0 && !alignment.is_power_of_two() {
         return Err(Status::INVALID_VALUE);
     }
     let address = space().take(bytes, alignment)?;
-    state().get().reserved.insert(address, bytes);
+    state().reserved.insert(address, bytes);
     Ok(address)
 }
 
 /// Gives reserved addresses back.
 ///
 /// # Errors
-/// `INVALID_VALUE` when they are not exactly one reservation, or something is mapped there.
+/// `INVALID_VALUE` when the range is not exactly one reservation, or memory is mapped in it.
 pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
     if state.reserved.get(&address) != Some(&bytes)
         || state.mapped.range(address..end).next().is_some()
@@ -98,13 +89,13 @@ pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
 /// Takes physical memory and returns its handle.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a size that is no multiple of the granularity, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for a size that is not a multiple of the granularity, `OUT_OF_MEMORY`.
 pub fn create(device: Option<usize>, bytes: u64, properties: Properties) -> Outcome<u64> {
     aligned(bytes)?;
     if let Some(device) = device {
         driver()?.take(device, bytes)?;
     }
-    Ok(state().get().add(Physical {
+    Ok(state().add(Physical {
         bytes,
         device,
         properties,
@@ -125,7 +116,7 @@ impl State {
         self.physical.get_mut(&handle).ok_or(Status::INVALID_VALUE)
     }
 
-    /// Gives the memory back when neither handles nor mappings are left.
+    /// Frees the allocation if it has neither handles nor mappings.
     fn settle(&mut self, handle: u64) {
         let is_needed = |physical: &Physical| physical.handles > 0 || physical.mappings > 0;
         if self.physical.get(&handle).is_none_or(is_needed) {
@@ -150,11 +141,11 @@ impl Physical {
 /// Exports an allocation as a file descriptor.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown handle, an imported one, or one that was not created for it.
+/// `INVALID_VALUE` for an unknown or imported handle, or one that was not created for export.
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
-    let physical = guard.get().physical(handle)?;
-    // requestedHandleTypes: a file descriptor.
+    let physical = guard.physical(handle)?;
+    // The lowest bit of requestedHandleTypes means a file descriptor.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -167,14 +158,14 @@ pub fn export(handle: u64) -> Outcome<i32> {
     Ok(descriptor)
 }
 
-/// Imports an allocation from a file descriptor, which stays the caller's: a new handle, also for
-/// one's own (measured, H100, 580.159.04).
+/// Imports an allocation from a file descriptor, which the caller keeps. Returns a new handle, even
+/// in the process that exported it (measured, H100, 580.159.04).
 ///
 /// # Errors
-/// `INVALID_VALUE` when it is no exported allocation, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` when the descriptor is not an exported allocation, `OUT_OF_MEMORY`.
 pub fn import(descriptor: i32) -> Outcome<u64> {
     let (shared, properties) = Shared::import(descriptor)?;
-    Ok(state().get().add(Physical {
+    Ok(state().add(Physical {
         bytes: shared.bytes,
         device: shared.device,
         properties,
@@ -187,10 +178,10 @@ pub fn import(descriptor: i32) -> Outcome<u64> {
 /// Releases one reference to a handle.
 ///
 /// # Errors
-/// `INVALID_VALUE` when there is none left.
+/// `INVALID_VALUE` for a handle that was never created or is fully released.
 pub fn release(handle: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let physical = state.physical(handle)?;
     physical.handles = physical
         .handles
@@ -200,13 +191,13 @@ pub fn release(handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// One more reference to the handle that is mapped at the address.
+/// Adds a reference to the handle that is mapped at the address, and returns the handle.
 ///
 /// # Errors
-/// `INVALID_VALUE` when nothing is mapped there.
+/// `INVALID_VALUE` when no memory is mapped there.
 pub fn retain(address: u64) -> Outcome<u64> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let (_, mapping) = state.mapping(address)?;
     state.physical(mapping.handle)?.handles += 1;
     Ok(mapping.handle)
@@ -226,11 +217,11 @@ impl State {
 /// Maps a handle's memory at reserved addresses.
 ///
 /// # Errors
-/// `INVALID_VALUE` unless the whole memory is mapped into one reservation, `ALREADY_MAPPED`.
+/// `INVALID_VALUE` unless the whole allocation is mapped into one reservation, `ALREADY_MAPPED`.
 pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     aligned(bytes)?;
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     if offset != 0 || state.physical(handle)?.handles == 0 || state.physical(handle)?.bytes != bytes
     {
         return Err(Status::INVALID_VALUE);
@@ -260,12 +251,12 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether memory can be mapped: there is a handle.
+/// Checks that memory can be mapped: its handle is not fully released.
 ///
 /// # Errors
-/// `INVALID_VALUE` when there is none.
+/// `INVALID_VALUE` when the handle is unknown or released.
 pub fn check(handle: u64) -> Outcome<()> {
-    match state().get().physical(handle)?.handles {
+    match state().physical(handle)?.handles {
         0 => Err(Status::INVALID_VALUE),
         _ => Ok(()),
     }
@@ -274,10 +265,10 @@ pub fn check(handle: u64) -> Outcome<()> {
 /// Unmaps a range, which must consist of whole mappings.
 ///
 /// # Errors
-/// `INVALID_VALUE` when it does not.
+/// `INVALID_VALUE` when the range does not consist of whole mappings.
 pub fn unmap(address: u64, bytes: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let whole = state.whole(address, bytes)?;
     for start in whole {
         if let Some(mapping) = state.mapped.remove(&start) {
@@ -292,7 +283,7 @@ pub fn unmap(address: u64, bytes: u64) -> Outcome<()> {
 }
 
 impl State {
-    /// The mappings of which a range consists.
+    /// Returns the starts of the mappings of which a range consists.
     fn whole(&self, address: u64, bytes: u64) -> Outcome<Vec<u64>> {
         let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
         let mut next = address;
@@ -310,13 +301,13 @@ impl State {
     }
 }
 
-/// Sets what may be done with a range of whole mappings.
+/// Sets the access of a range of whole mappings.
 ///
 /// # Errors
 /// `INVALID_VALUE` when something in it is not mapped.
 pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     for start in state.whole(address, bytes)? {
         if let Some(mapping) = state.mapped.get_mut(&start) {
             mapping.access = access;
@@ -325,35 +316,35 @@ pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// What may be done at an address.
+/// Returns the access at an address.
 ///
 /// # Errors
-/// `INVALID_VALUE` when nothing is mapped there.
+/// `INVALID_VALUE` when no memory is mapped there.
 pub fn access(address: u64) -> Outcome<u64> {
-    Ok(state().get().mapping(address)?.1.access)
+    Ok(state().mapping(address)?.1.access)
 }
 
-/// The properties with which a handle was created.
+/// Returns the properties with which a handle was created.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown handle.
 pub fn properties(handle: u64) -> Outcome<Properties> {
-    Ok(state().get().physical(handle)?.properties)
+    Ok(state().physical(handle)?.properties)
 }
 
-/// The mapping in which an address lies: start, bytes and GPU.
+/// Finds the mapping that contains an address: its start, bytes and GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let (start, mapping) = state.mapping(address).ok()?;
     let device = state.physical.get(&mapping.handle)?.device;
     Some((start, mapping.bytes, device))
 }
 
-/// Drops all physical memory of a GPU: its last context went.
+/// Drops all physical memory of a GPU whose last context was destroyed.
 pub fn clear_all(device: usize) {
     let mut guard = state();
-    let state = guard.get();
+    let state = &mut *guard;
     let gone: Vec<u64> = state
         .physical
         .iter()

@@ -1,8 +1,8 @@
-//! When the work of streams ends, once the knob `work` lets kernels take time. Until a process's
-//! first such kernel all of this costs an ordinary call one look at `EVER`.
+//! The times at which the work of streams ends, once the knob `work` lets kernels take time. Before
+//! a process's first such kernel an ordinary call only reads `EVER` for this.
 //!
-//! Times are nanoseconds of [`now`]. Ends only grow, so the end of several streams' work is one
-//! number, too.
+//! Times are in nanoseconds, as [`now`] returns them. An end only ever moves later, so one number
+//! can also be the end of several streams' work.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -16,27 +16,27 @@ use crate::driver::driver;
 use crate::stream::{Stream, is_legacy};
 use crate::{Outcome, Status};
 
-/// A kernel of this process has taken time.
+/// Whether a kernel of this process has ever taken time.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The thread's own default streams: where each one's work ends, by the id of its context.
+    /// The thread's own default streams: the end of each one's work, by the id of its context.
     static OWN: RefCell<Vec<(u64, &'static AtomicU64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The present; never 0.
+/// Returns the present time; never 0.
 pub fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }
 
-/// Whether it is past this time.
+/// Returns whether this time has passed.
 #[inline(always)]
 pub fn is_over(end: u64) -> bool {
     !EVER.load(Relaxed) || end <= now()
 }
 
-/// Answers that what ends then is not yet over.
+/// Checks that work that ends at this time is over.
 ///
 /// # Errors
 /// `NOT_READY`.
@@ -49,7 +49,7 @@ pub fn query(end: u64) -> Outcome<()> {
     }
 }
 
-/// Sleeps until then.
+/// Sleeps until this time.
 #[inline(always)]
 pub fn wait(end: u64) {
     if EVER.load(Relaxed) {
@@ -80,10 +80,10 @@ pub fn wait_for_current() {
     }
 }
 
-/// Says that a kernel or a graph was launched on a stream; when it ends.
+/// Adds a launched kernel or graph to a stream, and returns when it ends.
 ///
 /// # Errors
-/// As [`Stream::context_of`].
+/// The errors of [`Stream::context_of`].
 #[inline(always)]
 pub fn launch(stream: Name) -> Outcome<u64> {
     if driver()?.machine.knobs.active.load(Relaxed) == 0 {
@@ -103,17 +103,17 @@ fn launch_at_length(stream: Name) -> Outcome<u64> {
     Ok(stream.find()?.add(0, work))
 }
 
-/// What a context's streams have yet to do.
+/// When the work of a context's streams ends.
 #[derive(Default)]
 pub struct Ends {
     legacy: AtomicU64,
-    /// Of the legacy stream and of those that wait for it.
+    /// The end of the legacy stream's work and of that of the streams that wait for it.
     blocking: AtomicU64,
     all: AtomicU64,
 }
 
 impl Ends {
-    /// The context goes, and its work with it.
+    /// Resets the ends of a context that is being destroyed.
     pub(crate) fn clear(&self) {
         for end in [&self.legacy, &self.blocking, &self.all] {
             end.store(0, Release);
@@ -121,7 +121,7 @@ impl Ends {
     }
 }
 
-/// A stream, default ones included, as the order of its work.
+/// The order of a stream's work; default streams have one, too.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue {
     context: &'static Context,
@@ -135,13 +135,13 @@ impl PartialEq for Queue {
     }
 }
 
-/// A stream as calls name it, which its queue is looked up by only where needed: two words cost no
-/// call anything.
+/// A stream as calls name it. Its queue is looked up only where needed; passing two words costs the
+/// calls nothing.
 #[derive(Clone, Copy)]
 pub struct Name {
-    /// The `CUstream`, found to be one.
+    /// The `CUstream`, already checked.
     pub handle: usize,
-    /// Given to a function for the per-thread default stream.
+    /// Whether it was given to a function for the per-thread default stream.
     pub twin: bool,
 }
 
@@ -152,7 +152,7 @@ impl Name {
         twin: false,
     };
 
-    /// The queue; none as long as no kernel has taken time.
+    /// Returns the queue; `None` as long as no kernel has taken time.
     #[inline(always)]
     pub fn queue(self) -> Option<Queue> {
         if EVER.load(Relaxed) {
@@ -162,10 +162,10 @@ impl Name {
         }
     }
 
-    /// A number that no other stream of the process has.
+    /// Returns a number that no other stream of the process has.
     ///
     /// # Errors
-    /// As [`Stream::from_handle`].
+    /// The errors of [`Stream::from_handle`].
     pub fn identity(self) -> Outcome<u64> {
         Ok(std::ptr::from_ref(self.find()?.end) as u64)
     }
@@ -210,7 +210,7 @@ impl Queue {
         std::ptr::eq(self.end, &self.context.work.legacy)
     }
 
-    /// When the stream's work ends.
+    /// Returns when the stream's work ends.
     pub fn end(self) -> u64 {
         if self.is_legacy() {
             self.context.work.blocking.load(Acquire)
@@ -219,8 +219,8 @@ impl Queue {
         }
     }
 
-    /// Adds work of so many ns, which begins after what the stream waits for and not before a given
-    /// time; its end.
+    /// Adds `work` ns of work, and returns its end. The work begins when all that the stream waits
+    /// for is over, but not before the time `after`.
     pub fn add(self, after: u64, work: u64) -> u64 {
         static ORDER: Mutex<()> = Mutex::new(());
         let _one = ORDER.lock().unwrap_or_else(PoisonError::into_inner);

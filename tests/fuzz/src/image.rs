@@ -1,5 +1,5 @@
-//! Code images, as programs hand them to the driver: no panic, no more memory than they could need,
-//! an end.
+//! Fuzzing of code images, as programs pass them to the driver: reading them never panics, ends,
+//! and takes a bounded amount of memory.
 
 use crate::numbers::Numbers;
 use gpulimit_fatbin::{lz4, needs_of_bytes, zstd};
@@ -11,7 +11,7 @@ pub fn any(bytes: &[u8]) {
     }
 }
 
-/// The stated size and what is said to be packed.
+/// Splits the input into a stated size and compressed data.
 fn stated(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let mut numbers = Numbers(bytes);
     let size = usize::from(numbers.half()?) | usize::from(numbers.byte()?) << 16;

@@ -1,5 +1,5 @@
-//! The ledger, damaged while it is used: no panic, an end, and nobody is granted more than the
-//! limit.
+//! Fuzzing of a ledger that is damaged while it is used: its functions never panic, they end, and
+//! no process is granted more than the limit.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,11 +17,11 @@ use crate::scratch;
 const CAPACITY: u64 = 80 << 30;
 const MOST: u64 = 1 << 30;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
-/// Where the words and the slots begin.
+/// Offsets of the words and of the slots in the file.
 const WORDS: u64 = 16 << 10;
 const SLOTS: u64 = WORDS + (1 << 20);
 
-/// Sees nobody hold anything.
+/// A witness for which the driver holds no memory of dead processes.
 struct Gone;
 
 impl Witness for Gone {
@@ -55,7 +55,8 @@ pub fn any(bytes: &[u8]) {
         };
         let at = u64::from(at);
         match kind % 14 {
-            // What is behind the preface, which is looked at only when a ledger is opened.
+            // Damages the header after the preface. The preface is only checked when the ledger is
+            // opened.
             0 => write(64 + at % ((WORDS - 64) / 8) * 8),
             1 => write(WORDS + at % 64 * 8),
             2 => write(WORDS + at % (1 << 17) * 8),
@@ -82,7 +83,7 @@ pub fn any(bytes: &[u8]) {
             10 => drop(ledger.processes(&Gone)),
             11 => drop(ledger.events(value)),
             12 => more.extend(ledger.claim(&Identity::of_self(), "below")),
-            // The preface: a ledger that is none is refused.
+            // Damages the preface: a file that is not a ledger is refused.
             _ => {
                 write(at % 8 * 8);
                 assert_eq!(Ledger::open(&path).is_ok(), is_whole(&path));

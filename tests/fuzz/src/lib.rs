@@ -1,8 +1,7 @@
-//! What can be done with bytes that nobody vouches for: one function for each kind, which panics
-//! where a promise is broken.
+//! Fuzz targets: functions that process untrusted bytes, and panic if a guarantee is violated.
 //!
-//! `fuzz/` hands them what a fuzzer makes up, `cargo test -p gpulimit-fuzz-targets` the committed
-//! corpus and random changes of it.
+//! `fuzz/` calls the targets with the inputs of a fuzzer. `cargo test -p gpulimit-fuzz-targets`
+//! calls them with the committed corpus and random changes of it.
 
 mod image;
 mod ledger;
@@ -12,10 +11,10 @@ mod policy;
 mod scratch;
 mod text;
 
-/// What is done with bytes of one kind.
+/// A function that processes one kind of untrusted bytes.
 pub type Target = fn(&[u8]);
 
-/// All of them, by the names of their folders in `fuzz/corpus`.
+/// All targets, by the names of their folders in `fuzz/corpus`.
 pub const TARGETS: &[(&str, Target)] = &[
     ("environment", policy::environment),
     ("image", image::any),
@@ -28,7 +27,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("zstd", image::zstd),
 ];
 
-/// The one of this name.
+/// Returns the target with this name.
 pub fn target(name: &str) -> Target {
     let found = TARGETS.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no target {name}")).1

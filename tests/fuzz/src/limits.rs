@@ -1,4 +1,4 @@
-//! The limits file, damaged: it allows what it said, or nothing.
+//! Fuzzing of a damaged limits file: it never allows more than it did.
 
 use std::os::unix::fs::FileExt;
 
@@ -14,7 +14,8 @@ const MOST: u64 = 4 << 30;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const OTHER: DeviceId = DeviceId::gpu([8; 16]);
 
-/// Bytes are damages of a good file; what is left of them replaces it as a whole.
+/// Applies the damage that the bytes describe to a valid file. The remaining bytes then replace the
+/// whole file.
 pub fn any(bytes: &[u8]) {
     let path = scratch::path("limits");
     let mut set = LimitSet::all(Size::Bytes(MOST));
@@ -32,7 +33,7 @@ pub fn any(bytes: &[u8]) {
         else {
             break;
         };
-        // Mostly where something is written.
+        // Mostly the first 512 bytes, where most of the content is.
         let at = usize::from(at) % if kind & 0x80 == 0 { 512 } else { whole.len() };
         let end = (at + usize::from(length) % 300 + 1).min(whole.len());
         for byte in &mut whole[at..end] {

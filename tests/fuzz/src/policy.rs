@@ -1,4 +1,5 @@
-//! Policies, what is compiled of them, and what the environment asks for.
+//! Fuzzing of policy files, of compiled rules, and of the environment variables that request a
+//! group.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -12,7 +13,7 @@ use gpulimit_policy::{GROUP, MAX, assignment, file};
 
 use crate::scratch;
 
-/// A machine with a handful of users.
+/// The accounts of a machine with a few users.
 struct Machine;
 
 impl Accounts for Machine {
@@ -45,8 +46,8 @@ impl Accounts for Machine {
     }
 }
 
-/// A policy file: what is wrong with it is said in lines that it has; what is right makes rules
-/// that read back.
+/// Compiles a policy file. Every mistake must name a line of the file; rules without a mistake must
+/// read back unchanged.
 pub fn file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -63,7 +64,7 @@ pub fn file(bytes: &[u8]) {
     }
 }
 
-/// The rules in these bytes; `None` where they are refused.
+/// Loads these bytes as rules; `None` if they are refused.
 fn load(bytes: &[u8]) -> Option<Rules> {
     let path = scratch::path(".rules");
     std::fs::write(&path, bytes).expect("written");
@@ -75,12 +76,12 @@ fn load(bytes: &[u8]) -> Option<Rules> {
         owner: gpulimit_group::effective_user(),
     };
     let loaded = Rules::load(&source);
-    // Never "there are none".
+    // The file exists, so the result is never "no rules".
     loaded.ok().map(|rules| rules.expect("a file is there"))
 }
 
-/// Rules, as they are and with the last line that makes them whole: refused, or what they say reads
-/// back as the same.
+/// Loads rules, as they are and with a valid last line. They must be refused or read back
+/// unchanged.
 pub fn rules(bytes: &[u8]) {
     for text in [bytes, &whole(bytes)] {
         if let Some(rules) = load(text) {
@@ -89,7 +90,8 @@ pub fn rules(bytes: &[u8]) {
     }
 }
 
-/// FNV-1a over all before the last line, as the rules are written.
+/// Returns the bytes with the last line that valid rules have: an FNV-1a hash of everything before
+/// it.
 fn whole(bytes: &[u8]) -> Vec<u8> {
     let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -101,7 +103,7 @@ fn whole(bytes: &[u8]) -> Vec<u8> {
     [bytes, format!("end {count} {sum:016x}\n").as_bytes()].concat()
 }
 
-/// Variables, a line each: a limit that is asked for is never silently none.
+/// Reads environment variables, one per line. A requested limit must never be silently ignored.
 pub fn environment(bytes: &[u8]) {
     let variables: Vec<(&[u8], &[u8])> = bytes
         .split(|byte| *byte == b'\n')
@@ -118,7 +120,7 @@ pub fn environment(bytes: &[u8]) {
         found.map(|(_, value)| OsString::from_vec(value.to_vec()))
     };
     let asked = assignment(&env);
-    // In the group of a job another tool's "no limit" counts.
+    // In the group of a job, another tool's "no limit" is accepted.
     let is_chosen = env(GROUP).is_some_and(|name| !name.as_encoded_bytes().starts_with(b"job-"));
     if is_chosen || env(MAX).is_some() {
         assert!(!matches!(asked, Ok(None)), "asked for and not given");

@@ -1,8 +1,8 @@
-//! A folder of a thread's own in memory, gone with the thread.
+//! A folder in memory for each thread, which is removed when the thread ends.
 
 use std::path::{Path, PathBuf};
 
-/// The folder.
+/// The folder of a thread.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -28,7 +28,7 @@ thread_local! {
     static HERE: Scratch = Scratch::new();
 }
 
-/// A path in it, at which there is nothing.
+/// Returns a path in this thread's folder where no file exists.
 pub fn path(name: &str) -> PathBuf {
     let path = HERE.with(|folder| folder.0.join(name));
     let _ = std::fs::remove_file(&path);

@@ -1,4 +1,5 @@
-//! What people write: sizes, keys, names, GPUs. What is understood reads back as the same.
+//! Fuzzing of text that people write: sizes, keys, names and GPUs. A text that is accepted must
+//! read back as the same value.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;

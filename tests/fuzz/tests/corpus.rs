@@ -1,7 +1,7 @@
-//! Every target over its corpus and random changes of it.
+//! Runs every fuzz target on its corpus and on random changes of it.
 //!
-//! `GPULIMIT_FUZZ_ROUNDS` is how many changes each target gets, `GPULIMIT_FUZZ_SEED` makes others
-//! of them.
+//! `GPULIMIT_FUZZ_ROUNDS` is the number of changes for each target; `GPULIMIT_FUZZ_SEED` selects
+//! other changes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use gpulimit_fuzz_targets::{TARGETS, Target};
 
-/// One input that takes longer than this hangs.
+/// An input that takes longer than this counts as a hang.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// An input grows to so many bytes at most.
+/// Largest size to which an input can grow.
 const LONGEST: usize = 16 << 10;
 
-/// Numbers that depend on the seed only.
+/// Random numbers that depend only on the seed.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     }
 }
 
-/// The committed inputs, in an order of their own.
+/// Returns the committed inputs in a fixed order.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")
@@ -51,7 +51,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// One change of the kinds that break parsers.
+/// Makes one random change of a kind that often breaks parsers.
 fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let at = random.below(bytes.len() + 1);
     let end = (at + random.below(32) + 1).min(bytes.len());
@@ -81,7 +81,7 @@ fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     bytes.truncate(LONGEST);
 }
 
-/// Where an input that broke something is kept.
+/// Stores an input that broke a target, and returns its path.
 fn keep(name: &str, bytes: &[u8]) -> String {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("broken-{name}"));
     std::fs::write(&path, bytes).expect("written");
@@ -124,12 +124,12 @@ fn run(name: &'static str, target: Target, rounds: u64, seed: u64) {
 }
 
 #[test]
-fn nothing_breaks_any_target() {
+fn no_input_breaks_a_target() {
     let rounds = number("GPULIMIT_FUZZ_ROUNDS", 10_000);
     let seed = number("GPULIMIT_FUZZ_SEED", 1);
     std::thread::scope(|scope| {
         for (name, target) in TARGETS {
-            // Each is a file of 17 MiB.
+            // Each round creates a file of 17 MiB.
             let rounds = if *name == "ledger" {
                 rounds / 10
             } else {

@@ -1,4 +1,4 @@
-"""The checks, in the order they run: each module registers its own."""
+"""The checks, in the order in which they run: each module registers its own."""
 
 from checks import (  # noqa: F401
     view,

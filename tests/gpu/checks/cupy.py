@@ -7,7 +7,7 @@ from harness import CAP, GIB, Outcome, capped, check, compare_at_rest, judged, m
 
 @check("cupy", timeout=90, needs=("cupy",))
 def cupy(outcome: Outcome) -> None:
-    """CuPy's pool and its stream-ordered pool stay under the cap."""
+    """CuPy's pool and its stream-ordered pool stay under the limit."""
     for allocator in ("pool", "async"):
         with judged(outcome, CAP, allocator) as judge:
             program = capped(python("cupy_agent.py"))
@@ -17,8 +17,10 @@ def cupy(outcome: Outcome) -> None:
             outcome.expect("checksum" in work, f"{allocator}: the kernels failed: {work}")
             found = program.ask("fill", 60)
             outcome.figures[f"fill_{allocator}"] = found
-            # Some versions of the stream-ordered pool pass the runtime's own error on.
-            own = found.get("is_cupy_oom") or (allocator == "async" and "cudaErrorMemoryAllocation" in found.get("text", ""))
+            # Some versions of the stream-ordered pool pass on the runtime's own error.
+            own = found.get("is_cupy_oom") or (
+                allocator == "async" and "cudaErrorMemoryAllocation" in found.get("text", "")
+            )
             outcome.expect(own, f"{allocator}: {found.get('exception')}: {found.get('text')}")
             compare_at_rest(outcome, judge, allocator)
             reached(outcome, judge.read(), CAP)

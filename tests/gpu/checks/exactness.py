@@ -1,4 +1,4 @@
-"""What we report equals what NVML shows, at rest, to 2 MiB."""
+"""gpulimit's figures equal NVML's at rest, to 2 MiB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ def exact_driver(outcome: Outcome) -> None:
         program = capped(python("driver.py"))
         started(outcome, program)
         worst = [compare_at_rest(outcome, judge, "context")]
-        for size, times in ((1, 1), (4096, 3000), (700_000, 41), (1_048_577, 40), (2_097_153, 17), (100_000_003, 9)):
+        for size, times in (
+            (1, 1),
+            (4096, 3000),
+            (700_000, 41),
+            (1_048_577, 40),
+            (2_097_153, 17),
+            (100_000_003, 9),
+        ):
             answer = program.ask("alloc", size=size, times=times)
             outcome.expect(answer.get("done") == times, f"{times} × {size}: {answer}")
             worst.append(compare_at_rest(outcome, judge, f"+{times}x{size}"))
@@ -26,7 +33,7 @@ def exact_driver(outcome: Outcome) -> None:
 
 @check("exact-pools", timeout=60)
 def exact_pools(outcome: Outcome) -> None:
-    """A pool that keeps what is given back, all or a part, until its threshold is lowered, it is trimmed, or something synchronises."""
+    """A pool's reserve is charged exactly, whatever its threshold keeps of it."""
     with judged(outcome, CAP) as judge:
         program = capped(python("driver.py"))
         started(outcome, program)
@@ -50,18 +57,30 @@ def exact_pools(outcome: Outcome) -> None:
             states.append((label, compare_at_rest(outcome, judge, label)))
         seen = {label: outcome.figures["at_rest"][label]["nvml"] for label, _ in states}
         kept = seen["given back, all kept"] - seen["given back, nothing kept"]
-        outcome.expect(kept >= 20 * 50 * MIB, f"the pool kept {kept / MIB:.1f} MiB: nothing was tried")
+        outcome.expect(
+            kept >= 20 * 50 * MIB, f"the pool kept {kept / MIB:.1f} MiB: nothing was tried"
+        )
         outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
     worst = max((off for _, off in states), key=abs)
-    outcome.key.append(f"{len(states)} states, worst {worst / MIB:+.2f} MiB, {kept / MIB:.0f} MiB kept")
+    outcome.key.append(
+        f"{len(states)} states, worst {worst / MIB:+.2f} MiB, {kept / MIB:.0f} MiB kept"
+    )
 
 
 @check("exact-torch", timeout=150, needs=("torch",))
 def exact_torch(outcome: Outcome) -> None:
     """PyTorch: context, kernels, linear, pool and VMM memory, streams, graphs."""
     worst: list[int] = []
-    for label, configuration in (("linear", ""), ("vmm", "expandable_segments:True"), ("pool", "backend:cudaMallocAsync")):
-        variables = {"PYTORCH_CUDA_ALLOC_CONF": configuration, "PYTORCH_ALLOC_CONF": configuration} if configuration else {}
+    for label, configuration in (
+        ("linear", ""),
+        ("vmm", "expandable_segments:True"),
+        ("pool", "backend:cudaMallocAsync"),
+    ):
+        variables = (
+            {"PYTORCH_CUDA_ALLOC_CONF": configuration, "PYTORCH_ALLOC_CONF": configuration}
+            if configuration
+            else {}
+        )
         with judged(outcome, CAP, label) as judge:
             program = capped(python("torch_agent.py"), **variables)
             program.reply(90)

@@ -1,23 +1,45 @@
-"""Groups in groups, and what they do at the limit, on a real GPU."""
+"""Nested groups, and what groups do at the limit, on a real GPU."""
 
 from __future__ import annotations
 
 import time
 
-from harness import CAP, GIB, MIB, SLACK, Outcome, Program, binary, check, compare_at_rest, gpulimit, judged, mib, plain_environment, python, reached
+from harness import (
+    CAP,
+    GIB,
+    MIB,
+    SLACK,
+    Outcome,
+    Program,
+    binary,
+    check,
+    compare_at_rest,
+    gpulimit,
+    judged,
+    mib,
+    plain_environment,
+    python,
+    reached,
+)
 
 OUT_OF_MEMORY = 2
 
 
 def made(outcome: Outcome, name: str, *settings: str) -> None:
-    """A group with these settings."""
+    """Makes a group with these settings."""
     answer = gpulimit("create", name, *settings)
-    outcome.expect(answer.returncode == 0, f"create {name} ended with {answer.returncode}: {answer.stderr.strip()}")
+    outcome.expect(
+        answer.returncode == 0,
+        f"create {name} ended with {answer.returncode}: {answer.stderr.strip()}",
+    )
 
 
 def member(name: str) -> Program:
-    """A program of plain driver calls in a group that is there, with a context."""
-    program = Program([str(binary("gpulimit")), "run", "--name", name, "--", *python("driver.py")], plain_environment())
+    """Starts a program of plain driver calls in an existing group, with a context."""
+    program = Program(
+        [str(binary("gpulimit")), "run", "--name", name, "--", *python("driver.py")],
+        plain_environment(),
+    )
     program.reply(30)
     started = program.ask("start")
     if started.get("status") != 0:
@@ -26,7 +48,7 @@ def member(name: str) -> Program:
 
 
 def is_silent(program: Program, seconds: float) -> bool:
-    """Whether no reply comes in this time."""
+    """Returns whether the program sends no reply in this time."""
     try:
         program.reply(seconds)
     except TimeoutError:
@@ -35,14 +57,18 @@ def is_silent(program: Program, seconds: float) -> bool:
 
 
 def events(name: str) -> list[str]:
-    """The kinds of what happened in a group."""
+    """Returns the kinds of the events of a group."""
     answer = gpulimit("events", name, "--json")
-    return [kind for kind in ("refusal", "wait", "granted", "high", "kill", "reap") for _ in range(answer.stdout.count(f'"{kind}"'))]
+    return [
+        kind
+        for kind in ("refusal", "wait", "granted", "high", "kill", "reap")
+        for _ in range(answer.stdout.count(f'"{kind}"'))
+    ]
 
 
 @check("groups-levels", timeout=60)
 def levels(outcome: Outcome) -> None:
-    """A group of 4 GiB with one of 2.5 GiB below it: each fills to its own limit, and both together to the upper one."""
+    """A group of 4 GiB and one of 2.5 GiB below it: each fills to its own limit."""
     inner = 2560 * MIB
     made(outcome, "levels", f"max={CAP}")
     made(outcome, "levels/inner", f"max={inner}")
@@ -59,7 +85,10 @@ def levels(outcome: Outcome) -> None:
         reached(outcome, judge.read(), CAP)
         for program, group in ((first, "levels/inner"), (second, "levels")):
             lines = program.refusals()
-            outcome.expect(any(f"group {group} uses" in line for line in lines), f"not named {group}: {lines[:1]}")
+            outcome.expect(
+                any(f"group {group} uses" in line for line in lines),
+                f"not named {group}: {lines[:1]}",
+            )
         outcome.expect(shown <= inner + GIB, f"with the inner one full NVML showed {mib(shown)}")
         for program in (first, second):
             outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
@@ -68,11 +97,13 @@ def levels(outcome: Outcome) -> None:
 
 @check("groups-wait", timeout=60)
 def wait(outcome: Outcome) -> None:
-    """A request waits until another process gives memory back, or is killed; never above the limit."""
+    """A request waits until another process frees memory or is killed, within the limit."""
     made(outcome, "wait", f"max={CAP}", "on_limit=wait", "wait_timeout=20s")
     with judged(outcome, CAP) as judge:
         holder, other = member("wait"), member("wait")
-        outcome.expect(holder.ask("alloc", size=2 * GIB) == {"done": 1, "status": 0}, "the first two GiB")
+        outcome.expect(
+            holder.ask("alloc", size=2 * GIB) == {"done": 1, "status": 0}, "the first two GiB"
+        )
         other.say("alloc", size=1536 * MIB)
         outcome.expect(is_silent(other, 0.5), "it did not wait")
         holder.ask("free")
@@ -84,18 +115,22 @@ def wait(outcome: Outcome) -> None:
         outcome.expect(is_silent(other, 0.5), "it did not wait for the killed one")
         holder.kill()
         began = time.monotonic()
-        outcome.expect(other.reply(10).get("status") == 0, "not granted after the holder was killed")
+        outcome.expect(
+            other.reply(10).get("status") == 0, "not granted after the holder was killed"
+        )
         outcome.figures["after_kill_ms"] = (time.monotonic() - began) * 1000
         compare_at_rest(outcome, judge, "after the kill")
         outcome.expect(other.finish() == 0, f"ended badly: {other.tail()}")
     seen = events("wait")
     outcome.expect(seen.count("granted") >= 2 and "reap" in seen, f"events: {seen}")
-    outcome.key.append(f"{seen.count('wait')} waits, after the kill {outcome.figures['after_kill_ms']:.0f} ms")
+    outcome.key.append(
+        f"{seen.count('wait')} waits, after the kill {outcome.figures['after_kill_ms']:.0f} ms"
+    )
 
 
 @check("groups-kept", timeout=60)
 def kept(outcome: Outcome) -> None:
-    """What `min` keeps for a group another one does not get, and the group does."""
+    """A group gets the memory that its `min` keeps for it; another group cannot."""
     made(outcome, "kept", f"max={CAP}")
     made(outcome, "kept/safe", f"min={2 * GIB}")
     made(outcome, "kept/other")

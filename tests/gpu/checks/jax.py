@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from harness import CAP, SLACK, Outcome, capped, check, compare_at_rest, judged, mib, python, reached
+from harness import (
+    CAP,
+    SLACK,
+    Outcome,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+    reached,
+)
 
 
 def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
-    """Fill, free, allocate again. `to_the_cap`: the allocator has no limit of its own below the cap."""
+    """Fills, frees and allocates again. With `to_the_cap`, the allocator has no limit of its own
+    below the group's.
+    """
     with judged(outcome, CAP) as judge:
-        # XLA's command buffers and autotuning are left as they are: they are part of what users run.
+        # XLA's command buffers and autotuning stay enabled, as users have them.
         program = capped(python("jax_agent.py"), **variables)
         program.reply(90)
         work = program.ask("kernels", 120)
         if "cudnn status: 5003" in work.get("text", ""):
-            # The first time on a machine XLA may synchronise in one thread what another one captures: without us as often (see the records).
+            # On its first run on a machine, XLA may synchronise in one thread while another one
+            # captures; this happens as often without gpulimit (see the records).
             outcome.figures["first_kernels"] = work
             work = program.ask("kernels", 120)
-        outcome.expect("checksum" in work, f"the kernels failed: {work}; {program.refusals()}; {program.tail()}")
+        outcome.expect(
+            "checksum" in work,
+            f"the kernels failed: {work}; {program.refusals()}; {program.tail()}",
+        )
         limit = program.ask("info").get("stats", {}).get("bytes_limit", 0)
         found = program.ask("fill", 120)
         outcome.figures["fill"] = found | {"bytes_limit": limit}
@@ -28,7 +45,8 @@ def fill(outcome: Outcome, to_the_cap: bool, **variables: str) -> None:
         if to_the_cap:
             reached(outcome, judge.read(), CAP)
         else:
-            # Its pool also holds what its kernels keep, so the pool's own figure is asked, not the sum of our arrays.
+            # The pool also holds what the kernels keep, so the check uses the pool's own figure,
+            # not the sum of the arrays.
             stats = program.ask("info").get("stats", {})
             outcome.figures["full"] = stats
             short = limit - stats.get("peak_bytes_in_use", 0)
@@ -50,12 +68,22 @@ def jax_preallocate(outcome: Outcome) -> None:
 
 @check("jax-growing", timeout=150, needs=("jax",), lane="jax")
 def jax_growing(outcome: Outcome) -> None:
-    """JAX growing on demand until the cap refuses."""
-    # By itself JAX would stop at 75 %; with nearly all of it the cap is what refuses.
-    fill(outcome, to_the_cap=True, XLA_PYTHON_CLIENT_PREALLOCATE="false", XLA_PYTHON_CLIENT_MEM_FRACTION="0.99")
+    """JAX growing on demand until the limit refuses."""
+    # By default JAX stops at 75 %; with nearly all memory as its share, the group's limit refuses.
+    fill(
+        outcome,
+        to_the_cap=True,
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+        XLA_PYTHON_CLIENT_MEM_FRACTION="0.99",
+    )
 
 
 @check("jax-platform", timeout=150, needs=("jax",), lane="jax")
 def jax_platform(outcome: Outcome) -> None:
     """JAX with the platform allocator: one driver call per array."""
-    fill(outcome, to_the_cap=True, XLA_PYTHON_CLIENT_ALLOCATOR="platform", XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    fill(
+        outcome,
+        to_the_cap=True,
+        XLA_PYTHON_CLIENT_ALLOCATOR="platform",
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+    )

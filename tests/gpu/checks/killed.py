@@ -9,20 +9,23 @@ import time
 from harness import GIB, MIB, Outcome, capped, check, gpu_index, judged, mib, python, started
 from judge import Nvml
 
-
 DYING_MS = 100
-"""A killed process keeps its locks until it is really dead, some 0.3 to 30 ms (more on a busy machine): until then a
-refusal is right. From then on a request must wait for the driver, which needs 70 to 190 ms, and succeed."""
+"""A killed process holds its locks until it is really dead, some 0.3 to 30 ms later (more on a busy
+machine); a refusal is correct until then. From then on a request must wait for the driver, which
+needs 70 to 190 ms, and succeed.
+"""
 
 
 @check("kill-holder", timeout=90)
 def kill_holder(outcome: Outcome) -> None:
-    """The next process gets 40 GiB at once after a holder of 40 GiB is killed, without passing 44 GiB."""
-    # On a smaller GPU the same with less.
+    """After a holder of 40 GiB is killed, the next process gets 40 GiB, within 44 GiB."""
+    # A smaller GPU is tested with a smaller size.
     size = min(40, Nvml(gpu_index()).total() // GIB - 6) * GIB
     cap = size + 4 * GIB
     with judged(outcome, cap) as judge:
-        holder, heir = (capped(python("driver.py"), f"{cap // MIB}M", name="inherit") for _ in range(2))
+        holder, heir = (
+            capped(python("driver.py"), f"{cap // MIB}M", name="inherit") for _ in range(2)
+        )
         pid, _ = (started(outcome, program) for program in (holder, heir))
         taken = holder.ask("alloc", size=GIB, times=size // GIB)
         outcome.expect(taken.get("done") == size // GIB, f"the holder got {taken}")
@@ -37,10 +40,23 @@ def kill_holder(outcome: Outcome) -> None:
             sent = (time.monotonic() - begin) * 1e3
             answer = heir.ask("alloc", size=size)
         waited = (time.monotonic() - begin) * 1e3
-        outcome.expect(answer.get("done") == 1, f"the heir's request of {sent:.0f} ms after the kill got {answer}")
+        outcome.expect(
+            answer.get("done") == 1,
+            f"the heir's request of {sent:.0f} ms after the kill got {answer}",
+        )
         holder_status = holder.finish()
-        outcome.expect(holder_status in (-9, 137), f"the killed program's status came out as {holder_status}")
+        outcome.expect(
+            holder_status in (-9, 137), f"the killed program's status came out as {holder_status}"
+        )
         outcome.expect(heir.finish() == 0, f"the heir ended badly: {heir.tail()}")
         seen = judge.read()
-    outcome.figures |= {"held": size, "waited_ms": round(waited, 1), "asked_ms": round(sent, 1), "refused_while_dying": refusals}
-    outcome.key.append(f"{size // GIB} GiB after {waited:.0f} ms (asked at {sent:.0f}), peak {mib(seen['sum_peak'])} of {mib(cap)}")
+    outcome.figures |= {
+        "held": size,
+        "waited_ms": round(waited, 1),
+        "asked_ms": round(sent, 1),
+        "refused_while_dying": refusals,
+    }
+    outcome.key.append(
+        f"{size // GIB} GiB after {waited:.0f} ms (asked at {sent:.0f}), peak"
+        f" {mib(seen['sum_peak'])} of {mib(cap)}"
+    )

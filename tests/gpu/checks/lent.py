@@ -1,10 +1,25 @@
-"""Memory that processes of a group open from each other stays charged while anybody has it."""
+"""Memory that processes of a group share stays charged as long as a process holds it."""
 
 from __future__ import annotations
 
 import time
 
-from harness import CAP, GIB, MIB, Outcome, Program, bare, capped, check, compare_at_rest, differences_at_rest, judged, mib, python, started
+from harness import (
+    CAP,
+    GIB,
+    MIB,
+    Outcome,
+    Program,
+    bare,
+    capped,
+    check,
+    compare_at_rest,
+    differences_at_rest,
+    judged,
+    mib,
+    python,
+    started,
+)
 from judge import Judge
 
 OUT_OF_MEMORY = 2
@@ -12,7 +27,7 @@ SIZE = 512 * MIB
 
 
 def two(outcome: Outcome, name: str) -> list[Program]:
-    """Two programs of one group, with a context each."""
+    """Starts two programs of one group, with a context each."""
     programs = [capped(python("lender.py"), name=name) for _ in range(2)]
     for program in programs:
         started(outcome, program)
@@ -20,14 +35,14 @@ def two(outcome: Outcome, name: str) -> list[Program]:
 
 
 def good(outcome: Outcome, program: Program, do: str, **arguments: object) -> dict:
-    """An order that must succeed."""
+    """Sends an order that must succeed."""
     answer = program.ask(do, **arguments)
     outcome.expect(answer.get("status") == 0, f"{do} {arguments.get('name', '')}: {answer}")
     return answer
 
 
 def until_full(outcome: Outcome, lend, least: int) -> int:
-    """Lends pieces until one is refused, and says how many there were."""
+    """Lends pieces until one is refused, and returns their number."""
     for number in range(16):
         if not lend(f"m{number}"):
             outcome.expect(number >= least, f"refused after {number} pieces of {mib(SIZE)}")
@@ -38,7 +53,7 @@ def until_full(outcome: Outcome, lend, least: int) -> int:
 
 @check("lent-ipc", timeout=60)
 def ipc(outcome: Outcome) -> None:
-    """What its owner frees while another process has it open by cudaIpc: never above the limit, charged to who has it, given back with the close."""
+    """Memory freed by its owner while another process has it open stays charged."""
     with judged(outcome, CAP) as judge:
         owner, opener = two(outcome, "ipc")
         good(outcome, owner, "take", name="first", size=SIZE)
@@ -70,7 +85,7 @@ def ipc(outcome: Outcome) -> None:
 
 @check("lent-descriptor", timeout=60)
 def descriptor(outcome: Outcome) -> None:
-    """The same of cuMemCreate memory by descriptors, also when its exporter is killed."""
+    """The same for cuMemCreate memory shared by descriptors, also if its exporter is killed."""
     with judged(outcome, CAP) as judge:
         owner, importer = two(outcome, "descriptor")
 
@@ -78,7 +93,15 @@ def descriptor(outcome: Outcome) -> None:
             if owner.ask("create", name=name, size=SIZE).get("status") == OUT_OF_MEMORY:
                 return False
             exported = good(outcome, owner, "export", name=name)
-            good(outcome, importer, "import", name=name, pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+            good(
+                outcome,
+                importer,
+                "import",
+                name=name,
+                pid=exported["pid"],
+                descriptor=exported["descriptor"],
+                size=SIZE,
+            )
             good(outcome, owner, "close", name=name)
             good(outcome, owner, "release", name=name)
             return True
@@ -92,9 +115,17 @@ def descriptor(outcome: Outcome) -> None:
         compare_at_rest(outcome, judge, "one unmapped")
         good(outcome, owner, "create", name="last", size=SIZE)
         exported = good(outcome, owner, "export", name="last")
-        good(outcome, importer, "import", name="last", pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+        good(
+            outcome,
+            importer,
+            "import",
+            name="last",
+            pid=exported["pid"],
+            descriptor=exported["descriptor"],
+            size=SIZE,
+        )
         owner.kill()
-        # The driver moves it when it has done away with the process.
+        # The driver moves the memory to the importer once the killed process is gone.
         time.sleep(1)
         judge.settled()
         good(outcome, importer, "alloc", size=4 * MIB)
@@ -105,8 +136,8 @@ def descriptor(outcome: Outcome) -> None:
 
 @check("lent-stirred", timeout=60)
 def stirred(outcome: Outcome) -> None:
-    """While a stranger takes and gives back as much all the time, lent memory stays charged as long as anybody has it; and is given back."""
-    # In a session of its own, so that the judge does not count it.
+    """Shared memory stays charged while a process outside the group allocates and frees."""
+    # The stranger has a session of its own, so that the judge does not count it.
     stranger = bare(["setsid", *python("lender.py")])
     started(outcome, stranger)
     with judged(outcome, CAP) as judge:
@@ -116,28 +147,47 @@ def stirred(outcome: Outcome) -> None:
         stranger.say("start")
         stirring = stranger.reply(30)
         stranger.reply(30)
-        outcome.expect(stirring.get("status") == 0 and stirring.get("rounds", 0) > 100, f"the stranger: {stirring}")
-        outcome.expect(turn_of_both(outcome, judge, owner, other, "in the end") == 0, "not exact without the stranger")
+        outcome.expect(
+            stirring.get("status") == 0 and stirring.get("rounds", 0) > 100,
+            f"the stranger: {stirring}",
+        )
+        outcome.expect(
+            turn_of_both(outcome, judge, owner, other, "in the end") == 0,
+            "not exact without the stranger",
+        )
         for program in (owner, other):
-            # All of the limit can be had again.
+            # The whole limit is available again.
             good(outcome, program, "alloc", size=1400 * MIB)
             outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
     outcome.expect(stranger.finish() == 0, f"the stranger ended badly: {stranger.tail()}")
-    outcome.key.append(f"{stirring.get('rounds')} times {mib(SIZE)} beside it, {sum(map(bool, off))} of {len(off)} turns too much charged for a while")
+    outcome.key.append(
+        f"{stirring.get('rounds')} times {mib(SIZE)} beside it, {sum(map(bool, off))} of {len(off)}"
+        " turns too much charged for a while"
+    )
 
 
 def turn_of_both(outcome: Outcome, judge: Judge, owner: Program, other: Program, turn: str) -> int:
-    """Lends a piece of either kind, which its owner lets go of before the other one. Returns how many bytes are charged in the end that nobody has."""
+    """Lends a piece of either kind, which its owner frees before the other process does. Returns
+    how many bytes too many are charged in the end.
+    """
     good(outcome, owner, "take", name="ipc", size=SIZE)
     handle = good(outcome, owner, "ipc_get", name="ipc")["handle"]
     good(outcome, other, "ipc_open", name="ipc", handle=handle)
     good(outcome, owner, "create", name="piece", size=SIZE)
     exported = good(outcome, owner, "export", name="piece")
-    good(outcome, other, "import", name="piece", pid=exported["pid"], descriptor=exported["descriptor"], size=SIZE)
+    good(
+        outcome,
+        other,
+        "import",
+        name="piece",
+        pid=exported["pid"],
+        descriptor=exported["descriptor"],
+        size=SIZE,
+    )
     good(outcome, owner, "close", name="piece")
     good(outcome, owner, "give", name="ipc")
     good(outcome, owner, "release", name="piece")
-    # It measures: what has come to it is its own from now on.
+    # This call makes the process measure, and charges the memory that has moved to it.
     good(outcome, other, "alloc", size=4 * MIB)
     over(outcome, judge, f"{turn}: let go of by its owner")
     good(outcome, other, "ipc_close", name="ipc")
@@ -147,7 +197,9 @@ def turn_of_both(outcome: Outcome, judge: Judge, owner: Program, other: Program,
 
 
 def over(outcome: Outcome, judge: Judge, label: str) -> int:
-    """What the group has charged beyond what NVML shows for it, bytes: never less than nothing."""
+    """Returns by how many bytes the group's charge exceeds NVML's figures, which must not be
+    negative.
+    """
     beyond = sum(differences_at_rest(outcome, judge, label).values())
-    outcome.expect(beyond >= 0, f"{label}: {-beyond / MIB:.1f} MiB that somebody has are not charged")
+    outcome.expect(beyond >= 0, f"{label}: {-beyond / MIB:.1f} MiB in use are not charged")
     return beyond

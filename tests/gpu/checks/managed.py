@@ -1,12 +1,27 @@
-"""Managed memory that no allocation of its own takes, and code that seems to take less than it does."""
+"""Managed memory from pools and variables, and code that seems to take less memory than it does."""
 
 from __future__ import annotations
 
-from harness import CAP, GIB, MIB, Judge, Outcome, Program, capped, check, compare_at_rest, judged, mib, python, started, usage_by_pid
+from harness import (
+    CAP,
+    GIB,
+    MIB,
+    Judge,
+    Outcome,
+    Program,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+    started,
+    usage_by_pid,
+)
 
 OUT_OF_MEMORY = 2
 FIT = 3
-"""Pieces of 1 GiB that fit into 4 GiB beside a context."""
+"""The number of 1 GiB pieces that fit into 4 GiB beside a context."""
 LARGE = ".visible .global .align 4 .b8 data[6442450944];"
 """6 GiB."""
 HIDDEN = {
@@ -18,23 +33,27 @@ HIDDEN = {
 
 
 def agent(outcome: Outcome) -> tuple[Program, int]:
-    """The agent with a context, and its pid."""
+    """Starts the agent with a context; returns it and its pid."""
     program = capped(python("managed.py"))
     return program, started(outcome, program)
 
 
 def expect_managed(outcome: Outcome, judge: Judge, pid: int, size: int, label: str) -> None:
-    """What `gpulimit ps` says of managed memory; NVML's figure and that must stay below the cap."""
+    """Asserts what `gpulimit ps` reports as managed memory, which together with NVML's figure must
+    stay below the limit.
+    """
     compare_at_rest(outcome, judge, label)
     said = usage_by_pid(judge.index).get(pid, {}).get("managed", 0)
-    outcome.expect(size <= said <= size + 34 * MIB, f"{label}: {mib(said)} of managed memory, not {mib(size)}")
+    outcome.expect(
+        size <= said <= size + 34 * MIB, f"{label}: {mib(said)} of managed memory, not {mib(size)}"
+    )
     both = judge.settled()["sum_last"] + said
     outcome.expect(both <= CAP, f"{label}: NVML and managed memory are {mib(both)}")
 
 
 @check("managed-pools", timeout=120)
 def managed_pools(outcome: Outcome) -> None:
-    """Pools of managed memory count in full, and until they are destroyed: the GPU keeps what they have had."""
+    """Pools of managed memory are charged in full, until they are destroyed."""
     for place in ("device", "none", "default"):
         with judged(outcome, CAP, place) as judge:
             program, pid = agent(outcome)
@@ -57,7 +76,7 @@ def managed_pools(outcome: Outcome) -> None:
 
 @check("managed-variables", timeout=60)
 def managed_variables(outcome: Outcome) -> None:
-    """Managed variables of modules and of libraries count with the call that loads them."""
+    """Managed variables of modules and libraries are charged by the call that loads them."""
     declaration = ".visible .global .attribute(.managed) .align 4 .b8 data[1073741824];"
     for library in (False, True):
         label = "libraries" if library else "modules"
@@ -80,7 +99,9 @@ def hidden_variables(outcome: Outcome) -> None:
         for label, declarations in HIDDEN.items():
             for library in (False, True):
                 found = program.ask("load", 60, declarations=declarations, library=library)
-                outcome.expect(found.get("status") == OUT_OF_MEMORY, f"{label}, library {library}: {found}")
+                outcome.expect(
+                    found.get("status") == OUT_OF_MEMORY, f"{label}, library {library}: {found}"
+                )
         found = program.ask("load", declarations=f"// {LARGE}\n/* {LARGE} */")
         outcome.expect(found.get("status") == 0, f"commented out: {found}")
         outcome.expect(program.ask("unload").get("status") == 0, "not unloaded")

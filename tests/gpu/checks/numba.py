@@ -9,7 +9,7 @@ OUT_OF_MEMORY = ("OUT_OF_MEMORY", "out of memory", "MemoryError")
 
 @check("numba", timeout=90, needs=("numba",))
 def numba(outcome: Outcome) -> None:
-    """Numba stays under the cap and raises its own out-of-memory error."""
+    """Numba stays under the limit and raises its own out-of-memory error."""
     with judged(outcome, CAP) as judge:
         program = capped(python("numba_agent.py"))
         program.reply(60)
@@ -18,7 +18,9 @@ def numba(outcome: Outcome) -> None:
         found = program.ask("fill", 60)
         outcome.figures["fill"] = found
         said = f"{found.get('exception')}: {found.get('text')}"
-        outcome.expect(any(word in said for word in OUT_OF_MEMORY), f"not an out-of-memory error: {said}")
+        outcome.expect(
+            any(word in said for word in OUT_OF_MEMORY), f"not an out-of-memory error: {said}"
+        )
         compare_at_rest(outcome, judge, "full")
         reached(outcome, judge.read(), CAP)
         program.ask("free")

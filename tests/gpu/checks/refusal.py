@@ -1,4 +1,4 @@
-"""The one line that tells the human why."""
+"""The line that explains a refusal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from harness import CAP, GIB, Outcome, capped, check, judged, python, started
 
 SIZE = r"[\d.]+ (?:GiB|MiB|KiB|B|bytes)"
 LINE = re.compile(
-    rf"^gpulimit: refused (?P<size>{SIZE}) by (?P<call>\w+) on GPU (?P<gpu>\d+) \((?P<uuid>(?:GPU|MIG)-[0-9a-f]+…?[^)]*)\): "
-    rf"group (?P<group>[\w.-]+) uses (?P<used>[\d.]+(?: \w+)?) of (?P<max>{SIZE})(?: and keeps {SIZE} in reserve)?; pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE}): "
+    rf"^gpulimit: refused (?P<call>\w+) of (?P<size>{SIZE}) on GPU (?P<gpu>\d+)"
+    r" \((?P<uuid>(?:GPU|MIG)-[0-9a-f]+…?[^)]*)\): "
+    rf"group (?P<group>[\w.-]+) uses (?P<used>[\d.]+(?: \w+)?) of (?P<max>{SIZE})(?: and keeps"
+    rf" {SIZE} in reserve)?; pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE}): "
     r"(?P<parts>.*allocations [\d.]+.*driver [\d.]+.*)$"
 )
 
 
 @check("refusal-line", timeout=60)
 def refusal_line(outcome: Outcome) -> None:
-    """A refusal is CUDA_ERROR_OUT_OF_MEMORY and one line with group, sizes and pid; a few lines a second at most."""
+    """A refusal is CUDA_ERROR_OUT_OF_MEMORY and one line with group, sizes and pid, not a flood."""
     with judged(outcome, CAP):
         program = capped(python("driver.py"), name="train")
         pid = started(outcome, program)
@@ -36,6 +38,9 @@ def refusal_line(outcome: Outcome) -> None:
         assert found
         outcome.expect(found["group"] == "train", f"group {found['group']}")
         outcome.expect(found["call"] == "cuMemAlloc", f"call {found['call']}")
-        outcome.expect(found["size"] == "2.0 GiB" and found["max"] == "4.0 GiB", f"sizes {found['size']}, {found['max']}")
+        outcome.expect(
+            found["size"] == "2.0 GiB" and found["max"] == "4.0 GiB",
+            f"sizes {found['size']}, {found['max']}",
+        )
         outcome.expect(int(found["pid"]) == pid, f"pid {found['pid']}, not {pid}")
     outcome.expect(len(lines) <= 30, f"{len(lines)} lines for 501 quick refusals")

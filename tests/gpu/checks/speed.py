@@ -1,4 +1,6 @@
-"""What a call costs beside the bare driver, in the same run, in turns. Slow is said, never a failure."""
+"""The cost of calls compared with the bare driver, in the same run, in turns. A slow call is
+printed as SLOW and never fails a check.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,12 @@ AIMS = {
     "graph_replay_100": 1.00,
 }
 NOISE = 0.02
-"""A ratio is called slow above its aim plus this and what two bare processes differ by."""
+"""A ratio is slow above its aim plus this tolerance plus the difference between two bare processes.
+"""
 SETS, TURNS = 3, 67
-"""Of processes, and turns of each set: where a process lies in memory, and what it got from the driver, stays with it, so one set says little."""
+"""The number of sets of processes, and of turns in each set. A process keeps its place in memory
+and what it got from the driver, so a single set says little.
+"""
 ROUNDS = 16
 LIMIT = "40G"
 WAYS = ("bare", "again", "preloaded")
@@ -32,28 +37,42 @@ WAYS = ("bare", "again", "preloaded")
 
 @check("speed-calls", timeout=150, lane="alone")
 def speed_calls(outcome: Outcome) -> None:
-    """Nanoseconds per call or pair, bare and preloaded in turns of milliseconds; the median of the ratios of all turns, beside that of two bare ones."""
+    """Nanoseconds per call or pair, bare and preloaded; the median of the turns' ratios."""
     sets = [one_set(outcome) for _ in range(SETS)]
     for name, aim in AIMS.items():
         times = {way: [ns for one in sets for ns in one[name][way]] for way in WAYS}
-        of_sets = {way: [ratios(one[name][way], one[name]["bare"])[0] for one in sets] for way in WAYS}
+        of_sets = {
+            way: [ratios(one[name][way], one[name]["bare"])[0] for one in sets] for way in WAYS
+        }
         found = compared(times["preloaded"], times["bare"], times["again"])
-        added = statistics.median(with_us - without for with_us, without in zip(times["preloaded"], times["bare"], strict=True))
+        added = statistics.median(
+            with_us - without
+            for with_us, without in zip(times["preloaded"], times["bare"], strict=True)
+        )
         noise = max(abs(each - 1) for each in [found["bare_ratio"], *of_sets["again"]])
         slow = aim is not None and found["ratio"] > aim + NOISE + noise
         outcome.figures[name] = {
-            "ns": {way: round(statistics.median(all_of_it), 1) for way, all_of_it in times.items()}, "added_ns": round(added, 1),
-            **found, "sets": of_sets["preloaded"], "bare_sets": of_sets["again"], "aim": aim, "slow": slow,
+            "ns": {way: round(statistics.median(all_of_it), 1) for way, all_of_it in times.items()},
+            "added_ns": round(added, 1),
+            **found,
+            "sets": of_sets["preloaded"],
+            "bare_sets": of_sets["again"],
+            "aim": aim,
+            "slow": slow,
         }
-        outcome.key.append(f"{name} {found['ratio']:.3f} (bare {found['bare_ratio']:.3f}){' SLOW' if slow else ''}")
+        outcome.key.append(
+            f"{name} {found['ratio']:.3f} (bare {found['bare_ratio']:.3f}){' SLOW' if slow else ''}"
+        )
 
 
 def one_set(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
-    """Nanoseconds by call and program, turn by turn, of one set of programs."""
+    """Returns nanoseconds by call, program and turn, of one set of programs."""
     command = [str(binary("bench")), "calls"]
-    # All on one processor: others may be slower, or further from the GPU.
+    # All programs run on one processor, since another one may be slower, or further from the GPU.
     with on_one_processor():
-        programs = dict(zip(WAYS, (bare(command), bare(command), preloaded(command, LIMIT)), strict=True))
+        programs = dict(
+            zip(WAYS, (bare(command), bare(command), preloaded(command, LIMIT)), strict=True)
+        )
     seen = {}
     for name in AIMS:
 
@@ -73,7 +92,7 @@ def one_set(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """What is started meanwhile has the last processor of ours, and stays there."""
+    """Makes programs started in this block run on the last of this process's processors."""
     ours = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(ours)})
     try:
@@ -89,10 +108,19 @@ def speed_start(outcome: Outcome) -> None:
 
     def timed(prefix: list[str], variables: dict[str, str]) -> float:
         begin = time.perf_counter()
-        # Waits in the kernel: a wait with a time limit would look every 50 ms. The check has a limit of its own.
-        ended = subprocess.run([*prefix, *command], env={**plain_environment(), **variables}, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        # The call waits in the kernel: with a time limit it would poll every 50 ms. The check has a
+        # time limit of its own.
+        ended = subprocess.run(
+            [*prefix, *command],
+            env={**plain_environment(), **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
         took = (time.perf_counter() - begin) * 1e3
-        outcome.expect(ended.returncode == 0, f"ended with {ended.returncode}: {ended.stderr[-300:]!r}")
+        outcome.expect(
+            ended.returncode == 0, f"ended with {ended.returncode}: {ended.stderr[-300:]!r}"
+        )
         return took
 
     ways = {
@@ -103,7 +131,18 @@ def speed_start(outcome: Outcome) -> None:
     }
     seen = take_turns(ways, ROUNDS, lambda way: ways[way]())
     median = {way: statistics.median(times) for way, times in seen.items()}
-    ratio, null, by_run = (ratios(seen[way], seen["bare"])[0] for way in ("preloaded", "again", "run"))
-    outcome.figures |= {"ms": {k: round(v, 2) for k, v in median.items()}, "ratio": ratio, "bare_ratio": null, "by_run": by_run, "aim": 1.05, "rounds": seen}
+    ratio, null, by_run = (
+        ratios(seen[way], seen["bare"])[0] for way in ("preloaded", "again", "run")
+    )
+    outcome.figures |= {
+        "ms": {k: round(v, 2) for k, v in median.items()},
+        "ratio": ratio,
+        "bare_ratio": null,
+        "by_run": by_run,
+        "aim": 1.05,
+        "rounds": seen,
+    }
     slow = " SLOW" if ratio > 1.05 + NOISE + abs(null - 1) else ""
-    outcome.key.append(f"{ratio:.3f}{slow} (bare {null:.3f}, {median['bare']:.0f} ms), by run {by_run:.3f}")
+    outcome.key.append(
+        f"{ratio:.3f}{slow} (bare {null:.3f}, {median['bare']:.0f} ms), by run {by_run:.3f}"
+    )

@@ -1,4 +1,4 @@
-"""The view: every public way to ask how much memory there is answers for the group."""
+"""The view: every public way to ask for the size of the memory answers for the group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from harness import CAP, GIB, Outcome, Skip, bare, capped, check, judged, mib, p
 
 
 def agent_info(outcome: Outcome, script: str, label: str, start=capped, **variables: str) -> dict:
-    """What one framework sees under the cap; notes total and free when it names them."""
+    """Returns what a framework sees under the limit, and checks total and free memory if they are
+    reported.
+    """
     program = start(python(script), **variables)
     program.reply(90)
     program.ask("kernels", 120)
@@ -27,16 +29,20 @@ def view_torch(outcome: Outcome) -> None:
     """PyTorch sees a 4 GiB GPU: mem_get_info and device properties."""
     with judged(outcome, CAP):
         seen = agent_info(outcome, "torch_agent.py", "torch")
-    outcome.expect(seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}")
+    outcome.expect(
+        seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}"
+    )
     outcome.key.append(f"total {seen.get('total', 0) / GIB:g} GiB, free {mib(seen.get('free', 0))}")
 
 
 @check("view-preload", timeout=90, needs=("torch",))
 def view_preload(outcome: Outcome) -> None:
-    """The same by LD_PRELOAD and GPULIMIT_MAX alone, without the controller."""
+    """The same with LD_PRELOAD and GPULIMIT_MAX alone, without the controller."""
     with judged(outcome, CAP):
         seen = agent_info(outcome, "torch_agent.py", "torch", start=preloaded)
-    outcome.expect(seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}")
+    outcome.expect(
+        seen.get("total_memory") == CAP, f"get_device_properties says {seen.get('total_memory')}"
+    )
     outcome.key.append(f"total {seen.get('total', 0) / GIB:g} GiB")
 
 
@@ -72,7 +78,11 @@ def view_nvidia_smi(outcome: Outcome) -> None:
     """nvidia-smi under the preload prints 4096 MiB for every GPU."""
     if not shutil.which("nvidia-smi"):
         raise Skip("no nvidia-smi")
-    query = ["nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits"]
+    query = [
+        "nvidia-smi",
+        "--query-gpu=memory.total,memory.used,memory.free",
+        "--format=csv,noheader,nounits",
+    ]
     answers = {}
     for label, start in (("run", capped), ("preload", preloaded), ("bare", bare)):
         program = start(query)
@@ -81,10 +91,16 @@ def view_nvidia_smi(outcome: Outcome) -> None:
         answers[label] = program.lines
     outcome.figures["answers"] = answers
     for label in ("run", "preload"):
-        # It looks at all GPUs, whichever CUDA may use.
-        outcome.expect(len(answers[label]) == len(answers["bare"]) > 0, f"{label}: {len(answers[label])} lines, bare {len(answers['bare'])}")
+        # nvidia-smi shows all GPUs, whichever CUDA may use.
+        outcome.expect(
+            len(answers[label]) == len(answers["bare"]) > 0,
+            f"{label}: {len(answers[label])} lines, bare {len(answers['bare'])}",
+        )
         for line in answers[label]:
             total, used, free = (line.split(", ") + ["", "", ""])[:3]
             outcome.expect(total == "4096", f"{label}: memory.total is {total!r}")
-            outcome.expect(used.isdigit() and free.isdigit() and int(used) + int(free) <= 4096, f"{label}: used {used}, free {free}")
+            outcome.expect(
+                used.isdigit() and free.isdigit() and int(used) + int(free) <= 4096,
+                f"{label}: used {used}, free {free}",
+            )
     outcome.key.append(f"{answers['run'][:1]}, bare {answers['bare'][:1]}")

@@ -1,23 +1,37 @@
-"""One check for each way to take memory: until refused, or three times the cap, with NVML looking on."""
+"""One check for each way to take memory: until a refusal, or three times the limit, while NVML is
+sampled.
+"""
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
 
-from harness import CAP, EXACT, HERE, MIB, Outcome, capped, check, compare_at_rest, judged, mib, python
+from harness import (
+    CAP,
+    EXACT,
+    HERE,
+    MIB,
+    Outcome,
+    capped,
+    check,
+    compare_at_rest,
+    judged,
+    mib,
+    python,
+)
 
 OUT_OF_MEMORY = 2
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is different about a way. Sizes in bytes."""
+    """The properties of a way to take memory. Sizes are bytes."""
 
     short: int = 172 * MIB
-    """How far from the cap it may be refused: one of its steps, and what pools keep ready."""
+    """How far below the limit it may be refused: one of its steps, and what pools keep ready."""
     stays: int = EXACT
-    """What the driver keeps of it after everything was given back."""
+    """Bytes that the driver keeps after everything was freed."""
     counted: bool = True
     """Whether it takes device memory at all."""
 
@@ -42,7 +56,7 @@ KINDS = {
 
 
 def take(outcome: Outcome, name: str) -> None:
-    """One way, from the first byte to the last and back."""
+    """Tests one way, from the first byte to the last and back."""
     kind = KINDS.get(name, Kind())
     with judged(outcome, CAP) as judge:
         program = capped(python("ways.py", name, str(CAP)))
@@ -53,14 +67,23 @@ def take(outcome: Outcome, name: str) -> None:
         outcome.figures["take"] = found
         peak = judge.settled()["sum_peak"]
         if kind.counted:
-            outcome.expect(found.get("status") == OUT_OF_MEMORY, f"the refusal was {found.get('status')}: {found}")
+            outcome.expect(
+                found.get("status") == OUT_OF_MEMORY,
+                f"the refusal was {found.get('status')}: {found}",
+            )
             outcome.expect(CAP - peak <= kind.short, f"refused {mib(CAP - peak)} before the cap")
             outcome.expect(program.refusals(), "no refusal line on stderr")
         else:
             outcome.expect(found.get("status") == 0, f"{found}")
             outcome.expect(peak - before <= EXACT, f"NVML shows {mib(peak - before)} of it")
-        outcome.expect(found.get("total") == CAP and found.get("free", CAP) <= CAP - before, f"the view: {found}")
-        outcome.expect(program.ask("again").get("status") == found.get("status"), "once more, and another answer")
+        outcome.expect(
+            found.get("total") == CAP and found.get("free", CAP) <= CAP - before,
+            f"the view: {found}",
+        )
+        outcome.expect(
+            program.ask("again").get("status") == found.get("status"),
+            "once more, and another answer",
+        )
         compare_at_rest(outcome, judge, "full")
         freed = program.ask("free", 60)
         outcome.expect(freed.get("info") == 0, f"giving back: {freed}")
@@ -69,19 +92,29 @@ def take(outcome: Outcome, name: str) -> None:
         compare_at_rest(outcome, judge, "freed")
         status = program.finish()
         outcome.expect(status == 0, f"ended with {status}: {program.tail()}")
-    outcome.key.append(f"peak {mib(judge_peak(outcome))}, {found.get('times')} times, {mib(found.get('taken', 0))} asked for")
+    outcome.key.append(
+        f"peak {mib(judge_peak(outcome))}, {found.get('times')} times, {mib(found.get('taken', 0))}"
+        " asked for"
+    )
 
 
 def judge_peak(outcome: Outcome) -> int:
-    """The largest figure that NVML showed."""
+    """Returns the largest figure that NVML showed."""
     return outcome.figures["nvml"]["sum_peak"]
 
 
 def names() -> list[str]:
-    """The ways of work/ways.py, read without loading the driver."""
+    """Returns the ways of work/ways.py, read without loading the driver."""
     tree = ast.parse((HERE / "work" / "ways.py").read_text())
-    calls = [each for node in tree.body if isinstance(node, ast.FunctionDef) for each in node.decorator_list]
-    return [each.args[0].value for each in calls if isinstance(each, ast.Call) and each.func.id == "way"]
+    calls = [
+        each
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for each in node.decorator_list
+    ]
+    return [
+        each.args[0].value for each in calls if isinstance(each, ast.Call) and each.func.id == "way"
+    ]
 
 
 def register(name: str) -> None:

@@ -1,4 +1,5 @@
-"""An agent that locks, checkpoints, restores and unlocks other processes, as cuda-checkpoint does. It has no context and no limit.
+"""An agent that locks, checkpoints, restores and unlocks other processes, as cuda-checkpoint does.
+It has no context and no limit.
 
 `status` is the driver's return code.
 """
@@ -14,23 +15,23 @@ CALLS = ("GetState", "Lock", "Checkpoint", "Restore", "Unlock")
 
 
 def function(name: str):
-    """The driver's function, None where it has none."""
+    """Returns the driver's function, or None if the driver lacks it."""
     return getattr(cuda, f"cuCheckpointProcess{name}", None)
 
 
 def start() -> dict:
-    """cuInit, and the functions that this driver lacks."""
+    """Calls cuInit, and returns the names of the functions that this driver lacks."""
     return {"status": cuda.cuInit(0), "lacking": [name for name in CALLS if function(name) is None]}
 
 
 def state(pid: int) -> dict:
-    """0 running, 1 locked, 2 checkpointed, 3 failed."""
+    """Returns the state of a process: 0 running, 1 locked, 2 checkpointed, 3 failed."""
     found = ctypes.c_int(-1)
     return {"status": function("GetState")(pid, ctypes.byref(found)), "state": found.value}
 
 
 def change(name: str, pid: int) -> dict:
-    """One of the four steps, without options but the time that a lock may take: 20 s."""
+    """Makes one of the four steps, without options except the time limit of a lock, 20 s."""
     options = (ctypes.c_uint * 16)()
     if name == "Lock":
         options[0] = 20000

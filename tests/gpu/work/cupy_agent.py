@@ -6,24 +6,28 @@ import agent
 import cupy
 
 held: list[cupy.ndarray] = []
-kernel = cupy.RawKernel('extern "C" __global__ void mark(unsigned char *p) { p[threadIdx.x] = 1; }', "mark")
+kernel = cupy.RawKernel(
+    'extern "C" __global__ void mark(unsigned char *p) { p[threadIdx.x] = 1; }', "mark"
+)
 
 
 def use(allocator: str) -> dict:
-    """Choose CuPy's allocator: its own pool, the driver's stream-ordered pool, or none."""
+    """Selects CuPy's allocator: its own pool, the driver's stream-ordered pool, or none."""
     choices = {"pool": cupy.get_default_memory_pool().malloc, "none": None}
-    cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc if allocator == "async" else choices[allocator])
+    cupy.cuda.set_allocator(
+        cupy.cuda.MemoryAsyncPool().malloc if allocator == "async" else choices[allocator]
+    )
     return {}
 
 
 def info() -> dict:
-    """The view that CuPy gives."""
+    """Returns the free and total memory that CuPy reports."""
     left, total = cupy.cuda.Device(0).mem_info
     return {"free": left, "total": total}
 
 
 def kernels() -> dict:
-    """Ufuncs, a raw kernel, cuBLAS, sort, reductions."""
+    """Runs ufuncs, a raw kernel, cuBLAS, sort and reductions."""
     x = cupy.arange(512 * 512, dtype=cupy.float32).reshape(512, 512) / 1e6
     y = cupy.sort(x @ x, axis=1) + cupy.exp(x)
     b = cupy.zeros(64, cupy.uint8)
@@ -32,14 +36,14 @@ def kernels() -> dict:
 
 
 def allocate(size: int) -> cupy.ndarray:
-    """An array of `size` bytes with a kernel run on it."""
+    """Allocates an array of `size` bytes and runs a kernel on it."""
     block = cupy.empty(size, cupy.uint8)
     kernel((1,), (64,), (block,))
     return block
 
 
 def fill(seed: int = 2, largest: int = 300 << 20) -> dict:
-    """Odd sizes until cupy.cuda.memory.OutOfMemoryError, then ever smaller ones."""
+    """Allocates odd sizes until cupy.cuda.memory.OutOfMemoryError, then ever smaller ones."""
     found = agent.fill(allocate, seed, largest)
     held.extend(found.pop("blocks"))
     cupy.cuda.Device().synchronize()
@@ -47,7 +51,7 @@ def fill(seed: int = 2, largest: int = 300 << 20) -> dict:
 
 
 def free() -> dict:
-    """Drop the arrays and the pool's cache."""
+    """Drops the arrays and the pool's cache."""
     held.clear()
     cupy.get_default_memory_pool().free_all_blocks()
     cupy.cuda.Device().synchronize()
@@ -55,7 +59,7 @@ def free() -> dict:
 
 
 def alloc(size: int) -> dict:
-    """One array of `size` bytes."""
+    """Allocates one array of `size` bytes."""
     held.append(allocate(size))
     return {}
 

@@ -1,4 +1,4 @@
-"""An agent on the bare driver API, without any framework: starts in the time of a context.
+"""An agent on the plain driver API, without any framework; it starts in the time of a context.
 
 All sizes are bytes; `status` is the driver's return code (0 success, 2 out of memory).
 """
@@ -20,19 +20,21 @@ RELEASE_THRESHOLD = 4
 
 
 def start() -> dict:
-    """cuInit and the primary context; says how far it came."""
+    """Calls cuInit and makes the primary context; returns the status of each step."""
     steps = {"cuInit": cuda.cuInit(0)}
     if not steps["cuInit"]:
         device = ctypes.c_int()
         steps["cuDeviceGet"] = cuda.cuDeviceGet(ctypes.byref(device), 0)
-        steps["cuDevicePrimaryCtxRetain"] = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        steps["cuDevicePrimaryCtxRetain"] = cuda.cuDevicePrimaryCtxRetain(
+            ctypes.byref(context), device
+        )
         if context:
             steps["cuCtxSetCurrent"] = cuda.cuCtxSetCurrent(context)
     return {"steps": steps, "status": max(steps.values())}
 
 
 def allocate(size: int) -> int:
-    """cuMemAlloc; returns the driver's status."""
+    """Calls cuMemAlloc; returns the driver's status."""
     address = u64()
     status = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(size))
     if not status:
@@ -41,7 +43,7 @@ def allocate(size: int) -> int:
 
 
 def alloc(size: int, times: int = 1) -> dict:
-    """`times` allocations of `size`; stops at the first that is refused."""
+    """Makes `times` allocations of `size` bytes; stops at the first refusal."""
     done = status = 0
     while done < times and not status:
         status = allocate(size)
@@ -50,7 +52,7 @@ def alloc(size: int, times: int = 1) -> dict:
 
 
 def fill(seed: int, largest: int, smallest: int = 4096) -> dict:
-    """Odd sizes until refused, then ever smaller ones."""
+    """Allocates odd sizes until refused, then ever smaller ones."""
 
     def one(size: int) -> None:
         status = allocate(size)
@@ -62,7 +64,9 @@ def fill(seed: int, largest: int, smallest: int = 4096) -> dict:
 
 
 def churn(seed: int, rounds: int, largest: int) -> dict:
-    """Allocate until refused, give half back, again: races for the last bytes when several do it."""
+    """Allocates until refused, frees half, and starts over: several such processes race for the
+    last bytes.
+    """
     granted = refused = 0
     source = agent.sizes(seed, largest)
     for _ in range(rounds):
@@ -79,7 +83,7 @@ def churn(seed: int, rounds: int, largest: int) -> dict:
 
 
 def pool_take(size: int, times: int) -> dict:
-    """`times` times `size` from the default pool, on the default stream."""
+    """Allocates `size` bytes `times` times from the default pool, on the default stream."""
     status = 0
     for _ in range(times):
         address = u64()
@@ -89,14 +93,14 @@ def pool_take(size: int, times: int) -> dict:
 
 
 def pool_give() -> dict:
-    """Gives all that back, and waits for it."""
+    """Frees the pool's allocations, and waits for the frees."""
     status = max(cuda.cuMemFreeAsync(u64(address), None) for address in pooled)
     pooled.clear()
     return {"status": max(status, cuda.cuCtxSynchronize())}
 
 
 def default_pool() -> ctypes.c_void_p:
-    """Of GPU 0."""
+    """Returns the default pool of GPU 0."""
     pool = pointer()
     if cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0):
         raise RuntimeError("no default pool")
@@ -104,41 +108,47 @@ def default_pool() -> ctypes.c_void_p:
 
 
 def pool_keep(threshold: int) -> dict:
-    """What the default pool keeps over a synchronise, bytes."""
-    return {"status": cuda.cuMemPoolSetAttribute(default_pool(), RELEASE_THRESHOLD, ctypes.byref(u64(threshold)))}
+    """Sets how many bytes the default pool keeps over a synchronise call."""
+    return {
+        "status": cuda.cuMemPoolSetAttribute(
+            default_pool(), RELEASE_THRESHOLD, ctypes.byref(u64(threshold))
+        )
+    }
 
 
 def pool_trim(keep: int) -> dict:
-    """cuMemPoolTrimTo, bytes."""
+    """Calls cuMemPoolTrimTo; `keep` is in bytes."""
     return {"status": cuda.cuMemPoolTrimTo(default_pool(), size_t(keep))}
 
 
 def synchronise() -> dict:
-    """cuCtxSynchronize."""
+    """Calls cuCtxSynchronize."""
     return {"status": cuda.cuCtxSynchronize()}
 
 
 def free() -> dict:
-    """Give everything back."""
+    """Frees all allocations."""
     status = max([cuda.cuMemFree_v2(u64(address)) for address in held], default=0)
     held.clear()
     return {"status": status}
 
 
 def words(size: int) -> list[tuple[int, int]]:
-    """Addresses all over what is held, allocations of `size` bytes, and a number for each."""
+    """Returns addresses all over the held allocations, which have `size` bytes each, and a number
+    for each address.
+    """
     places = [address + at for address in held for at in range(0, size, 16 << 20)]
     return list(zip(places, range(1, len(places) + 1)))
 
 
 def mark(size: int) -> dict:
-    """Write its number into every one of `words`."""
+    """Writes its number to every address of `words`."""
     steps = [cuda.cuMemsetD32_v2(u64(place), number, size_t(1)) for place, number in words(size)]
     return {"status": max([*steps, cuda.cuCtxSynchronize()])}
 
 
 def marked(size: int) -> dict:
-    """How many of `words` have another number."""
+    """Counts the addresses of `words` that hold another number."""
     status = wrong = 0
     for place, number in words(size):
         word = ctypes.c_uint()
@@ -148,16 +158,27 @@ def marked(size: int) -> dict:
 
 
 def info() -> dict:
-    """cuMemGetInfo and cuDeviceTotalMem."""
+    """Returns the results of cuMemGetInfo and cuDeviceTotalMem."""
     left, total, device = size_t(), size_t(), size_t()
     status = cuda.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total))
     cuda.cuDeviceTotalMem_v2(ctypes.byref(device), 0)
-    return {"status": status, "free": left.value, "total": total.value, "device_total": device.value}
+    return {
+        "status": status,
+        "free": left.value,
+        "total": total.value,
+        "device_total": device.value,
+    }
 
 
 def calls() -> dict:
-    """Return codes and results of a mix of right and wrong calls: must be the same with and without the library."""
-    found: dict[str, object] = {"start": start()["steps"], "info": info()["total"], "device": info()["device_total"]}
+    """Returns the codes and results of a mix of right and wrong calls, which must be the same with
+    and without the library.
+    """
+    found: dict[str, object] = {
+        "start": start()["steps"],
+        "info": info()["total"],
+        "device": info()["device_total"],
+    }
     address, number, text = u64(), ctypes.c_int(), ctypes.create_string_buffer(64)
     found["zero"] = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(0))
     found["null"] = cuda.cuMemAlloc_v2(None, size_t(4096))
@@ -176,7 +197,9 @@ def calls() -> dict:
     found["name_text"] = text.value.decode()
     found["version"] = cuda.cuDriverGetVersion(ctypes.byref(number))
     found["version_number"] = number.value
-    found["pitch"] = cuda.cuMemAllocPitch_v2(ctypes.byref(address), ctypes.byref(size_t()), size_t(1000), size_t(10), 4)
+    found["pitch"] = cuda.cuMemAllocPitch_v2(
+        ctypes.byref(address), ctypes.byref(size_t()), size_t(1000), size_t(10), 4
+    )
     found["pitch_free"] = cuda.cuMemFree_v2(address)
     return found
 

@@ -7,17 +7,19 @@ import jax
 import jax.numpy as jnp
 
 held: list[jax.Array] = []
-# Few sizes, because XLA's allocator waits 10 s before it gives up on one.
+# There are few sizes, because XLA's allocator waits 10 s before it gives up on one.
 LADDER = tuple(size | 17 for size in (300 << 20, 50 << 20, 5 << 20))
 
 
 def info() -> dict:
-    """What the device says of its memory; the platform allocator says nothing."""
+    """Returns the memory figures of the device; the platform allocator has none."""
     return {"stats": jax.devices()[0].memory_stats() or {}, "platform": jax.devices()[0].platform}
 
 
 def kernels() -> dict:
-    """Real work of several kinds; also makes the fill's programs, so that the fill itself compiles nothing."""
+    """Runs work of several kinds, and compiles the programs of the fill, so that the fill itself
+    compiles nothing.
+    """
     x = jax.random.normal(jax.random.key(1), (512, 512))
     total = jax.jit(lambda a: jnp.sum(jax.nn.softmax(a @ a) + jnp.sort(a)))(x)
     grown = jax.jit(jax.grad(lambda a: jnp.tanh(a @ a).sum()))(x).sum()
@@ -31,14 +33,14 @@ programs: dict[int, object] = {}
 
 
 def made(size: int):
-    """A compiled program whose result is `size` bytes."""
+    """Returns a compiled program whose result is `size` bytes."""
     if size not in programs:
         programs[size] = jax.jit(lambda: jnp.full((size,), 1, jnp.uint8))
     return programs[size]
 
 
 def fill() -> dict:
-    """Arrays of falling odd sizes, each until refused."""
+    """Allocates arrays of decreasing odd sizes, each size until refused."""
     first, total = {}, 0
     for size in LADDER:
         while True:
@@ -48,17 +50,21 @@ def fill() -> dict:
             except Exception as error:
                 first = first or {"exception": agent.type_name(error), "text": str(error)[:400]}
                 break
-    return {**first, "bytes": total, "is_jax_error": first.get("exception") == agent.type_name(jax.errors.JaxRuntimeError("x"))}
+    return {
+        **first,
+        "bytes": total,
+        "is_jax_error": first.get("exception") == agent.type_name(jax.errors.JaxRuntimeError("x")),
+    }
 
 
 def free() -> dict:
-    """Drop the arrays."""
+    """Drops the arrays."""
     held.clear()
     return {}
 
 
 def alloc(size: int) -> dict:
-    """One array of `size` bytes."""
+    """Allocates one array of `size` bytes."""
     held.append(jax.block_until_ready(jnp.full((size,), 1, jnp.uint8)))
     return {}
 

@@ -1,4 +1,5 @@
-"""An agent whose memory others open, and who opens theirs: cudaIpc, and cuMemCreate by descriptors.
+"""An agent that shares memory with other processes both ways: by cudaIpc, and by descriptors of
+cuMemCreate memory.
 
 Sizes are bytes; `status` is the driver's return code.
 """
@@ -32,7 +33,7 @@ class Ipc(ctypes.Structure):
 
 
 def take(name: str, size: int) -> dict:
-    """cuMemAlloc under a name."""
+    """Allocates memory under a name (cuMemAlloc)."""
     address = u64()
     status = cuda.cuMemAlloc_v2(ctypes.byref(address), size_t(size))
     addresses[name] = address.value
@@ -40,12 +41,12 @@ def take(name: str, size: int) -> dict:
 
 
 def give(name: str) -> dict:
-    """cuMemFree of it."""
+    """Frees the memory of this name (cuMemFree)."""
     return {"status": cuda.cuMemFree_v2(u64(addresses.pop(name)))}
 
 
 def stir(size: int) -> dict:
-    """Takes and gives back `size` until another order comes, and says how often."""
+    """Allocates and frees `size` bytes until another order comes; returns the number of rounds."""
     rounds = status = 0
     while status == 0 and not select.select([sys.stdin], [], [], 0)[0]:
         status = max(take("stirred", size)["status"], give("stirred")["status"])
@@ -54,14 +55,14 @@ def stir(size: int) -> dict:
 
 
 def ipc_get(name: str) -> dict:
-    """The handle by which others open it."""
+    """Returns the handle by which other processes open the memory."""
     handle = Ipc()
     status = cuda.cuIpcGetMemHandle(ctypes.byref(handle), u64(addresses[name]))
     return {"status": status, "handle": bytes(handle.bytes).hex()}
 
 
 def ipc_open(name: str, handle: str) -> dict:
-    """Opens another process's memory."""
+    """Opens another process's memory under a name."""
     address, given = u64(), Ipc.from_buffer_copy(bytes.fromhex(handle))
     status = cuda.cuIpcOpenMemHandle_v2(ctypes.byref(address), given, ctypes.c_uint(1))
     addresses[name] = address.value
@@ -69,19 +70,19 @@ def ipc_open(name: str, handle: str) -> dict:
 
 
 def ipc_close(name: str) -> dict:
-    """Closes it."""
+    """Closes the opened memory of this name."""
     return {"status": cuda.cuIpcCloseMemHandle(u64(addresses.pop(name)))}
 
 
 def placed() -> ctypes.Array:
-    """CUmemAllocationProp: pinned memory of GPU 0 that has a descriptor."""
+    """Returns a CUmemAllocationProp: pinned memory of GPU 0 that has a descriptor."""
     properties = (ctypes.c_byte * 128)()
     struct.pack_into("iiii", properties, 0, 1, FILE_DESCRIPTOR, 1, 0)
     return properties
 
 
 def create(name: str, size: int) -> dict:
-    """cuMemCreate."""
+    """Creates memory under a name (cuMemCreate)."""
     handle = u64()
     status = cuda.cuMemCreate(ctypes.byref(handle), size_t(size), placed(), u64(0))
     handles[name] = handle.value
@@ -89,27 +90,31 @@ def create(name: str, size: int) -> dict:
 
 
 def export(name: str) -> dict:
-    """Its descriptor, which others get by pid and number."""
+    """Exports the memory; other processes find its descriptor by pid and number."""
     descriptor = ctypes.c_int(-1)
-    status = cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), u64(handles[name]), FILE_DESCRIPTOR, u64(0))
+    status = cuda.cuMemExportToShareableHandle(
+        ctypes.byref(descriptor), u64(handles[name]), FILE_DESCRIPTOR, u64(0)
+    )
     descriptors[name] = descriptor.value
     return {"status": status, "pid": os.getpid(), "descriptor": descriptor.value}
 
 
 def close(name: str) -> dict:
-    """Closes the descriptor."""
+    """Closes the exported descriptor."""
     os.close(descriptors.pop(name))
     return {"status": 0}
 
 
 def import_(name: str, pid: int, descriptor: int, size: int) -> dict:
-    """Imports another process's memory, maps it, and keeps nothing but the mapping."""
+    """Imports another process's memory, maps it, and keeps only the mapping."""
     process = libc.syscall(PIDFD_OPEN, pid, 0)
     mine = libc.syscall(PIDFD_GETFD, process, descriptor, 0)
     if mine < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")
     handle, address = u64(), u64()
-    status = cuda.cuMemImportFromShareableHandle(ctypes.byref(handle), pointer(mine), FILE_DESCRIPTOR)
+    status = cuda.cuMemImportFromShareableHandle(
+        ctypes.byref(handle), pointer(mine), FILE_DESCRIPTOR
+    )
     os.close(mine)
     os.close(process)
     if status == 0:
@@ -121,17 +126,35 @@ def import_(name: str, pid: int, descriptor: int, size: int) -> dict:
 
 
 def unmap(name: str) -> dict:
-    """Unmaps it."""
+    """Unmaps the imported memory of this name."""
     address, size = mappings.pop(name)
     return {"status": cuda.cuMemUnmap(u64(address), size_t(size))}
 
 
 def release(name: str) -> dict:
-    """cuMemRelease."""
+    """Releases the handle of this name (cuMemRelease)."""
     return {"status": cuda.cuMemRelease(u64(handles.pop(name)))}
 
 
 if __name__ == "__main__":
-    own = {"take": take, "give": give, "stir": stir, "ipc_get": ipc_get, "ipc_open": ipc_open, "ipc_close": ipc_close}
-    mapped = {"create": create, "export": export, "close": close, "import": import_, "unmap": unmap, "release": release}
-    agent.serve({"start": driver.start, "alloc": driver.alloc, "free": driver.free, "fill": driver.fill} | own | mapped)
+    own = {
+        "take": take,
+        "give": give,
+        "stir": stir,
+        "ipc_get": ipc_get,
+        "ipc_open": ipc_open,
+        "ipc_close": ipc_close,
+    }
+    mapped = {
+        "create": create,
+        "export": export,
+        "close": close,
+        "import": import_,
+        "unmap": unmap,
+        "release": release,
+    }
+    agent.serve(
+        {"start": driver.start, "alloc": driver.alloc, "free": driver.free, "fill": driver.fill}
+        | own
+        | mapped
+    )

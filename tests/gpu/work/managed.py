@@ -1,4 +1,6 @@
-"""An agent that takes managed memory through pools and variables, and loads code that hides what it takes. All sizes are bytes."""
+"""An agent that takes managed memory by pools and variables, and loads code that hides its size.
+All sizes are bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from driver import cuda, pointer, size_t, u64
 MANAGED = 2
 """CU_MEM_ALLOCATION_TYPE_MANAGED"""
 PLACES = {"none": (0, 0), "device": (1, 0)}
-"""CUmemLocation: type and number."""
+"""The type and number of each place (CUmemLocation)."""
 pool = pointer()
 taken: list[tuple[int, int]] = []
 loaded: list[tuple[str, int]] = []
 
 
 def make(place: str) -> dict:
-    """A pool of managed memory at that place, or the default one of the device."""
+    """Makes a pool of managed memory at that place, or uses the default one of the device."""
     if place == "default":
         location = (ctypes.c_int * 2)(*PLACES["device"])
         return {"status": cuda.cuMemGetDefaultMemPool(ctypes.byref(pool), location, MANAGED)}
@@ -27,7 +29,9 @@ def make(place: str) -> dict:
 
 
 def take(size: int, times: int) -> dict:
-    """Up to `times` times `size` of the pool, each touched by the GPU; stops at the first that is refused."""
+    """Allocates `size` bytes up to `times` times from the pool, and writes them on the GPU; stops
+    at the first refusal.
+    """
     done = status = 0
     while done < times and not status:
         address = u64()
@@ -40,13 +44,13 @@ def take(size: int, times: int) -> dict:
 
 
 def touch(address: int, size: int) -> int:
-    """Writes all of it on the GPU."""
+    """Writes to the whole allocation on the GPU."""
     status = cuda.cuMemsetD8_v2(u64(address), ctypes.c_ubyte(1), size_t(size))
     return max(status, cuda.cuCtxSynchronize())
 
 
 def give() -> dict:
-    """Frees what was taken from the pool."""
+    """Frees the allocations from the pool."""
     status = max([cuda.cuMemFreeAsync(u64(address), None) for address, _ in taken], default=0)
     taken.clear()
     return {"status": max(status, cuda.cuCtxSynchronize())}
@@ -58,12 +62,15 @@ def destroy() -> dict:
 
 
 def ptx(declarations: str) -> bytes:
-    """A text with these declarations and a kernel."""
-    return f".version 7.8\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry kernel()\n{{\n ret;\n}}\n\0".encode()
+    """Returns a PTX text with these declarations and a kernel."""
+    return (
+        f".version 7.8\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry"
+        " kernel()\n{\n ret;\n}\n\0".encode()
+    )
 
 
 def load(declarations: str, times: int = 1, library: bool = False) -> dict:
-    """Loads a text up to `times` times, as modules or libraries; stops at the first that is refused."""
+    """Loads a text up to `times` times, as modules or libraries; stops at the first refusal."""
     text, done, status = ptx(declarations), 0, 0
     while done < times and not status:
         code, module = pointer(), pointer()
@@ -81,7 +88,7 @@ def load(declarations: str, times: int = 1, library: bool = False) -> dict:
 
 
 def unload() -> dict:
-    """Unloads all of it."""
+    """Unloads all loaded code."""
     status = max([getattr(cuda, name)(pointer(code)) for name, code in loaded], default=0)
     loaded.clear()
     return {"status": status}

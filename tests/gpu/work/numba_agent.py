@@ -16,32 +16,32 @@ held: list = []
 
 @cuda.jit
 def mark(block):
-    """Touch the start of a block."""
+    """Writes to the start of a block."""
     block[cuda.threadIdx.x] = 1
 
 
 def info() -> dict:
-    """The view that Numba gives."""
+    """Returns the free and total memory that Numba reports."""
     left, total = cuda.current_context().get_memory_info()
     return {"free": int(left), "total": int(total)}
 
 
 def kernels() -> dict:
-    """One compiled kernel, there and back."""
+    """Runs one compiled kernel, with copies to the GPU and back."""
     block = cuda.to_device(numpy.zeros(64, numpy.uint8))
     mark[1, 64](block)
     return {"checksum": float(block.copy_to_host().sum())}
 
 
 def allocate(size: int):
-    """A device array of `size` bytes with a kernel run on it."""
+    """Allocates a device array of `size` bytes and runs a kernel on it."""
     block = cuda.device_array(size, numpy.uint8)
     mark[1, 64](block)
     return block
 
 
 def fill(seed: int = 3, largest: int = 300 << 20) -> dict:
-    """Odd sizes until Numba's own out-of-memory error, then ever smaller ones."""
+    """Allocates odd sizes until Numba's own out-of-memory error, then ever smaller ones."""
     found = agent.fill(allocate, seed, largest)
     held.extend(found.pop("blocks"))
     cuda.synchronize()
@@ -49,10 +49,10 @@ def fill(seed: int = 3, largest: int = 300 << 20) -> dict:
 
 
 def free() -> dict:
-    """Drop the arrays; Numba frees late, so its list of pending frees is worked off."""
+    """Drops the arrays, and works off Numba's list of pending frees."""
     held.clear()
     context = cuda.current_context()
-    # Its place differs between versions.
+    # The place of the list differs between versions.
     owner = context if hasattr(context, "deallocations") else context.memory_manager
     owner.deallocations.clear()
     cuda.synchronize()
@@ -60,7 +60,7 @@ def free() -> dict:
 
 
 def alloc(size: int) -> dict:
-    """One array of `size` bytes."""
+    """Allocates one array of `size` bytes."""
     held.append(allocate(size))
     return {}
 

@@ -1,13 +1,25 @@
-"""An agent on the bare driver API that uses several GPUs at once.
+"""An agent on the plain driver API that uses several GPUs at once.
 
-GPUs are named by CUDA's ordinal here. All sizes are bytes; `status` is the driver's return code (0 success, 2 out of memory).
+GPUs are named by CUDA's ordinals. All sizes are bytes; `status` is the driver's return code (0
+success, 2 out of memory).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_byte, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p, create_string_buffer
+from ctypes import (
+    CDLL,
+    byref,
+    c_byte,
+    c_int,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_ulonglong,
+    c_void_p,
+    create_string_buffer,
+)
 
 import agent
 
@@ -17,18 +29,18 @@ READ_WRITE = 3
 contexts: dict[int, c_void_p] = {}
 queues: dict[int, c_void_p] = {}
 held: list[Callable[[], int]] = []
-"""How to give back what was taken, in order."""
+"""Functions that free the allocations, in the order of the allocations."""
 
 
 def must(name: str, *arguments: object) -> None:
-    """A call that has to succeed."""
+    """Makes a call that must succeed."""
     status = getattr(cuda, name)(*arguments)
     if status:
         raise RuntimeError(f"{name} answered {status}")
 
 
 def identify() -> dict:
-    """The GPUs as CUDA counts them, with what they are said to have; no context is made."""
+    """Returns the GPUs in CUDA's order with their total memory, without making a context."""
     must("cuInit", 0)
     count, found = c_int(), []
     must("cuDeviceGetCount", byref(count))
@@ -43,7 +55,7 @@ def identify() -> dict:
 
 
 def start(devices: list[int]) -> dict:
-    """The primary contexts of these GPUs, and a stream in each."""
+    """Makes the primary contexts of these GPUs, and a stream in each."""
     must("cuInit", 0)
     for device in devices:
         context, queue = c_void_p(), c_void_p()
@@ -56,7 +68,7 @@ def start(devices: list[int]) -> dict:
 
 
 def peers() -> dict:
-    """Whether the first two GPUs can map each other's memory."""
+    """Returns whether the first two GPUs can map each other's memory."""
     return {"peers": reaches(0, 1) and reaches(1, 0)}
 
 
@@ -65,18 +77,23 @@ def enter(device: int) -> None:
 
 
 def access(devices: list[int]) -> object:
-    """CUmemAccessDesc for each of these GPUs: reading and writing."""
-    return (c_byte * (12 * len(devices)))(*struct.pack("iii" * len(devices), *(word for device in devices for word in (1, device, READ_WRITE))))
+    """Returns a CUmemAccessDesc for each of these GPUs, for reading and writing."""
+    return (c_byte * (12 * len(devices)))(
+        *struct.pack(
+            "iii" * len(devices), *(word for device in devices for word in (1, device, READ_WRITE))
+        )
+    )
 
 
 def reaches(user: int, device: int) -> bool:
-    """Whether one GPU can map the memory of another."""
+    """Returns whether one GPU can map the memory of another."""
     can = c_int()
     must("cuDeviceCanAccessPeer", byref(can), user, device)
     return bool(can.value)
 
 
-# ---- ways to take memory of `device`, while the context of `user` is the current one; each returns the status
+# ---- ways to take memory of `device` while the context of `user` is current; each returns the
+# status
 
 
 def linear(device: int, user: int, size: int) -> int:
@@ -100,7 +117,7 @@ pools: dict[tuple[int, int], c_void_p] = {}
 
 
 def pool(device: int, user: int, size: int) -> int:
-    """From a pool of one GPU, on a stream of the other where that can map it."""
+    """Allocates from a pool of one GPU, on a stream of the other GPU if that can map the memory."""
     user = user if reaches(user, device) else device
     address, queue = c_uint64(), queues[user]
     if (device, user) not in pools:
@@ -110,24 +127,31 @@ def pool(device: int, user: int, size: int) -> int:
         if user != device:
             must("cuMemPoolSetAccess", made, access([user]), c_size_t(1))
         pools[device, user] = made
-    status = cuda.cuMemAllocFromPoolAsync(byref(address), c_size_t(size), pools[device, user], queue)
+    status = cuda.cuMemAllocFromPoolAsync(
+        byref(address), c_size_t(size), pools[device, user], queue
+    )
     if status == 0:
         held.append(lambda: cuda.cuMemFreeAsync(address, queue))
     return status
 
 
 def virtual(device: int, user: int, size: int) -> int:
-    """Physical memory of one GPU, mapped for the other where it can be."""
+    """Takes physical memory of one GPU, mapped for the other if possible."""
     handle, address, prop = c_uint64(), c_uint64(), (c_byte * 32)()
     struct.pack_into("iiii", prop, 0, 1, 0, 1, device)
     status = cuda.cuMemCreate(byref(handle), c_size_t(size), prop, c_uint64(0))
     if status:
         return status
     users = [device, user] if user != device and reaches(user, device) else [device]
-    must("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
+    must(
+        "cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0)
+    )
     must("cuMemMap", address, c_size_t(size), c_size_t(0), handle, c_uint64(0))
     must("cuMemRelease", handle)
-    held.append(lambda: cuda.cuMemUnmap(address, c_size_t(size)) or cuda.cuMemAddressFree(address, c_size_t(size)))
+    held.append(
+        lambda: cuda.cuMemUnmap(address, c_size_t(size))
+        or cuda.cuMemAddressFree(address, c_size_t(size))
+    )
     status = cuda.cuMemSetAccess(address, c_size_t(size), access(users), c_size_t(len(users)))
     if status == 0 and user in users:
         must("cuMemsetD8_v2", address, 7, c_size_t(size))
@@ -138,7 +162,9 @@ WAYS = {"linear": linear, "async": stream_ordered, "pool": pool, "vmm": virtual}
 
 
 def fill(way: str, device: int, user: int, most: int) -> dict:
-    """Takes until refused, in large steps and then in small ones, but no more than `most`."""
+    """Takes memory until refused, in large steps and then in small ones, but no more than `most`
+    bytes.
+    """
     taken, status = 0, 0
     for step in (96 * MIB, 2 * MIB):
         while taken < most:
@@ -153,13 +179,13 @@ def fill(way: str, device: int, user: int, most: int) -> dict:
 
 
 def take(way: str, device: int, user: int, size: int) -> dict:
-    """Once."""
+    """Takes memory once."""
     enter(user)
     return {"status": WAYS[way](device, user, size)}
 
 
 def managed(device: int, size: int) -> dict:
-    """Managed memory in the context of a GPU, written there."""
+    """Takes managed memory in the context of a GPU, and writes it there."""
     address = c_uint64()
     enter(device)
     status = cuda.cuMemAllocManaged(byref(address), c_size_t(size), 1)
@@ -171,13 +197,15 @@ def managed(device: int, size: int) -> dict:
 
 
 def peer(first: int, second: int, size: int) -> dict:
-    """Copies a buffer from one GPU to the other and back, with peer access where the GPUs have it, and compares."""
+    """Copies a buffer from one GPU to the other and back, with peer access if the GPUs have it, and
+    compares.
+    """
     address, mapped = {}, []
     for user, device in ((first, second), (second, first)):
         enter(user)
         if reaches(user, device):
             status = cuda.cuCtxEnablePeerAccess(contexts[device], 0)
-            if status not in (0, 704):  # 704: it is enabled already
+            if status not in (0, 704):  # 704: peer access is enabled already
                 raise RuntimeError(f"cuCtxEnablePeerAccess answered {status}")
             mapped.append(user)
         address[user] = c_uint64()
@@ -185,12 +213,27 @@ def peer(first: int, second: int, size: int) -> dict:
     there, back = bytes(range(256)) * 16, create_string_buffer(4096)
     enter(first)
     must("cuMemcpyHtoD_v2", address[first], there, c_size_t(4096))
-    must("cuMemcpyPeer", address[second], contexts[second], address[first], contexts[first], c_size_t(size))
+    must(
+        "cuMemcpyPeer",
+        address[second],
+        contexts[second],
+        address[first],
+        contexts[first],
+        c_size_t(size),
+    )
     enter(second)
-    must("cuMemcpyPeerAsync", address[first], contexts[first], address[second], contexts[second], c_size_t(size), queues[second])
+    must(
+        "cuMemcpyPeerAsync",
+        address[first],
+        contexts[first],
+        address[second],
+        contexts[second],
+        c_size_t(size),
+        queues[second],
+    )
     must("cuStreamSynchronize", queues[second])
     if second in mapped:
-        # Written by the one GPU into the memory of the other.
+        # One GPU writes to the memory of the other.
         must("cuMemsetD8_v2", c_uint64(address[first].value + 4096), 9, c_size_t(4096))
         must("cuCtxSynchronize")
     enter(first)
@@ -200,7 +243,7 @@ def peer(first: int, second: int, size: int) -> dict:
 
 
 def free() -> dict:
-    """Give everything back."""
+    """Frees everything."""
     status = 0
     for give in reversed(held):
         status = give() or status
@@ -218,7 +261,7 @@ def free() -> dict:
 
 
 def info(device: int) -> dict:
-    """cuMemGetInfo in the context of a GPU, and cuDeviceTotalMem."""
+    """Returns the results of cuMemGetInfo in the context of a GPU, and of cuDeviceTotalMem."""
     left, total, device_total = c_size_t(), c_size_t(), c_size_t()
     enter(device)
     must("cuMemGetInfo_v2", byref(left), byref(total))
@@ -227,7 +270,9 @@ def info(device: int) -> dict:
 
 
 def nvml() -> dict:
-    """What this process is told by NVML, by NVML's index: memory of both versions, and who uses the GPU."""
+    """Returns NVML's answers to this process in NVML's order: memory by both versions, and the
+    processes that use each GPU.
+    """
     library = CDLL("libnvidia-ml.so.1")
 
     def ask(name: str, *arguments: object) -> None:
@@ -240,7 +285,11 @@ def nvml() -> dict:
     ask("nvmlDeviceGetCount_v2", byref(count))
     for index in range(count.value):
         device, memory, memory_v2 = c_void_p(), (c_ulonglong * 3)(), (c_ulonglong * 5)()
-        uuid, number, entries = create_string_buffer(96), c_uint(512), create_string_buffer(512 * 24)
+        uuid, number, entries = (
+            create_string_buffer(96),
+            c_uint(512),
+            create_string_buffer(512 * 24),
+        )
         ask("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(device))
         ask("nvmlDeviceGetUUID", device, uuid, c_uint(96))
         ask("nvmlDeviceGetMemoryInfo", device, memory)
@@ -248,14 +297,12 @@ def nvml() -> dict:
         ask("nvmlDeviceGetMemoryInfo_v2", device, memory_v2)
         ask("nvmlDeviceGetComputeRunningProcesses_v3", device, byref(number), entries)
         listed = [struct.unpack_from("IxxxxQ", entries, 24 * at) for at in range(number.value)]
-        found.append(
-            {
-                "uuid": uuid.value.decode(),
-                "memory": dict(zip(("total", "free", "used"), memory)),
-                "memory_v2": dict(zip(("total", "reserved", "free", "used"), memory_v2[1:])),
-                "processes": {str(pid): used for pid, used in listed},
-            }
-        )
+        found.append({
+            "uuid": uuid.value.decode(),
+            "memory": dict(zip(("total", "free", "used"), memory)),
+            "memory_v2": dict(zip(("total", "reserved", "free", "used"), memory_v2[1:])),
+            "processes": {str(pid): used for pid, used in listed},
+        })
     ask("nvmlShutdown")
     return {"gpus": found}
 

@@ -11,7 +11,7 @@ held: list[torch.Tensor] = []
 
 
 def info() -> dict:
-    """The view that PyTorch gives its user."""
+    """Returns the figures that PyTorch shows to its user."""
     left, total = torch.cuda.mem_get_info()
     return {
         "free": left,
@@ -24,14 +24,16 @@ def info() -> dict:
 
 
 def start() -> dict:
-    """The context and nothing more."""
+    """Makes only the context."""
     torch.cuda.init()
     torch.cuda.synchronize()
     return {}
 
 
 def kernels() -> dict:
-    """Real work of many kinds, on small tensors; returns a checksum so that nothing is optimised away."""
+    """Runs work of many kinds on small tensors; returns a checksum so that nothing is optimised
+    away.
+    """
     torch.manual_seed(1)
     x = torch.randn(512, 512, device="cuda")
     q = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
@@ -40,16 +42,38 @@ def kernels() -> dict:
     y = y + (x.bfloat16() @ x.bfloat16()).float()
     c = torch.nn.functional.conv2d(image, torch.randn(16, 3, 3, 3, device="cuda"), padding=1).relu()
     a = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-    total = y.sum() + c.mean() + a.float().sum() + x.sort().values[0, 0] + torch.fft.rfft(x).abs().mean()
+    total = (
+        y.sum()
+        + c.mean()
+        + a.float().sum()
+        + x.sort().values[0, 0]
+        + torch.fft.rfft(x).abs().mean()
+    )
     torch.cuda.synchronize()
     return {"checksum": float(total)}
 
 
 def edge() -> dict:
-    """First uses of many kernels while memory is full: whatever loads now must be inside the cap or be refused."""
-    # A view, because there is no room for a tensor of its own.
+    """Uses many kernels for the first time while memory is full: what they load must fit into the
+    limit or be refused.
+    """
+    # The tensor is a view, since there is no room for another one.
     x = held[-1][:4096].view(torch.float32)
-    names = ("sin", "exp", "erf", "lgamma", "digamma", "sigmoid", "cumsum", "argsort", "median", "std", "prod", "i0", "sinc")
+    names = (
+        "sin",
+        "exp",
+        "erf",
+        "lgamma",
+        "digamma",
+        "sigmoid",
+        "cumsum",
+        "argsort",
+        "median",
+        "std",
+        "prod",
+        "i0",
+        "sinc",
+    )
     outcomes: dict[str, int] = {}
     errors: dict[str, str] = {}
     for name in names:
@@ -66,22 +90,26 @@ def edge() -> dict:
 
 
 def allocate(size: int) -> torch.Tensor:
-    """A tensor of `size` bytes, written so that it is really there."""
+    """Allocates a tensor of `size` bytes, and writes it so that its memory is really taken."""
     block = torch.empty(size, dtype=torch.uint8, device="cuda")
     block[:: max(1, size // 64)] = 1
     return block
 
 
 def fill(seed: int = 1, largest: int = 300 << 20) -> dict:
-    """Odd sizes until torch.cuda.OutOfMemoryError, then ever smaller ones."""
+    """Allocates odd sizes until torch.cuda.OutOfMemoryError, then ever smaller ones."""
     found = agent.fill(allocate, seed, largest)
     held.extend(found.pop("blocks"))
     torch.cuda.synchronize()
-    return {**found, "held": sum(t.numel() for t in held), "is_torch_oom": found.get("exception") == agent.type_name(torch.cuda.OutOfMemoryError())}
+    return {
+        **found,
+        "held": sum(t.numel() for t in held),
+        "is_torch_oom": found.get("exception") == agent.type_name(torch.cuda.OutOfMemoryError()),
+    }
 
 
 def alloc(size: int, times: int = 1) -> dict:
-    """`times` tensors of `size`."""
+    """Allocates `times` tensors of `size` bytes."""
     for _ in range(times):
         held.append(allocate(size))
     torch.cuda.synchronize()
@@ -89,7 +117,7 @@ def alloc(size: int, times: int = 1) -> dict:
 
 
 def free(keep_cache: bool = False) -> dict:
-    """Drop the tensors and, unless asked otherwise, the allocator's cache."""
+    """Drops the tensors and, unless asked otherwise, the allocator's cache."""
     held.clear()
     gc.collect()
     torch.cuda.synchronize()
@@ -99,7 +127,7 @@ def free(keep_cache: bool = False) -> dict:
 
 
 def graph() -> dict:
-    """Capture a CUDA graph and replay it."""
+    """Captures a CUDA graph and replays it."""
     x = torch.ones(256, 256, device="cuda")
     (x @ x).relu()
     torch.cuda.synchronize()
@@ -112,7 +140,7 @@ def graph() -> dict:
 
 
 def streams(count: int) -> dict:
-    """Streams that stay."""
+    """Makes streams that stay."""
     x = torch.ones(16, device="cuda")
     for _ in range(count):
         stream = torch.cuda.Stream()

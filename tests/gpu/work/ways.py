@@ -1,8 +1,9 @@
-"""Takes memory in one of the ways there are: ways.py WAY CAP, CAP in bytes.
+"""Takes memory in one way: ways.py WAY CAP, with CAP in bytes.
 
-`take` goes on until the driver refuses or three times the cap has been taken; `free` gives everything back. A way is a
-generator: each turn it takes once more and yields the driver's status and the bytes it asked for; told True, it gives
-everything back and ends. All sizes are bytes; a status is the driver's return code (0 success, 2 out of memory).
+`take` goes on until the driver refuses or three times the limit has been taken; `free` frees
+everything. A way is a generator: each turn takes memory once more and yields the driver's status
+and the requested bytes; when True is sent to it, it frees everything and ends. All sizes are bytes;
+a status is the driver's return code (0 success, 2 out of memory).
 """
 
 from __future__ import annotations
@@ -11,21 +12,33 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from ctypes import CDLL, Structure, byref, c_byte, c_int, c_size_t, c_uint, c_uint64, c_void_p, cast, pointer
+from ctypes import (
+    CDLL,
+    Structure,
+    byref,
+    c_byte,
+    c_int,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_void_p,
+    cast,
+    pointer,
+)
 
 import agent
 
 cuda = CDLL("libcuda.so.1")
 MIB = 1 << 20
 ODD = 100 * MIB + 4711
-"""What most ways ask for at a time."""
+"""The size of a request in most ways."""
 
 Turns = Iterator[tuple[int, int]]
 WAYS: dict[str, Callable[[], Turns]] = {}
 
 
 def way(name: str) -> Callable[[Callable[[], Turns]], Callable[[], Turns]]:
-    """Enter a way under its name."""
+    """Registers a way under its name."""
 
     def enter(function: Callable[[], Turns]) -> Callable[[], Turns]:
         assert name not in WAYS, name
@@ -36,19 +49,23 @@ def way(name: str) -> Callable[[Callable[[], Turns]], Callable[[], Turns]]:
 
 
 def call(name: str, *arguments: object) -> int:
-    """The status of a driver function; one that this driver lacks ends the check with its name."""
+    """Calls a driver function and returns its status; a function that this driver lacks ends the
+    check with its name.
+    """
     return getattr(cuda, name)(*arguments)
 
 
 def must(name: str, *arguments: object) -> None:
-    """A call that is no way to take memory and has to succeed."""
+    """Makes a call that takes no memory and must succeed."""
     status = call(name, *arguments)
     if status:
         raise RuntimeError(f"{name} answered {status}")
 
 
 def one_by_one(take: Callable[[], tuple[int, int, object]], give: Callable[[object], int]) -> Turns:
-    """Take again and again what `take` gets (status, bytes, handle), give back what it got."""
+    """Calls `take` for a status, bytes and a handle in each turn, and finally `give` for each
+    handle.
+    """
     held = []
     while True:
         status, size, handle = take()
@@ -63,7 +80,7 @@ def one_by_one(take: Callable[[], tuple[int, int, object]], give: Callable[[obje
 
 
 def context() -> c_void_p:
-    """The primary context, made current."""
+    """Makes the primary context current."""
     handle = c_void_p()
     must("cuInit", 0)
     must("cuDevicePrimaryCtxRetain", byref(handle), 0)
@@ -72,7 +89,7 @@ def context() -> c_void_p:
 
 
 def stream() -> c_void_p:
-    """A stream that does not wait for the default one."""
+    """Makes a stream that does not wait for the default one."""
     handle = c_void_p()
     must("cuStreamCreate", byref(handle), 1)
     return handle
@@ -121,7 +138,9 @@ def alloc_mixed() -> Turns:
 def pitch() -> Turns:
     def take() -> tuple[int, int, object]:
         address, real = c_uint64(), c_size_t()
-        status = call("cuMemAllocPitch_v2", byref(address), byref(real), c_size_t(1032), c_size_t(50_000), 4)
+        status = call(
+            "cuMemAllocPitch_v2", byref(address), byref(real), c_size_t(1032), c_size_t(50_000), 4
+        )
         return status, 1032 * 50_000, address
 
     return one_by_one(take, lambda address: call("cuMemFree_v2", address))
@@ -133,7 +152,14 @@ def pitch() -> Turns:
 class ArrayDescriptor(Structure):
     """CUDA_ARRAY3D_DESCRIPTOR."""
 
-    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t), ("format", c_uint), ("channels", c_uint), ("flags", c_uint)]
+    _fields_ = [
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+        ("format", c_uint),
+        ("channels", c_uint),
+        ("flags", c_uint),
+    ]
 
 
 class PlainDescriptor(Structure):
@@ -146,13 +172,21 @@ FLOAT, LAYERED, CUBEMAP = 0x20, 1, 4
 SPARSE, DEFERRED = 0x40, 0x80
 
 
-def arrays(width: int, height: int, depth: int, flags: int = 0, channels: int = 4, levels: int = 0) -> Turns:
+def arrays(
+    width: int, height: int, depth: int, flags: int = 0, channels: int = 4, levels: int = 0
+) -> Turns:
     nominal = width * max(height, 1) * max(depth, 1) * channels * 4
 
     def take() -> tuple[int, int, object]:
-        array, descriptor = c_void_p(), ArrayDescriptor(width, height, depth, FLOAT, channels, flags)
+        array, descriptor = c_void_p(), ArrayDescriptor(
+            width, height, depth, FLOAT, channels, flags
+        )
         if levels:
-            return call("cuMipmappedArrayCreate", byref(array), byref(descriptor), levels), nominal, array
+            return (
+                call("cuMipmappedArrayCreate", byref(array), byref(descriptor), levels),
+                nominal,
+                array,
+            )
         return call("cuArray3DCreate_v2", byref(array), byref(descriptor)), nominal, array
 
     name = "cuMipmappedArrayDestroy" if levels else "cuArrayDestroy"
@@ -168,7 +202,9 @@ def array_1d() -> Turns:
 def array_2d() -> Turns:
     def take() -> tuple[int, int, object]:
         array = c_void_p()
-        status = call("cuArrayCreate_v2", byref(array), byref(PlainDescriptor(2000, 3000, FLOAT, 4)))
+        status = call(
+            "cuArrayCreate_v2", byref(array), byref(PlainDescriptor(2000, 3000, FLOAT, 4))
+        )
         return status, 2000 * 3000 * 16, array
 
     return one_by_one(take, lambda array: call("cuArrayDestroy", array))
@@ -205,7 +241,13 @@ def mipmapped() -> Turns:
 class Property(Structure):
     """CUmemAllocationProp: pinned memory on GPU 0."""
 
-    _fields_ = [("type", c_int), ("handles", c_int), ("location", c_int), ("id", c_int), ("rest", c_byte * 16)]
+    _fields_ = [
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", c_int),
+        ("id", c_int),
+        ("rest", c_byte * 16),
+    ]
 
 
 def pinned(usage: int = 0) -> Property:
@@ -220,12 +262,17 @@ PIECE = 96 * MIB
 
 def create(size: int, usage: int = 0) -> tuple[int, c_uint64]:
     handle = c_uint64()
-    return call("cuMemCreate", byref(handle), c_size_t(size), byref(pinned(usage)), c_uint64(0)), handle
+    return (
+        call("cuMemCreate", byref(handle), c_size_t(size), byref(pinned(usage)), c_uint64(0)),
+        handle,
+    )
 
 
 def reserve(size: int) -> c_uint64:
     address = c_uint64()
-    must("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
+    must(
+        "cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0)
+    )
     return address
 
 
@@ -277,7 +324,7 @@ def vmm_twice() -> Turns:
 
 
 class MapInfo(Structure):
-    """CUarrayMapInfo: binding memory to the tail or to a rectangle of a sparse array."""
+    """CUarrayMapInfo: binds memory to the tail or to a rectangle of a sparse array."""
 
     _fields_ = [("bytes", c_byte * 96)]
 
@@ -286,19 +333,25 @@ TILE_POOL = 1
 
 
 def backed(flag: int) -> Turns:
-    """Arrays without memory of their own, with some mapped into them. It lives as long as its handle, mapped or not."""
+    """Makes arrays without memory, and maps memory into them. The memory lives as long as its
+    handle, mapped or not.
+    """
     width = height = 2048
     size = width * height * 16
 
     def take() -> tuple[int, int, object]:
         array = c_void_p()
-        must("cuArray3DCreate_v2", byref(array), byref(ArrayDescriptor(width, height, 0, FLOAT, 4, flag)))
+        must(
+            "cuArray3DCreate_v2",
+            byref(array),
+            byref(ArrayDescriptor(width, height, 0, FLOAT, 4, flag)),
+        )
         status, handle = create(size, TILE_POOL)
         if status:
             must("cuArrayDestroy", array)
             return status, size, None
         info = MapInfo()
-        # An array; its level 0, all of it; map a generic handle from offset 0 on device 0.
+        # The array; the whole level 0 of it; a generic handle mapped from offset 0 on device 0.
         struct.pack_into("IxxxxQ", info.bytes, 0, 0, array.value)
         struct.pack_into("IxxxxIIIIIIII", info.bytes, 16, 0, 0, 0, 0, 0, 0, width, height, 1)
         struct.pack_into("IIQQII", info.bytes, 56, 1, 0, handle.value, 0, 1, 0)
@@ -328,14 +381,14 @@ def array_deferred() -> Turns:
 
 
 def pool_property() -> object:
-    """CUmemPoolProps: pinned memory on GPU 0."""
+    """Returns CUmemPoolProps: pinned memory on GPU 0."""
     prop = (c_byte * 88)()
     struct.pack_into("iiii", prop, 0, 1, 0, 1, 0)
     return prop
 
 
 def keep(pool: c_void_p) -> None:
-    """The pool keeps what it has."""
+    """Makes the pool keep its reserve."""
     must("cuMemPoolSetAttribute", pool, 4, byref(c_uint64(2**64 - 1)))
 
 
@@ -388,7 +441,7 @@ def async_kept() -> Turns:
 
 @way("pool-then-linear")
 def pool_then_linear() -> Turns:
-    """Memory that a pool keeps unused, then as much again in another way."""
+    """Lets a pool keep unused memory, then takes as much memory in another way."""
     queue, pool, held = stream(), c_void_p(), []
     must("cuDeviceGetDefaultMemPool", byref(pool), 0)
     keep(pool)
@@ -409,11 +462,17 @@ def pool_then_linear() -> Turns:
 class MemAllocNode(Structure):
     """CUDA_MEM_ALLOC_NODE_PARAMS."""
 
-    _fields_ = [("pool", c_byte * 88), ("access", c_void_p), ("count", c_size_t), ("bytes", c_size_t), ("address", c_uint64)]
+    _fields_ = [
+        ("pool", c_byte * 88),
+        ("access", c_void_p),
+        ("count", c_size_t),
+        ("bytes", c_size_t),
+        ("address", c_uint64),
+    ]
 
 
 def allocation_node(graph: c_void_p, size: int) -> int:
-    """Adds a node that allocates on GPU 0; returns the address it will have."""
+    """Adds a node that allocates on GPU 0; returns the address that the allocation will have."""
     node, parameters = c_void_p(), MemAllocNode()
     struct.pack_into("iiii", parameters.pool, 0, 1, 0, 1, 0)
     parameters.bytes = size
@@ -421,8 +480,10 @@ def allocation_node(graph: c_void_p, size: int) -> int:
     return parameters.address
 
 
-def graphs(build: Callable[[c_void_p, int], list[int]], start: str = "cuGraphLaunch", flags: int = 0) -> Turns:
-    """A graph of its own each time, that leaves its allocations behind when it is launched."""
+def graphs(
+    build: Callable[[c_void_p, int], list[int]], start: str = "cuGraphLaunch", flags: int = 0
+) -> Turns:
+    """Makes a new graph in each turn, which leaves its allocations behind when it is launched."""
     queue, size = stream(), ODD
 
     def take() -> tuple[int, int, object]:
@@ -490,7 +551,9 @@ def graph_captured() -> Turns:
 
 @way("graph-one-launch")
 def graph_one_launch() -> Turns:
-    """A single launch that needs more than there is: two attempts, so that what a failed one leaves behind shows."""
+    """Launches a graph that needs more than there is, twice, which shows what a failed launch
+    leaves behind.
+    """
     queue, graph, ready = stream(), c_void_p(), c_void_p()
     must("cuGraphCreate", byref(graph), 0)
     for _ in range(6):
@@ -547,18 +610,27 @@ ret; }}
 
 LOCAL = """.local .align 16 .b8 buffer[{size}];
 .reg .b64 %l<9>; .reg .b32 %i<9>; .reg .pred p;
-ld.param.u64 %l1, [out]; cvt.u32.u64 %i1, %l1; and.b32 %i2, %i1, 12; cvt.u64.u32 %l2, %i2; mov.u64 %l3, buffer; add.u64 %l4, %l3, %l2;
+ld.param.u64 %l1, [out]; cvt.u32.u64 %i1, %l1; and.b32 %i2, %i1, 12; cvt.u64.u32 %l2, %i2;
+mov.u64 %l3, buffer; add.u64 %l4, %l3, %l2;
 st.local.u32 [%l4], %i1; st.local.u32 [%l4+{last}], %i1; ld.local.u32 %i3, [%l3+{middle}];
-setp.eq.u32 p, %i3, 77; @!p bra done; cvta.to.global.u64 %l5, %l1; st.global.u32 [%l5], %i3; done:"""
+setp.eq.u32 p, %i3, 77; @!p bra done;
+cvta.to.global.u64 %l5, %l1; st.global.u32 [%l5], %i3; done:"""
 
 
 def module(declarations: str, body: str) -> tuple[int, c_void_p]:
     handle = c_void_p()
-    return call("cuModuleLoadData", byref(handle), KERNEL.format(declarations=declarations, body=body).encode() + b"\0"), handle
+    return (
+        call(
+            "cuModuleLoadData",
+            byref(handle),
+            KERNEL.format(declarations=declarations, body=body).encode() + b"\0",
+        ),
+        handle,
+    )
 
 
 def launch(code: c_void_p, queue: c_void_p | None = None) -> int:
-    """One thread of the module's kernel."""
+    """Runs one thread of the module's kernel."""
     function, argument = c_void_p(), c_uint64(0)
     must("cuModuleGetFunction", byref(function), code, b"k")
     parameters = (c_void_p * 1)(cast(pointer(argument), c_void_p))
@@ -569,7 +641,7 @@ def launch(code: c_void_p, queue: c_void_p | None = None) -> int:
 
 @way("local-memory")
 def local_memory() -> Turns:
-    """Kernels that need ever more local memory."""
+    """Launches kernels that need ever more local memory."""
     size, held = 4096, []
     while True:
         status, code = module("", LOCAL.format(size=size, last=size - 64, middle=size // 2))
@@ -585,7 +657,7 @@ def local_memory() -> Turns:
 
 @way("local-memory-big")
 def local_memory_at_once() -> Turns:
-    """One kernel that needs far more than there is."""
+    """Launches one kernel that needs far more local memory than there is."""
     status, code = module("", LOCAL.format(size=65_536, last=65_536 - 64, middle=32_768))
     while True:
         if (yield status or launch(code), 16_632 * MIB):
@@ -595,7 +667,7 @@ def local_memory_at_once() -> Turns:
 
 @way("device-heap")
 def device_heap() -> Turns:
-    """The heap of device malloc, which is taken when a kernel that uses it is launched."""
+    """Takes the heap of device malloc, which exists once a kernel that uses it is launched."""
     malloc = ".extern .func (.param .b64 result) malloc (.param .b64 size);"
     body = (
         "{ .reg .b64 %l<3>; .param .b64 size; st.param.b64 [size], 100; .param .b64 result;"
@@ -603,7 +675,7 @@ def device_heap() -> Turns:
     )
     size, held = 3000 * MIB, []
     while True:
-        # The limit is each context's own.
+        # Each context has its own heap and limit.
         handle = c_void_p()
         status = call("cuCtxCreate_v2", byref(handle), 0, 0)
         if status == 0:
@@ -634,9 +706,14 @@ def module_variables() -> Turns:
 
 
 def libraries(load: Callable[[c_void_p], int], per_library: int = 1) -> Turns:
-    """Libraries with a large variable, which `load` is the first to need, in so many contexts."""
+    """Loads libraries with a large variable in `per_library` contexts; `load` makes the first call
+    that needs them.
+    """
     size = 300 * MIB
-    image = KERNEL.format(declarations=f".visible .global .align 16 .b8 big[{size}];", body="").encode() + b"\0"
+    image = (
+        KERNEL.format(declarations=f".visible .global .align 16 .b8 big[{size}];", body="").encode()
+        + b"\0"
+    )
 
     def take() -> tuple[int, int, object]:
         library = c_void_p()
@@ -651,7 +728,7 @@ def libraries(load: Callable[[c_void_p], int], per_library: int = 1) -> Turns:
 
 
 def kernel_of(library: c_void_p) -> c_void_p:
-    """Its kernel, which loads nothing."""
+    """Returns the library's kernel, which does not load the library."""
     kernel = c_void_p()
     must("cuLibraryGetKernel", byref(kernel), library, b"k")
     return kernel
@@ -660,7 +737,9 @@ def kernel_of(library: c_void_p) -> c_void_p:
 @way("library-variables")
 def library_variables() -> Turns:
     address, found = c_uint64(), c_size_t()
-    return libraries(lambda library: call("cuLibraryGetGlobal", byref(address), byref(found), library, b"big"))
+    return libraries(
+        lambda library: call("cuLibraryGetGlobal", byref(address), byref(found), library, b"big")
+    )
 
 
 @way("library-occupancy")
@@ -678,8 +757,22 @@ def library_node() -> Turns:
     def load(library: c_void_p) -> int:
         parameter = c_uint64(0)
         values = (c_void_p * 1)(cast(pointer(parameter), c_void_p))
-        # CUDA_KERNEL_NODE_PARAMS_v2: no function, grid and block, no shared memory, the parameters, the kernel.
-        sizes = (0, 1, 1, 1, 1, 1, 1, 0, cast(values, c_void_p).value, 0, kernel_of(library).value, 0)
+        # CUDA_KERNEL_NODE_PARAMS_v2: no function, grid and block, no shared memory, the parameters,
+        # the kernel.
+        sizes = (
+            0,
+            1,
+            1,
+            1,
+            1,
+            1,
+            1,
+            0,
+            cast(values, c_void_p).value,
+            0,
+            kernel_of(library).value,
+            0,
+        )
         params = struct.pack("QIIIIIIIxxxxQQQQ", *sizes)
         return call("cuGraphAddKernelNode_v2", byref(node), graph, None, c_size_t(0), params)
 
@@ -689,10 +782,12 @@ def library_node() -> Turns:
 
 @way("library-everywhere")
 def library_everywhere() -> Turns:
-    """What is set for a kernel loads its library in all contexts."""
+    """Setting an attribute of a kernel loads its library in all contexts."""
     other = c_void_p()
     must("cuCtxCreate_v2", byref(other), 0, 0)
-    yield from libraries(lambda library: call("cuKernelSetAttribute", 8, 1024, kernel_of(library), 0), 2)
+    yield from libraries(
+        lambda library: call("cuKernelSetAttribute", 8, 1024, kernel_of(library), 0), 2
+    )
     must("cuCtxDestroy_v2", other)
 
 
@@ -705,7 +800,7 @@ def streams() -> Turns:
     return one_by_one(take, lambda handle: call("cuStreamDestroy_v2", handle))
 
 
-# ---- host memory is nobody's business
+# ---- host memory, which is not limited
 
 
 @way("host")
@@ -721,7 +816,7 @@ def host() -> Turns:
 
 
 class Taking:
-    """One way under way."""
+    """A way to take memory, in its turns."""
 
     def __init__(self, name: str, cap: int) -> None:
         self._turns, self._cap, self._name = None, cap, name
@@ -741,7 +836,7 @@ class Taking:
         return {"status": 0, "taken": taken, "times": times, **self.info()}
 
     def again(self) -> dict:
-        """Once more, when it has been refused."""
+        """Tries once more after a refusal."""
         assert self._turns
         return {"status": next(self._turns)[0]}
 
@@ -762,4 +857,10 @@ class Taking:
 
 if __name__ == "__main__":
     taking = Taking(sys.argv[1], int(sys.argv[2]))
-    agent.serve({"start": taking.start, "take": taking.take, "again": taking.again, "free": taking.free, "info": taking.info})
+    agent.serve({
+        "start": taking.start,
+        "take": taking.take,
+        "again": taking.again,
+        "free": taking.free,
+        "info": taking.info,
+    })

@@ -1,13 +1,13 @@
-// A library that asks for the driver's functions by itself, as libcudart does: `linked` is what its
-// own dlsym finds. -DNEXT: it is linked against libcuda and asks for what comes after itself, as
-// those do that put functions of their own in the driver's place (UCX).
+// A library that looks up the driver's functions itself, as libcudart does: `linked` returns what
+// the library's own dlsym finds. With -DNEXT the library is linked against libcuda and looks names
+// up by RTLD_NEXT, as libraries do that replace functions of the driver (UCX).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 
 void *linked(const char *name) {
 #ifdef NEXT
-    // Not by a jump: the answer depends on who is to be returned to.
+    // The call must not be a tail jump, since the answer of dlsym depends on the return address.
     void *volatile found = dlsym(RTLD_NEXT, name);
     return found;
 #else

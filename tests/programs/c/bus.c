@@ -1,5 +1,5 @@
-// A file of its own is cut short under it, which it handles as is said: by a handler from before or
-// after it comes to the GPU, or not at all.
+// A file of the program's own is truncated. The program handles the signal as named: by a handler
+// installed before or after it starts to use the GPU, or not at all.
 #include "gpu.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -16,7 +16,9 @@ static volatile int handled, wrong;
 static sigjmp_buf back;
 static char stack[1 << 16];
 
-static void replace(void) { mmap(own, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0); }
+static void replace(void) {
+    mmap(own, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
 
 static void with_info(int number, siginfo_t *about, void *context) {
     sigset_t blocked;
@@ -76,7 +78,8 @@ static void fault(void) {
 int main(int count, char **arguments) {
     const char *how = arguments[1];
     int is_early = !strcmp(arguments[2], "before");
-    file = (int)syscall(SYS_memfd_create, "own", 0); // since glibc 2.27 also by name
+    // By number, since the function exists only from glibc 2.27 on.
+    file = (int)syscall(SYS_memfd_create, "own", 0);
     if (is_early)
         install(how);
     say("start %d", gpu_start());
@@ -87,7 +90,7 @@ int main(int count, char **arguments) {
     hold();
     pid_t child = fork();
     if (!child) {
-        // Which has none of our mappings, and may have its own at the same place.
+        // The child has none of the library's mappings, and may have its own at the same address.
         if (strncmp(how, "sent", 4))
             fault();
         else

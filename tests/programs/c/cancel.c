@@ -1,4 +1,4 @@
-// Threads that are cancelled while they ask for memory: with room, and where there is none.
+// Threads that are cancelled while they ask for memory, with room and without.
 #include "gpu.h"
 #include <pthread.h>
 
@@ -11,7 +11,7 @@ static void *work(void *size) {
         address more = gpu_alloc((size_t)size);
         if (more)
             gpu_free(more);
-        // What is held when the thread ends is nobody's: it ends here only.
+        // Memory held when the thread ends would be lost, so the thread may end only here.
         pthread_testcancel();
     }
     return NULL;

@@ -1,5 +1,5 @@
-// Threads that have been cancelled before they first use the GPU, or are refused: they end at the
-// next place where a thread may.
+// Threads that were cancelled before their first use of the GPU or before a refusal: they end at
+// the next cancellation point.
 #include "gpu.h"
 #include <pthread.h>
 

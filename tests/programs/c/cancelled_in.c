@@ -1,6 +1,6 @@
-// A thread that has been cancelled before a call of the driver: cancelled_in CALL [FLAGS]. It ends
-// in the call, or at the next place after it. FLAGS says when the context is told to sleep while it
-// waits: `later`, `later-primary`: when it is there already; else before.
+// A thread that was cancelled before a call of the driver: cancelled_in CALL [FLAGS]. It ends in
+// the call, or at the next cancellation point after it. FLAGS says when the context is set to sleep
+// while it waits: `later` and `later-primary` after its creation, otherwise before.
 #include "gpu.h"
 #include <pthread.h>
 
@@ -23,7 +23,8 @@ static void *cancelled(void *nothing) {
     else if (!strcmp(call, "destroy"))
         GPU_LATE(cuCtxDestroy_v2, (void *))(other);
     else if (!strcmp(call, "load"))
-        GPU_LATE(cuModuleLoadData, (void **, const char *))(&made, ".version 8.0\n.visible .entry one() { ret; }\n");
+        GPU_LATE(cuModuleLoadData,
+                 (void **, const char *))(&made, ".version 8.0\n.visible .entry one() { ret; }\n");
     else if (!strcmp(call, "async"))
         GPU_LATE(cuMemAllocAsync, (address *, size_t, void *))(&pointer, MIB, NULL);
     else if (!strcmp(call, "synchronize"))

@@ -30,10 +30,9 @@ static int end_of(pid_t pid) {
 static char *self;
 static char *const TRUE[] = {"true", NULL};
 
-// With a thread area and stack of the parent's, as after vfork, but beside it.
-static int beside(void *mine) {
-    _exit(*(address *)mine != 0 ? 7 : 8);
-}
+// The child has a thread area and a stack of the parent's, as after vfork, but runs beside the
+// parent.
+static int beside(void *mine) { _exit(*(address *)mine != 0 ? 7 : 8); }
 
 static pid_t make(const char *how, address *held) {
     static char stack[1 << 18] __attribute__((aligned(16)));
@@ -43,7 +42,7 @@ static pid_t make(const char *how, address *held) {
         if (!(pid = fork()))
             _exit(7);
     } else if (!strcmp(how, "forked")) {
-        // What a forked child may not do, it is told in the driver's words.
+        // The driver refuses calls of a forked child with its own code.
         if (!(pid = fork()))
             _exit(gpu_alloc(1) == 0 ? 7 : 8);
     } else if (!strcmp(how, "exec")) {
@@ -62,7 +61,7 @@ static pid_t make(const char *how, address *held) {
     } else if (!strcmp(how, "spawn-again")) {
         posix_spawn(&pid, self, NULL, NULL, again, environ);
     } else if (!strcmp(how, "clone")) {
-        // Past the C library, which does not notice.
+        // This call bypasses the C library, which does not notice the child.
         if (!(pid = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL)))
             syscall(SYS_exit_group, 7);
     } else if (!strcmp(how, "cloned")) {
@@ -71,7 +70,8 @@ static pid_t make(const char *how, address *held) {
     } else if (!strcmp(how, "clone-vm")) {
         pid = clone(beside, stack + sizeof stack, CLONE_VM | SIGCHLD, held);
     } else if (!strcmp(how, "clone-files")) {
-        pid = clone(beside, stack + sizeof stack, CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_VFORK | SIGCHLD, held);
+        pid = clone(beside, stack + sizeof stack,
+                    CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_VFORK | SIGCHLD, held);
     }
     return pid;
 }
@@ -79,19 +79,20 @@ static pid_t make(const char *how, address *held) {
 int main(int count, char **arguments) {
     self = "/proc/self/exe";
     if (count > 1) {
-        // A new program in a child: a member of its own.
+        // A new program in a child is a member of its own.
         int status = gpu_start();
         address mine = gpu_alloc(20);
         return !status && mine ? 7 : 8;
     }
     say("start %d", gpu_start());
     address held = gpu_alloc(100);
-    // While no thread holds a lock that such a child would never get.
+    // No thread may hold a lock now, since such a child would never get it.
     say("cloned %d", end_of(make("cloned", &held)));
     pthread_t threads[3];
     for (int at = 0; at < 3; at++)
         pthread_create(&threads[at], NULL, work, NULL);
-    static const char *const ways[] = {"fork", "forked", "exec", "vfork", "vfork-exec", "spawn", "spawn-again", "clone", "clone-vm", "clone-files"};
+    static const char *const ways[] = {"fork",  "forked",      "exec",  "vfork",    "vfork-exec",
+                                       "spawn", "spawn-again", "clone", "clone-vm", "clone-files"};
     for (size_t at = 0; at < sizeof ways / sizeof *ways; at++)
         for (int round = 0; round < 4; round++)
             say("%s %d", ways[at], end_of(make(ways[at], &held)));

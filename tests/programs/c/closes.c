@@ -1,4 +1,4 @@
-// Opens and closes a library that uses the GPU, then libcuda itself, again and again.
+// Opens and closes a library that uses the GPU, and then libcuda itself, repeatedly.
 #include "gpu.h"
 
 int main(int count, char **arguments) {

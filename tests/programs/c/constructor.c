@@ -1,4 +1,4 @@
-// Uses the GPU before main, and in main what it got there.
+// Allocates GPU memory before main, and uses it in main.
 #include "gpu.h"
 
 static address early;

@@ -1,5 +1,5 @@
-// Threads that take and free memory all the time, until nothing is granted any more; then a child,
-// and the end.
+// Threads allocate and free memory until every request is refused; then the program makes a child,
+// and ends.
 #include "gpu.h"
 #include <pthread.h>
 #include <sys/wait.h>
@@ -11,7 +11,7 @@ static volatile int freed_wrong;
 static void *work(void *unused) {
     int refused = 0;
     gpu_use();
-    // Refused again and again: not because of the others.
+    // After 50 refusals in a row other threads cannot be the reason.
     while (refused < 50) {
         address some = gpu_alloc(10);
         refused = some ? 0 : refused + 1;

@@ -1,5 +1,5 @@
-// Becomes a daemon without any descriptor before it uses the GPU, then opens files of its own in
-// their place. The file that is named gets the report, and nothing else.
+// Becomes a daemon without any descriptor before it uses the GPU, and then opens files of its own
+// under those numbers. The report goes to the named file, and nothing else goes there.
 #include "gpu.h"
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -23,7 +23,7 @@ int main(int count, char **arguments) {
     setsid();
     pid_t second = fork();
     if (second) {
-        // Waits, so that the test knows when it is over.
+        // The parent waits, so that the test knows when the daemon has ended.
         int status;
         waitpid(second, &status, 0);
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 96);
@@ -34,7 +34,7 @@ int main(int count, char **arguments) {
     for (int descriptor = 0; descriptor < 256; descriptor++)
         close(descriptor);
     int status = gpu_start();
-    // Descriptors 0, 1 and 2, unless somebody left something open there.
+    // The files get descriptors 0, 1 and 2, unless another part of the program left one open there.
     int files[3];
     for (int at = 0; at < 3; at++)
         files[at] = open(arguments[1 + at], O_RDWR | O_CREAT | O_TRUNC, 0666);

@@ -1,4 +1,4 @@
-// A program linked directly against libcuda: 100 MiB at a time until there is no more.
+// A program linked directly against libcuda that takes 100 MiB at a time until it is refused.
 #include <stddef.h>
 #include <stdio.h>
 

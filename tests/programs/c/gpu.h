@@ -1,7 +1,7 @@
-// The driver, by the door that the program is compiled for: -DLINKED (by the dynamic linker),
-// -DASKED (linked, the rest by cuGetProcAddress), -DRUNTIME (as a static libcudart: dlopen,
-// cuGetProcAddress by dlsym, the rest by that), -DNEXT (linked, by what comes after the program),
-// else by dlsym.
+// The driver, through the door that the program is compiled for: -DLINKED (by the dynamic linker),
+// -DASKED (linked, all other functions by cuGetProcAddress), -DRUNTIME (as a static libcudart:
+// dlopen, cuGetProcAddress by dlsym, all other functions by that), -DNEXT (linked, by RTLD_NEXT),
+// otherwise dlsym.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -16,7 +16,8 @@
 typedef unsigned long long address;
 
 #if defined(LINKED) || defined(ASKED)
-int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned long long flags, void *status);
+int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned long long flags,
+                        void *status);
 int cuInit(unsigned flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxSetCurrent(void *context);
@@ -38,7 +39,7 @@ static void *gpu_find(const char *name, void *linked) {
     if (found)
         return found;
 #if defined(ASKED) || defined(RUNTIME)
-    // By its base name and a version, as libcudart does.
+    // libcudart asks by the base name and a version.
     char base[64];
     snprintf(base, sizeof base, "%s", name);
     char *suffix = strstr(base, "_v2");
@@ -65,10 +66,10 @@ static void *gpu_find(const char *name, void *linked) {
 
 #define GPU(name, types) ((int(*) types)gpu_find(NAME(name)))
 
-// A function that programs are not linked against here.
+// A function that the programs are not linked against.
 #define GPU_LATE(name, types) ((int(*) types)gpu_find(#name, NULL))
 
-// A line of output, written at once: forked children share it.
+// Prints a line in one write, since forked children share the output.
 __attribute__((unused, format(printf, 1, 2))) static void say(const char *format, ...) {
     char line[256];
     va_list arguments;
@@ -88,18 +89,22 @@ __attribute__((unused)) static int gpu_start(void) {
     return status ? status : GPU(cuCtxSetCurrent, (void *))(gpu_context);
 }
 
-__attribute__((unused)) static int gpu_use(void) { return GPU(cuCtxSetCurrent, (void *))(gpu_context); }
+__attribute__((unused)) static int gpu_use(void) {
+    return GPU(cuCtxSetCurrent, (void *))(gpu_context);
+}
 
-// So many MiB; 0 where they are refused.
+// Allocates this many MiB; returns 0 if refused.
 __attribute__((unused)) static address gpu_alloc(size_t mib) {
     address pointer = 0;
     int status = GPU(cuMemAlloc_v2, (address *, size_t))(&pointer, mib * MIB);
     return status ? 0 : pointer;
 }
 
-__attribute__((unused)) static int gpu_free(address pointer) { return GPU(cuMemFree_v2, (address))(pointer); }
+__attribute__((unused)) static int gpu_free(address pointer) {
+    return GPU(cuMemFree_v2, (address))(pointer);
+}
 
-// Where the test says FILL: all that can be had, in pieces of 50 MiB, and gives it back.
+// If the test sets FILL, takes all available memory in pieces of 50 MiB and frees it.
 __attribute__((unused)) static void gpu_fill(void) {
     if (!getenv("FILL"))
         return;
@@ -112,7 +117,7 @@ __attribute__((unused)) static void gpu_fill(void) {
             abort();
 }
 
-// The test looks at the machine here, and says when to go on.
+// The test inspects the machine here, and says when to go on.
 __attribute__((unused)) static void hold(void) {
     char byte;
     say("hold");

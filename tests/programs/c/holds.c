@@ -1,4 +1,4 @@
-// A library that was linked against libcuda and takes memory when it is loaded.
+// A library linked against libcuda that takes memory when it is loaded.
 #include "gpu.h"
 
 static address held;

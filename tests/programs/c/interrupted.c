@@ -1,4 +1,4 @@
-// A signal every 100 µs, without SA_RESTART, while it comes to the GPU and works.
+// A signal arrives every 100 µs, without SA_RESTART, while the program starts and uses the GPU.
 #include "gpu.h"
 #include <signal.h>
 #include <sys/time.h>

@@ -1,6 +1,6 @@
-// Waits for memory, is interrupted and jumps out of that; then it asks for more than the group may
-// have, from where it asked before, from further up or from further down. In the end it waits once
-// more.
+// Waits for memory, is interrupted, and jumps out of the wait. Then it asks for more memory than
+// the group may have, from the same depth of the stack, from further up or from further down. In
+// the end it waits once more.
 #include "gpu.h"
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// Ends in the way that is named, while it holds memory, with handlers that use the GPU.
+// Ends in the named way while it holds memory, with handlers that use the GPU.
 #include "gpu.h"
 #include <pthread.h>
 #include <signal.h>
@@ -6,7 +6,7 @@
 static address held;
 
 static void give_back(const char *where) {
-    // The driver may have ended by now: what it says is the same with and without us.
+    // The driver may have ended by now: its answer is the same with and without gpulimit.
     say("%s %d %d", where, gpu_free(held), gpu_alloc(10) != 0);
     gpu_fill();
 }
@@ -29,7 +29,7 @@ static void *end(void *how) {
 int main(int count, char **arguments) {
     const char *how = count > 1 ? arguments[1] : "return";
     if (!strcmp(how, "early"))
-        atexit(at_exit); // before the driver's own
+        atexit(at_exit); // registered before the driver's own handler
     say("start %d", gpu_start());
     held = gpu_alloc(200);
     gpu_fill();

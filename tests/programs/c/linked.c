@@ -1,6 +1,6 @@
-// A library that is linked against libcuda: `linked` tells the address to which the dynamic linker
-// bound a name. The names come from the hook table of the preloaded library (-DNAMES), so that none
-// is left out.
+// A library linked against libcuda: `linked` returns the address to which the dynamic linker bound
+// a name. The names come from the hook table of the preloaded library (-DNAMES), so that none is
+// missing.
 #include <stddef.h>
 #include <string.h>
 
@@ -13,8 +13,7 @@ static const struct {
     int (*address)(void);
 } table[] = {
 #define NAME(symbol) {#symbol, symbol},
-    NAMES
-};
+    NAMES};
 
 void *linked(const char *name) {
     for (size_t at = 0; at < sizeof table / sizeof *table; at++)

@@ -1,9 +1,8 @@
-/* Looks up a function of the driver that nobody hooks, a hundred times. It never loads NVML. */
+// Looks up a driver function without a hook a hundred times, and never loads NVML.
 #include <dlfcn.h>
 #include <stdio.h>
 
-int main(void)
-{
+int main(void) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     int found = 0;
     for (int look = 0; look < 100; look++)

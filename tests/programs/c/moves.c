@@ -1,4 +1,5 @@
-// Uses the GPU, then goes where its files are not: another user, another root, other namespaces.
+// Uses the GPU, then moves to where its files are not: another user, another root, other
+// namespaces.
 #include "gpu.h"
 #include <grp.h>
 #include <sched.h>

@@ -1,7 +1,7 @@
 // Runs a program as an older Linux would: old_kernel 4.13 PROGRAM ARGUMENT…
 //
-// 4.13 wipes no page in forked children and has no writes to pipes that do not wait, 3.14 also has
-// no locks of open file descriptions.
+// Linux 4.13 wipes no page in forked children and has no non-blocking writes to pipes; 3.14 also
+// lacks locks of open file descriptions.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define WORD(member) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, member))
-// Goes on after so many instructions where it is so, and with the next one where not.
+// Skips `skipped` instructions if the value is equal, and otherwise goes on with the next one.
 #define IF(value, skipped) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, skipped, 0)
 #define ANSWER(value) BPF_STMT(BPF_RET | BPF_K, value)
 
@@ -38,7 +38,8 @@ int main(int count, char **arguments) {
         ANSWER(SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-    if (count < 3 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+    if (count < 3 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
         perror("old_kernel");
         return 125;
     }

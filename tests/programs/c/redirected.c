@@ -1,5 +1,5 @@
-// A child that is forked while the library makes the driver's own symbols lead to its functions. It
-// does that in the child, too.
+// A child is forked while the library redirects the driver's own symbols to its functions. The
+// child redirects them, too.
 #define _GNU_SOURCE
 #include "gpu.h"
 #include <pthread.h>
@@ -9,7 +9,7 @@
 
 static volatile int armed, inside, go_on;
 
-// The library's call of this one ends here: it is about to write into the symbol table.
+// The library's call of mprotect ends here: the library is about to write to the symbol table.
 int mprotect(void *start, size_t bytes, int protection) {
     if (armed && protection & PROT_WRITE) {
         armed = 0;
@@ -42,7 +42,8 @@ int main(int count, char **arguments) {
         void *deep = dlopen(arguments[1], RTLD_NOW | RTLD_DEEPBIND);
         if (deep)
             *(void **)&find = dlsym(deep, "linked");
-        int (*alloc)(address *, size_t) = find ? (int (*)(address *, size_t))find("cuMemAlloc_v2") : NULL;
+        int (*alloc)(address *, size_t) =
+            find ? (int (*)(address *, size_t))find("cuMemAlloc_v2") : NULL;
         address pointer;
         int start = gpu_start();
         say("child %d %d", start, alloc ? alloc(&pointer, 3000 * MIB) : -1);

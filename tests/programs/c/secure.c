@@ -1,15 +1,15 @@
-// A program that says whether it is in secure mode and has our library, and takes 100 MiB of GPU
-// memory at a time until there is no more. With -DNAMED it looks the driver's functions up by name
-// and is not linked against the driver.
+// A program that prints whether it is in secure mode and has the library, and takes 100 MiB of GPU
+// memory at a time until it is refused. With -DNAMED it looks the driver's functions up by name and
+// is not linked against the driver.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
 
 #ifdef NAMED
-#define FUNCTION(name, types)                                                                                          \
-    static int (*find_##name(void)) types {                                                                            \
-        return (int(*) types)dlsym(dlopen("libcuda.so.1", RTLD_NOW), #name);                                           \
+#define FUNCTION(name, types)                                                                      \
+    static int(*find_##name(void)) types {                                                         \
+        return (int(*) types)dlsym(dlopen("libcuda.so.1", RTLD_NOW), #name);                       \
     }
 #define CALL(name) find_##name()
 #else
@@ -34,11 +34,13 @@ static int has_library(void) {
 int main(void) {
     void *context;
     unsigned long long pointer;
-    if (CALL(cuInit)(0) || CALL(cuDevicePrimaryCtxRetain)(&context, 0) || CALL(cuCtxSetCurrent)(context))
+    if (CALL(cuInit)(0) || CALL(cuDevicePrimaryCtxRetain)(&context, 0) ||
+        CALL(cuCtxSetCurrent)(context))
         return 1;
     int count = 0, status;
     while (!(status = CALL(cuMemAlloc_v2)(&pointer, 100 << 20)))
         count++;
-    printf("secure %lu library %d blocks %d status %d\n", getauxval(AT_SECURE), has_library(), count, status);
+    printf("secure %lu library %d blocks %d status %d\n", getauxval(AT_SECURE), has_library(),
+           count, status);
     return 0;
 }

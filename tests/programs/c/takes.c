@@ -1,5 +1,5 @@
-// What a program does that takes all it can get: says which C library it has, and how many pieces
-// of 100 MiB it got.
+// A program that takes all the memory it can get: prints its C library, and how many pieces of 100
+// MiB it got.
 #include "gpu.h"
 #include <gnu/libc-version.h>
 

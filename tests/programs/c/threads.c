@@ -1,5 +1,5 @@
-// Threads that end while others allocate, and give back what they had in destructors of their own
-// variables.
+// Threads that end while others allocate, and that free their memory in destructors of
+// thread-specific data.
 #include "gpu.h"
 #include <pthread.h>
 
@@ -7,7 +7,8 @@ static pthread_key_t key;
 static int failed;
 
 static void gone(void *had) {
-    // Memory of the C library's as well: what we keep for a thread may be gone by now.
+    // The destructor also uses the C library's memory: the library's data for the thread may be
+    // gone by now.
     free(malloc(100));
     address more = gpu_alloc(1);
     if (!more || gpu_free(more) || gpu_free((address)(size_t)had))
@@ -41,7 +42,7 @@ int main(void) {
     gpu_fill();
     say("failed %d", failed);
     hold();
-    // These go on while the process ends.
+    // These threads run while the process ends.
     for (size_t at = 0; at < 8; at++) {
         pthread_t thread;
         pthread_create(&thread, NULL, work, (void *)at);

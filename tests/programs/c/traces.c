@@ -1,5 +1,5 @@
-// What there is to see in a process that uses the GPU: threads, signals, descriptors, umask,
-// directory. Its name is one that parsers of /proc stumble over.
+// Prints what can be seen of a process that uses the GPU: threads, signals, descriptors, umask,
+// directory. The process has a name that confuses parsers of /proc.
 #include "gpu.h"
 #include <dirent.h>
 #include <signal.h>
@@ -23,12 +23,14 @@ int main(void) {
     char line[256], where[256];
     FILE *status = fopen("/proc/self/status", "r");
     while (fgets(line, sizeof line, status))
-        if (!strncmp(line, "Sig", 3) || !strncmp(line, "Shd", 3) || !strncmp(line, "Threads", 7) || !strncmp(line, "Umask", 5)) {
+        if (!strncmp(line, "Sig", 3) || !strncmp(line, "Shd", 3) || !strncmp(line, "Threads", 7) ||
+            !strncmp(line, "Umask", 5)) {
             line[strlen(line) - 1] = 0;
-            // The one signal that the library handles where there is a limit, if it comes of a file
-            // that was cut short.
+            // The library handles this one signal if there is a limit, and only for files that were
+            // truncated.
             if (!strncmp(line, "SigCgt", 6))
-                sprintf(line + 8, "%016llx", strtoull(line + 8, NULL, 16) & ~(1ULL << (SIGBUS - 1)));
+                sprintf(line + 8, "%016llx",
+                        strtoull(line + 8, NULL, 16) & ~(1ULL << (SIGBUS - 1)));
             if (strncmp(line, "SigQ", 4))
                 say("%s", line);
         }

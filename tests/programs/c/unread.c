@@ -1,5 +1,5 @@
 // Programs whose standard error is not read, or cannot take a line at once: unread KIND. The
-// program goes on after a refusal in each.
+// program goes on after each refusal.
 #include "gpu.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-// Where the other end is read, if it is.
+// The descriptor from which the other end is read, if it is read.
 static int reader = -1;
 
 static void check(int right, const char *what) {
@@ -22,10 +22,10 @@ static void check(int right, const char *what) {
     }
 }
 
-// Makes it the program's standard error.
+// Makes a descriptor the program's standard error.
 static void put(int descriptor) { check(dup2(descriptor, 2) == 2, "dup2"); }
 
-// Writes until no byte fits.
+// Writes until not one more byte fits.
 static void fill(int descriptor) {
     char bytes[4096] = {0};
     int flags = fcntl(descriptor, F_GETFL);
@@ -62,7 +62,7 @@ static void make_terminal(void) {
     close(slave);
 }
 
-// Goes on as a job in the background of a terminal that wants no output of such jobs.
+// Becomes a background job of a terminal that stops output of such jobs.
 static void go_to_background(void) {
     check(setsid() > 0, "setsid");
     make_terminal();
@@ -85,7 +85,7 @@ static void go_to_background(void) {
     setpgid(0, 0);
 }
 
-// A file that is as large as the process may make files.
+// Makes a file of the largest size that the process may write.
 static void make_large_file(void) {
     FILE *file = tmpfile();
     check(file && ftruncate(fileno(file), 1 << 20) == 0, "a file");
@@ -152,7 +152,8 @@ int main(int count, char **arguments) {
     sigpending(&pending);
     sigprocmask(SIG_BLOCK, NULL, &mask);
     int waits = !strcmp(kind, "pending");
-    check(sigismember(&pending, SIGPIPE) == waits && sigismember(&mask, SIGPIPE) == waits, "SIGPIPE");
+    check(sigismember(&pending, SIGPIPE) == waits && sigismember(&mask, SIGPIPE) == waits,
+          "SIGPIPE");
     check(!sigismember(&pending, SIGXFSZ) && !sigismember(&mask, SIGXFSZ), "SIGXFSZ");
     check(!sigismember(&mask, SIGTTOU), "SIGTTOU");
     if (heard && getenv("FILL")) {

@@ -1,4 +1,4 @@
-// A preload that has a dlsym of its own, as some profilers do, and passes on to the next one.
+// A preload that defines dlsym, as some profilers do, and passes calls on to the next one.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -20,9 +20,10 @@ void *dlsym(void *handle, const char *name) {
 }
 
 #ifdef DLOPEN
-// The same for dlopen, by the name alone.
+// The same for dlopen, which is found by its name.
 void *dlopen(const char *path, int flags) {
-    void *(*following)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    void *(*following)(const char *, int) =
+        (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
     return following(path, flags);
 }
 #endif

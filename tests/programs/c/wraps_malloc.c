@@ -1,5 +1,5 @@
-// A preload that wraps malloc the usual way: the next one by dlsym(RTLD_NEXT), which must not find
-// this one again.
+// A preload that wraps malloc in the usual way: it finds the next malloc by dlsym(RTLD_NEXT), which
+// must not return this one again.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -20,7 +20,7 @@ void *malloc(size_t bytes) {
 
 __attribute__((destructor)) static void report(void) {
     static const char line[] = "wraps_malloc: alive\n";
-    // Twice the same answer, from two places of the program's life.
+    // Two calls of dlsym at different times must have the same result.
     if (calls && (void *)next == dlsym(RTLD_NEXT, "malloc"))
         (void)!write(2, line, sizeof line - 1);
 }

@@ -1,6 +1,7 @@
-"""Uses the GPU with faulthandler on, from before or from after: faults.py before|after own|none.
+"""Uses the GPU with faulthandler enabled before or after that: faults.py before|after own|none.
 
-With "own" a file of its own is cut short in the end, and looked at."""
+With "own", the program finally truncates a file of its own and reads from the mapping.
+"""
 
 import ctypes
 import faulthandler
@@ -20,7 +21,11 @@ def alloc(mib):
 
 
 context = ctypes.c_void_p()
-started = driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or driver.cuCtxSetCurrent(context)
+started = (
+    driver.cuInit(0)
+    or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    or driver.cuCtxSetCurrent(context)
+)
 print("start", started, alloc(100), flush=True)
 if when == "after":
     faulthandler.enable()

@@ -1,7 +1,7 @@
-//! A world of a test's own: a simulated machine, a root with one group, programs in it, and two
-//! judges that know nothing of each other: the machine's true figures and our ledger.
+//! A world of a test's own: a simulated machine, a root with one group, programs, and two
+//! independent judges: the machine's true figures and the ledger.
 //!
-//! Everything goes away with the [`World`].
+//! Dropping the [`World`] removes everything.
 
 mod artefacts;
 mod machine;
@@ -30,14 +30,15 @@ pub use session::Session;
 
 /// 2^20 bytes.
 pub const MIB: u64 = 1 << 20;
-/// What a context takes, in bytes, as the simulated driver has it: 518 MiB.
+/// Bytes of a context on the simulated driver: 518 MiB.
 pub const CONTEXT: u64 = 518 * MIB;
-/// The granularity of device memory, in bytes: how far our figure may be from the driver's.
+/// The granularity of device memory in bytes, and the largest difference between gpulimit's figure
+/// and the driver's.
 pub const BLOCK: u64 = 2 * MIB;
-/// The group that the programs of a world are in.
+/// The group of the programs of a world.
 pub const GROUP: &str = "world";
 
-/// Whether we may make mount namespaces; said where we may not.
+/// Returns whether this process may make mount namespaces; prints a message if not.
 pub fn may_mount() -> bool {
     let tried = Command::new("unshare").args(["--mount", "true"]).output();
     let may = tried.is_ok_and(|output| output.status.success());
@@ -56,12 +57,12 @@ pub struct World {
 }
 
 impl World {
-    /// With one GPU and a group that may use `cap` bytes of it.
+    /// Makes a world with one GPU and a group that may use `cap` bytes of it.
     pub fn new(cap: u64) -> World {
         World::with(cap, &[])
     }
 
-    /// The same with these knobs of the simulated driver.
+    /// Makes such a world with these knobs of the simulated driver.
     pub fn with(cap: u64, knobs: &[(&str, &str)]) -> World {
         let mut world = World::without_group(knobs);
         let limits = LimitSet::all(Size::Bytes(cap));
@@ -69,7 +70,7 @@ impl World {
         world
     }
 
-    /// With a root that has no group.
+    /// Makes a world whose root has no group.
     pub fn without_group(knobs: &[(&str, &str)]) -> World {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -85,22 +86,22 @@ impl World {
         }
     }
 
-    /// The simulated machine.
+    /// Returns the simulated machine.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The root of the groups.
+    /// Returns the root of the groups.
     pub fn root(&self) -> &Root {
         &self.root
     }
 
-    /// A file name of this world's own.
+    /// Returns the path of a file in this world's folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The group: the one that was made, or the only one there is.
+    /// Returns the world's group, or the only group there is.
     pub fn group(&self) -> Group {
         match &self.created {
             Some(created) => created.group.clone(),
@@ -112,8 +113,8 @@ impl World {
         }
     }
 
-    /// Makes a group of its own below that of the world, `world/NAME`, with settings such as
-    /// `max=4G` and `on_limit=wait`.
+    /// Makes a group `world/NAME` below the world's, with settings such as `max=4G` and
+    /// `on_limit=wait`.
     pub fn below(&self, name: &str, settings: &[&str]) -> Group {
         let name = format!("{GROUP}/{name}");
         let mut limits = LimitSet::default();
@@ -128,14 +129,14 @@ impl World {
         written.expect("written");
     }
 
-    /// The events of a kind in the world's group.
+    /// Returns the events of a kind in the world's group.
     pub fn events(&self, kind: EventKind) -> Vec<Event> {
         let mut events = self.ledger().events(0);
         events.retain(|event| event.what.kind == kind);
         events
     }
 
-    /// `gpu-script` in a group below that of the world, with a context.
+    /// Starts `gpu-script` in a group below the world's, with a context.
     pub fn on_gpu_in(&self, below: &str) -> Session {
         let mut command = self.limited(program());
         command.env("GPULIMIT_GROUP", format!("{GROUP}/{below}"));
@@ -148,7 +149,7 @@ impl World {
         session
     }
 
-    /// A program on the machine, without our library.
+    /// Returns a program on the machine, without the library.
     pub fn bare(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         self.machine.enter(&mut command);
@@ -160,11 +161,11 @@ impl World {
         command
     }
 
-    /// A program with our library and no word about a limit.
+    /// Returns a program with the library and without a limit in its environment.
     pub fn preloaded(&self, program: &Path) -> Command {
         let mut command = self.bare(program);
         command.env("LD_PRELOAD", shim());
-        // scripts/prove-hooks asks which functions a test calls.
+        // scripts/prove-hooks records which functions a test calls.
         if let (Some(folder), Some(test)) = (
             std::env::var_os("GPULIMIT_RECORD"),
             std::thread::current().name(),
@@ -174,38 +175,38 @@ impl World {
         command
     }
 
-    /// A program in the group.
+    /// Returns a program in the group.
     pub fn limited(&self, program: &Path) -> Command {
         let mut command = self.preloaded(program);
         command.env("GPULIMIT_GROUP", GROUP);
         command
     }
 
-    /// `gpu-script` in the group, to be told what to do.
+    /// Starts `gpu-script` in the group, which waits for commands.
     pub fn start(&self) -> Session {
         self.start_with(&[])
     }
 
-    /// The same with these arguments.
+    /// Starts `gpu-script` in the group with these arguments.
     pub fn start_with(&self, arguments: &[&str]) -> Session {
         let mut command = self.limited(program());
         command.args(arguments);
         Session::start(command)
     }
 
-    /// `gpu-script` in the group with a context.
+    /// Starts `gpu-script` in the group with a context.
     pub fn on_gpu(&self) -> Session {
         let mut session = self.start();
         assert_eq!(session.say("start"), "0 0");
         session
     }
 
-    /// Our ledger.
+    /// Opens the ledger of the world's group.
     pub fn ledger(&self) -> Arc<Ledger> {
         Arc::new(Ledger::open(&self.group().ledger_path()).expect("the ledger"))
     }
 
-    /// What the ledger says of a GPU; nothing where it was never seen.
+    /// Returns the ledger's figures of a GPU, which are 0 for a GPU that it does not know.
     pub fn usage(&self, gpu: usize) -> Usage {
         let id: DeviceId = self.machine.gpu(gpu).uuid.parse().expect("a UUID");
         let ledger = self.ledger();
@@ -215,7 +216,7 @@ impl World {
             .unwrap_or_default()
     }
 
-    /// What the ledger says is in the driver's hands, of what the driver itself would show.
+    /// Returns the charged bytes that the driver itself would also show as used.
     pub fn counted(&self, gpu: usize) -> u64 {
         let usage = self.usage(gpu);
         (usage.charged - usage.idle) - usage.by[Category::Managed as usize]
@@ -227,8 +228,8 @@ impl World {
         self.group().write_limits(change).expect("written");
     }
 
-    /// With the programs at rest: the ledger agrees with the machine to a block, and the limit was
-    /// never passed.
+    /// Asserts, while the programs rest, that the ledger agrees with the machine to a block, and
+    /// that the limit was never passed.
     #[track_caller]
     pub fn judge(&self, cap: u64) {
         for gpu in 0..self.machine.gpus().len() {
@@ -236,7 +237,7 @@ impl World {
         }
     }
 
-    /// The same for one GPU.
+    /// Asserts the same for one GPU.
     #[track_caller]
     pub fn judge_gpu(&self, gpu: usize, cap: u64) {
         let (truth, counted) = (self.machine.gpu(gpu), self.counted(gpu));
@@ -258,8 +259,8 @@ impl World {
         assert_eq!(usage.undecided, 0);
     }
 
-    /// After the last program: nothing is left, neither on the machine nor in the ledger, and the
-    /// limit was never passed.
+    /// Asserts, after the last program, that neither the machine nor the ledger holds anything, and
+    /// that the limit was never passed.
     #[track_caller]
     pub fn judge_end(&self, cap: u64) {
         self.settle();
@@ -274,7 +275,7 @@ impl World {
         }
     }
 
-    /// Waits until what the dead held is back, on the machine and in the ledger.
+    /// Waits until the memory of dead processes is free on the machine and uncharged in the ledger.
     #[track_caller]
     pub fn bury(&self) {
         let dead = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.dying);
@@ -319,7 +320,7 @@ fn change(limits: &mut LimitSet, settings: &[&str]) {
     }
 }
 
-/// Knows from the machine which of the dead still hold memory.
+/// Tells from the machine which dead processes still hold memory.
 struct Coroner<'a>(&'a Machine);
 
 impl Witness for Coroner<'_> {
@@ -331,7 +332,7 @@ impl Witness for Coroner<'_> {
     }
 }
 
-/// Waits until it is so; false after two minutes, as machines are slow.
+/// Waits until the condition holds; returns false after two minutes, as machines may be slow.
 pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
@@ -349,7 +350,7 @@ pub fn finish(mut command: Command) -> Output {
     command.stdin(Stdio::null()).output().expect("it runs")
 }
 
-/// What a program wrote.
+/// Returns a program's output as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -1,13 +1,13 @@
-//! Directories of tests.
+//! Temporary directories for tests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An empty directory that goes away with the test.
+/// An empty directory, which is removed when this is dropped.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    /// Makes a directory that no other test has.
+    /// Makes a directory that no other test uses.
     #[expect(clippy::new_without_default, reason = "makes a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -18,7 +18,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// The path of this name in it.
+    /// Returns the path of this name in the directory.
     pub fn at(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

@@ -1,54 +1,59 @@
-//! Files that somebody cuts short while they are mapped.
+//! Survival of mapped files that another process truncates.
 //!
-//! A page that is gone is answered by SIGBUS, and nothing on a tmpfs path prevents that: seals need
-//! a memfd, and a lease or a lock binds nobody. So that one member of a group cannot end the
-//! programs of all others, a handler gives the *whole* mapping zeros of the process's own and marks
-//! it as lost. What is read there then means nothing; who reads asks `Watch::is_lost`, after a look
-//! at [`any`].
+//! A read of a page beyond the new end of the file raises SIGBUS. On a tmpfs path this cannot be
+//! prevented: seals need a memfd, and leases and locks are advisory. Without a handler, one member
+//! of a group could end all other members' programs. The handler therefore replaces the *whole*
+//! mapping with private zeros and marks it as lost. The zeros mean nothing; code that reads them
+//! checks [`any`] and then `Watch::is_lost`.
 //!
-//! The handler is there as soon as a file is mapped, so never in a program without a limit. It
-//! answers for addresses of these mappings only; all else goes to the handler that was there
-//! before. A program that installs its own afterwards keeps that one, and a thread that has the
-//! signal blocked ends the program: the kernel asks no handler then.
+//! The handler is installed when the first file is mapped, so never in a program without a limit.
+//! It handles faults in these mappings only, and passes all other signals on to the handler that
+//! was there before. There are two cases without protection: a program that later installs its own
+//! handler for SIGBUS, and a thread that has SIGBUS blocked, where the kernel ends the program
+//! without calling a handler.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
-/// Mappings that are watched at once. Those beyond end the process, as without a handler.
+/// Number of mappings that can be watched at once. Mappings past this number are unprotected:
+/// SIGBUS ends the process.
 const WATCHED: usize = 500;
-/// In place of an address, while an entry is filled.
+/// Value of `Entry::start` while the entry is being filled.
 const TAKEN: usize = 1;
 
-/// The mappings of one process. All zeros: nobody's, as a forked child finds it.
+/// The watched mappings of one process. A forked child finds it all zeros, which means that it
+/// belongs to no process.
 struct Registry {
-    /// Whose mappings these are, for kernels that do not wipe.
+    /// The process that owns the mappings, for kernels that do not wipe pages on fork.
     pid: AtomicI32,
     entries: [Entry; WATCHED],
 }
 
 struct Entry {
-    /// 0: free.
+    /// Address of the mapping; 0: the entry is free; `TAKEN`: the entry is being filled.
     start: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
-/// Pages that the kernel wipes in a forked child, which has none of the mappings; never unmapped.
+/// Points to pages that are never unmapped. The kernel wipes them in a forked child, which does not
+/// inherit the watched mappings.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
-/// Whether anything was ever lost here.
+/// Whether any mapping of this process was ever lost.
 static ANY: AtomicBool = AtomicBool::new(false);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// What was there before; never freed.
+/// The action for SIGBUS that was installed before; never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 
-/// Whether some mapping of this process may be lost. One load.
+/// Returns whether some mapping of this process may be lost. Costs one load.
 #[inline]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// A mapping that is watched until drop.
+/// Watches a mapping until drop. `None` if there was no room in the registry: the mapping is
+/// unprotected.
 pub(super) struct Watch(Option<&'static Entry>);
 
 impl Watch {
@@ -79,7 +84,7 @@ impl Drop for Watch {
 }
 
 impl Entry {
-    /// False when it is somebody else's.
+    /// Takes this entry for a mapping. Returns false if it is already taken.
     fn take(&self, start: usize, len: usize) -> bool {
         let taken = self
             .start
@@ -93,28 +98,29 @@ impl Entry {
         taken
     }
 
-    /// The mapping, if the address lies in it.
+    /// Returns the start and the length of the entry's mapping if the address lies in it.
     fn around(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let len = self.len.load(Ordering::Acquire);
-        // Another mapping's length may have come meanwhile, then that has another start.
+        // If another mapping has taken the entry between the two loads of `start`, the length may
+        // be that mapping's, and its start differs.
         let is_one = start > TAKEN && self.start.load(Ordering::Relaxed) == start;
         (is_one && (start..start.saturating_add(len)).contains(&address)).then_some((start, len))
     }
 }
 
-/// The registry of this process; none without memory.
+/// Returns the registry of this process, and creates it if needed; `None` if memory is short.
 fn own_registry() -> Option<&'static Registry> {
     let known = REGISTRY.load(Ordering::Acquire);
     if let Some(own) = of_this_process(known) {
         return Some(own);
     }
     let pages = super::Pages::private(size_of::<Registry>()).ok()?;
-    // Kernels before 4.14 cannot; there the pid tells.
+    // Kernels before 4.14 cannot wipe pages on fork; there the pid in the registry decides.
     let _ = pages.advise(libc::MADV_WIPEONFORK);
     let fresh = pages.start().as_ptr().cast::<Registry>();
-    // SAFETY: fresh pages, zeroed by the kernel, which is a valid `Registry`; large enough and
-    // aligned to more than it needs.
+    // SAFETY: the pages are new and zeroed by the kernel, all zeros is a valid `Registry`, and the
+    // pages are large enough and sufficiently aligned for one.
     let pid = unsafe { &(*fresh).pid };
     pid.store(std::process::id().cast_signed(), Ordering::Release);
     match REGISTRY.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -126,20 +132,21 @@ fn own_registry() -> Option<&'static Registry> {
     }
 }
 
-/// Async-signal-safe.
+/// Returns the registry if it belongs to this process. Async-signal-safe.
 fn of_this_process(registry: *const Registry) -> Option<&'static Registry> {
-    // SAFETY: null, or pages that are never unmapped and, wiped or not, hold a valid `Registry`.
+    // SAFETY: the pointer is null or points to pages that are never unmapped and always hold a
+    // valid `Registry`, wiped or not.
     let registry = unsafe { registry.as_ref() }?;
-    // SAFETY: always succeeds and touches nothing.
+    // SAFETY: getpid always succeeds and accesses no memory.
     let pid = unsafe { libc::getpid() };
     (registry.pid.load(Ordering::Acquire) == pid).then_some(registry)
 }
 
-/// Puts our handler before the one that is there, with the same mask and stack.
+/// Installs gpulimit's handler in front of the present one, with the same mask and stack.
 fn install() {
-    // SAFETY: integers and a set of bits, for which zero is valid.
+    // SAFETY: `sigaction` consists of integers and a bit set, for which all zeros is valid.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: asks for the present action, into a structure of ours.
+    // SAFETY: the call only reads the present action, into a local structure.
     if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut before) } != 0 {
         return;
     }
@@ -150,27 +157,29 @@ fn install() {
             libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK,
             _ => before.sa_flags & !libc::SA_RESETHAND,
         };
-    // Before the handler can need it.
+    // Stored before the handler is installed, because the handler reads it.
     BEFORE.store(Box::into_raw(Box::new(before)), Ordering::Release);
-    // SAFETY: a handler of the kind that the flags say, and async-signal-safe.
+    // SAFETY: `on_bus` has the signature that SA_SIGINFO requires, and is async-signal-safe.
     unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, null_mut()) };
 }
 
 extern "C" fn on_bus(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the thread's own.
+    // SAFETY: the address of the calling thread's errno is always valid.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above; and the kernel's description of the signal, whose address is valid where
-    // the code says so.
+    // SAFETY: errno belongs to this thread, and the kernel passes a valid description of the
+    // signal. Its address field is used only if the code says that it is valid.
     let (error, code, address) = unsafe { (*errno, (*about).si_code, (*about).si_addr().addr()) };
     let is_ours = code == libc::BUS_ADRERR && replace(address);
-    // SAFETY: as above. The program that was interrupted may be about to read it.
+    // SAFETY: errno belongs to this thread. It is restored because the interrupted program may be
+    // about to read it.
     unsafe { *errno = error };
     if !is_ours {
         pass_on(signal, about, context);
     }
 }
 
-/// Gives the mapping around the address zeros, if it is a watched one.
+/// Replaces the mapping around the address with zeros; returns false if the address is in no
+/// watched mapping.
 fn replace(address: usize) -> bool {
     let Some(registry) = of_this_process(REGISTRY.load(Ordering::Acquire)) else {
         return false;
@@ -179,10 +188,10 @@ fn replace(address: usize) -> bool {
     let Some((entry, (start, len))) = registry.entries.iter().find_map(around) else {
         return false;
     };
-    // First: who reads the zeros finds it said.
+    // Marked as lost first, so that code that reads the zeros finds the mark.
     entry.lost.store(true, Ordering::SeqCst);
     ANY.store(true, Ordering::SeqCst);
-    // As wide as the kernel's registers.
+    // System call arguments have the width of the kernel's registers.
     let protection = libc::c_long::from(libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let (flags, no_file, advice) = (
@@ -190,10 +199,12 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // System calls, as others wrap these functions with what is not for handlers. SAFETY: the range
-    // is a whole mapping of ours, alive as somebody has just looked into it. It is made of atomics,
-    // for which zeros are valid, and what reads them is told. Children are to have it as little as
-    // before.
+    // Raw system calls, because interposed wrappers of these functions may do things that are
+    // forbidden in a signal handler.
+    //
+    // SAFETY: the range is a whole watched mapping, which is alive because a thread has just
+    // accessed it. The content consists of atomics, for which zeros are valid, and its readers find
+    // it marked as lost. The new mapping is kept from forked children like the old one.
     unsafe {
         let mapped = libc::syscall(
             libc::SYS_mmap,
@@ -209,22 +220,23 @@ fn replace(address: usize) -> bool {
     }
 }
 
-/// As if we were not there.
+/// Handles the signal as if gpulimit had installed no handler.
 fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: never freed; null only in the instant before it is known.
+    // SAFETY: the action is never freed; the pointer is null only if it was not stored yet.
     let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
     let action = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
     let flags = before.map_or(0, |before| before.sa_flags);
-    // SAFETY: written by the kernel.
+    // SAFETY: the kernel has written the description of the signal.
     let code = unsafe { (*about).si_code };
-    // Which the kernel does not let anybody ignore: the instruction would be repeated for ever.
+    // The kernel ignores SIG_IGN for faults, because the faulting instruction would repeat forever.
     let is_fault = (libc::BUS_ADRALN..=libc::BUS_MCEERR_AR).contains(&code);
     match action {
         libc::SIG_IGN if !is_fault => {}
         libc::SIG_DFL | libc::SIG_IGN => {
             set_default();
             if !is_fault {
-                // SAFETY: to this thread, as soon as the handler has returned.
+                // SAFETY: raise sends the signal to this thread, which receives it when the handler
+                // returns.
                 unsafe { libc::raise(signal) };
             }
         }
@@ -232,8 +244,8 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
             if flags & libc::SA_RESETHAND != 0 {
                 set_default();
             }
-            // SAFETY: a handler that the program has installed for this signal, of the kind that
-            // its flags say; called with what the kernel gave.
+            // SAFETY: the program installed this handler for SIGBUS, and its flags say which of the
+            // two signatures it has. It gets the kernel's own arguments.
             unsafe {
                 if flags & libc::SA_SIGINFO != 0 {
                     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
@@ -249,7 +261,7 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
 }
 
 fn set_default() {
-    // SAFETY: integers and a set of bits, for which zero is valid: the default action.
+    // SAFETY: all zeros is a valid `sigaction`, and means the default action.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, &raw const default, null_mut());
@@ -266,12 +278,13 @@ mod tests {
 
     fn word(pages: &Pages, at: usize) -> &AtomicU64 {
         assert!(at < LEN / 8);
-        // SAFETY: within the mapping, aligned, and zeros or the file's bytes.
+        // SAFETY: the word lies in the mapping, is aligned, and consists of zeros or of the file's
+        // bytes.
         unsafe { pages.start().cast::<AtomicU64>().add(at).as_ref() }
     }
 
     #[test]
-    fn what_is_cut_off_reads_as_zeros_everywhere_and_is_said_to_be_lost() {
+    fn a_truncated_mapping_reads_as_zeros_and_is_lost() {
         let scratch = gpulimit_scratch::Scratch::new();
         let path = scratch.at("file");
         let options = OpenOptions::new()
@@ -286,8 +299,8 @@ mod tests {
             let pages = Pages::of_file(&file, LEN, true).expect("mapped");
             let other = Pages::of_file(&file, LEN, false).expect("mapped");
             assert_ne!(word(&pages, 0).load(Ordering::Relaxed), 0);
-            file.set_len(keep as u64).expect("cut");
-            assert!(!pages.is_lost(), "nobody has looked");
+            file.set_len(keep as u64).expect("truncated");
+            assert!(!pages.is_lost(), "not accessed yet");
             assert_eq!(word(&pages, touched).load(Ordering::Relaxed), 0);
             assert!(pages.is_lost() && super::any());
             assert_eq!(word(&pages, 0).load(Ordering::Relaxed), 0);
@@ -295,7 +308,7 @@ mod tests {
             assert_eq!(word(&pages, 1).load(Ordering::Relaxed), 5);
             assert!(!other.is_lost());
             drop(pages);
-            // An entry that was lost before.
+            // The new mapping reuses the registry entry of the lost one.
             let again = Pages::of_file(&file, LEN, true).expect("mapped");
             assert!(!again.is_lost());
         }

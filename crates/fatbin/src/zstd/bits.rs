@@ -1,6 +1,6 @@
-//! Numbers of a few bits, from the front of a stream and from its end.
+//! Readers of bit streams, from the front and from the end.
 
-/// From the front, the lowest bits first.
+/// Reads from the front, lowest bits first.
 pub struct Forward<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -11,7 +11,8 @@ impl<'a> Forward<'a> {
         Forward { bytes, at: 0 }
     }
 
-    /// So many bits, at most 16, without going on; zeros beyond the end.
+    /// Returns the next `count` bits, at most 16, without consuming them. Bits beyond the end are
+    /// zeros.
     pub fn peek(&self, count: usize) -> usize {
         let byte = |number| {
             let byte = self.bytes.get(self.at / 8 + number);
@@ -25,22 +26,24 @@ impl<'a> Forward<'a> {
         self.at += count;
     }
 
-    /// What lies behind the byte that has been begun; `None` where that is beyond the end.
+    /// Returns the bytes after the last one that was begun; `None` if the reader has passed the
+    /// end.
     pub fn behind(self) -> Option<&'a [u8]> {
         self.bytes.get(self.at.div_ceil(8)..)
     }
 }
 
-/// From the end, the highest bits first; a one marks where it begins.
+/// Reads from the end, highest bits first. The highest set bit of the last byte marks the
+/// beginning.
 ///
-/// Beyond the front there are zeros, to any length: whoever reads looks at the end whether it was
-/// too far.
+/// Bits before the front are zeros. The caller checks [`Self::left`] at the end, to find out
+/// whether it has read too far.
 pub struct Backward<'a> {
     bytes: &'a [u8],
-    /// Of the eight bytes in hand; below zero before the front.
+    /// Offset of the eight bytes in `window`; negative before the front.
     at: isize,
     window: u64,
-    /// Bits of them that have been read.
+    /// Number of bits of `window` that are consumed.
     used: u32,
 }
 
@@ -76,7 +79,7 @@ impl<'a> Backward<'a> {
         u64::from_le_bytes(eight)
     }
 
-    /// Makes 56 bits ready.
+    /// Makes at least 56 bits available.
     #[inline]
     pub fn refill(&mut self) {
         self.at -= (self.used / 8) as isize;
@@ -84,10 +87,11 @@ impl<'a> Backward<'a> {
         self.window = self.load();
     }
 
-    /// So many bits, less than 64 and no more than are ready, without going on.
+    /// Returns the next `count` bits without consuming them. `count` is below 64, and at most the
+    /// number of available bits.
     #[inline]
     pub fn peek(&self, count: u32) -> u64 {
-        // In two steps: no bits are zero.
+        // Two shifts, because a shift by 64, for a count of 0, is not allowed.
         self.window.wrapping_shl(self.used) >> 1 >> (63 - count)
     }
 
@@ -103,7 +107,7 @@ impl<'a> Backward<'a> {
         bits
     }
 
-    /// How many bits are left; less than none where more were read.
+    /// Returns the number of bits left; negative if more were read than there were.
     pub fn left(&self) -> isize {
         (self.at + 8) * 8 - self.used as isize
     }

@@ -1,19 +1,19 @@
-//! Tables of finite state entropy codes.
+//! Decoding tables of finite state entropy (FSE) codes.
 
 use super::bits::Forward;
 
-/// A state: what it stands for, and where it leads to.
+/// A state of the decoder.
 #[derive(Clone, Copy, Default)]
 pub struct State {
     pub symbol: u8,
-    /// How many bits the next state takes.
+    /// Number of bits to read for the next state.
     pub bits: u8,
-    /// What they are added to.
+    /// The next state is this number plus the bits read.
     pub next: u16,
 }
 
-/// How often each symbol is to be expected; -1: less than once. From a description at the front of
-/// `rest`.
+/// Reads the description of a distribution from the front of `rest`. Returns the logarithm of the
+/// table's size, and the frequency of each symbol; -1 means less than one.
 pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32, Vec<i16>)> {
     let mut bits = Forward::new(rest);
     let log = bits.peek(4) as u32 + 5;
@@ -29,7 +29,7 @@ pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32
         }
         let width = (left + 1).ilog2() as usize + 1;
         let (value, low) = (bits.peek(width), (1 << (width - 1)) - 1);
-        // Small values have a bit less.
+        // Small values take one bit less.
         let spare = (1 << width) - 2 - left;
         let value = if value & low < spare {
             bits.skip(width - 1);
@@ -56,7 +56,7 @@ pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32
     (counts.len() <= most).then_some((log, counts))
 }
 
-/// The states of a distribution, `1 << log` of them.
+/// Returns the decoding table of a distribution: `1 << log` states.
 pub fn table(log: u32, counts: &[i16]) -> Option<Vec<State>> {
     let size = 1usize << log;
     let mut table = vec![State::default(); size];

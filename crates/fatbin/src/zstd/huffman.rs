@@ -1,13 +1,14 @@
-//! Huffman codes of literals.
+//! Huffman decoding of literals.
 
 use super::bits::Backward;
 use super::{fse, number, take};
 
 const MOST_BITS: u32 = 11;
-/// Codes that are read between two looks at the stream.
+/// Number of codes that can be read between two refills.
 const AT_ONCE: usize = 5;
 
-/// By the next bits: the symbol, and how many of them are its code.
+/// A decoding table. For each value of the next `bits` bits: the symbol, and the length of its
+/// code.
 #[derive(Default)]
 pub struct Table {
     bits: u32,
@@ -15,12 +16,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// From a description at the front of `rest`.
+    /// Reads the description of a table from the front of `rest`.
     pub fn read(rest: &mut &[u8]) -> Option<Table> {
         let weights = weights(rest)?;
         let sum: u32 = weights.iter().map(|weight| 1 << weight >> 1).sum();
         let bits = sum.checked_ilog2()? + 1;
-        // The last weight fills the table up.
+        // The last symbol's weight is not stored: it fills the table.
         let left = (1 << bits) - sum;
         if bits > MOST_BITS || !u32::is_power_of_two(left) {
             return None;
@@ -38,7 +39,7 @@ impl Table {
         (codes.len() == 1 << bits).then_some(Table { bits, codes })
     }
 
-    /// One stream, as many symbols as `out` has places.
+    /// Decodes one stream into all of `out`.
     pub fn decode(&self, stream: &[u8], out: &mut [u8]) -> Option<()> {
         let mut bits = Backward::new(stream)?;
         for out in out.chunks_mut(AT_ONCE) {
@@ -47,7 +48,8 @@ impl Table {
         (bits.left() == 0).then_some(())
     }
 
-    /// Four streams, whose sizes stand before them.
+    /// Decodes four streams into the four quarters of `out`. The sizes of three streams precede
+    /// them.
     pub fn decode_four(&self, mut streams: &[u8], out: &mut [u8]) -> Option<()> {
         let mut sizes = [0; 3];
         for size in &mut sizes {
@@ -64,7 +66,7 @@ impl Table {
         let (a, rest) = out.split_at_mut_checked(quarter)?;
         let (b, rest) = rest.split_at_mut_checked(quarter)?;
         let (c, d) = rest.split_at_mut_checked(quarter)?;
-        // Side by side, since none has to wait for another.
+        // The streams are decoded side by side, because they do not depend on each other.
         let together = d.len() / AT_ONCE * AT_ONCE;
         let ([a, a_rest], [b, b_rest], [c, c_rest], [d, d_rest]) = (
             <[&mut [u8]; 2]>::from(a.split_at_mut_checked(together)?),

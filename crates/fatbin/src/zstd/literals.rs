@@ -1,10 +1,10 @@
-//! The bytes of a block that are not repeated from before.
+//! The literals of a block: bytes that are not copied from earlier output.
 
 use super::super::output::STEP;
 use super::huffman::Table;
 use super::{MOST_OF_A_BLOCK, number, take};
 
-/// Of the last block, and the code that the next may use again.
+/// The literals of the current block, and the Huffman table, which a later block may use again.
 #[derive(Default)]
 pub struct Literals {
     bytes: Vec<u8>,
@@ -13,11 +13,11 @@ pub struct Literals {
 }
 
 impl Literals {
-    /// From the front of a block.
+    /// Reads the literals from the front of a block.
     pub fn read(&mut self, block: &mut &[u8]) -> Option<()> {
         let first = usize::from(*block.first()?);
         let (kind, format) = (first & 3, first >> 2 & 3);
-        // Sizes behind the four bits of these.
+        // Size of the header in bytes, and width of each size in it in bits.
         let (bytes, bits) = match (kind, format) {
             (0 | 1, 0 | 2) => (1, 5),
             (0 | 1, 1) => (2, 12),
@@ -56,7 +56,7 @@ impl Literals {
         Some(())
     }
 
-    /// They go on for a step behind the end.
+    /// Returns the literals, followed by `STEP` bytes of padding.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,9 +1,10 @@
-//! What a block does with its literals: some of them, then something from before, again and again.
+//! The sequences of a block: each copies some literals, and then repeats earlier output.
 
 use super::bits::Backward;
 use super::{Output, fse, number};
 
-/// A number that a state stands for: the smallest, and how many bits are added to it.
+/// A state of a decoder: the smallest value that it stands for, the number of bits to add to the
+/// value, and the transition to the next state.
 #[derive(Clone, Copy, Default)]
 struct State {
     base: u32,
@@ -18,13 +19,13 @@ struct Table {
     states: Vec<State>,
 }
 
-/// One of the three numbers of a sequence.
+/// One of the three kinds of numbers in a sequence.
 struct Kind {
     most_log: u32,
-    /// Base and bits by symbol.
+    /// Smallest value and number of additional bits per symbol.
     codes: &'static [(u32, u8)],
     log: u32,
-    /// The distribution where none is given.
+    /// The default distribution.
     counts: &'static [i16],
 }
 
@@ -90,8 +91,8 @@ const OFFSETS: Kind = Kind {
 };
 
 impl Table {
-    /// In the mode that the block says; from a description at the front of `rest`, where there is
-    /// one.
+    /// Selects the table in the mode that the block specifies. Reads a description from the front
+    /// of `rest` if the mode has one.
     fn read(&mut self, mode: usize, kind: &Kind, rest: &mut &[u8]) -> Option<()> {
         match mode {
             0 => self.set(kind, kind.log, &fse::table(kind.log, kind.counts)?),
@@ -106,7 +107,7 @@ impl Table {
                 let (log, counts) = fse::distribution(rest, kind.most_log, kind.codes.len())?;
                 self.set(kind, log, &fse::table(log, &counts)?)
             }
-            // As in the block before.
+            // The table of the previous block.
             _ => (!self.states.is_empty()).then_some(()),
         }
     }
@@ -139,7 +140,7 @@ impl State {
     }
 }
 
-/// The codes of the last block, which the next may use again, and the last offsets.
+/// The tables of the last block, which a later block may use again, and the recent distances.
 pub struct Sequences {
     literals: Table,
     offsets: Table,
@@ -159,7 +160,7 @@ impl Default for Sequences {
 }
 
 impl Sequences {
-    /// Those of `block`, with its `count` literals.
+    /// Executes the sequences of `block`. `literals` holds `count` literals and some padding.
     pub fn execute(
         &mut self,
         mut block: &[u8],
@@ -192,7 +193,7 @@ impl Sequences {
             );
             bits.refill();
             let distance = from.value(&mut bits);
-            // What is ready is 56 bits, of which the next states take at most 26.
+            // 56 bits are available, of which the transitions to the next states take at most 26.
             if from.more + to.more + by.more > 30 {
                 bits.refill();
             }
@@ -218,7 +219,7 @@ impl Sequences {
         out.append(literals.get(..count)?)
     }
 
-    /// The first three values stand for recent distances.
+    /// Returns the distance that a value stands for; the values 1 to 3 stand for recent distances.
     #[inline]
     fn distance(&mut self, value: u64, copied: usize) -> Option<usize> {
         let [first, second, third] = self.recent;

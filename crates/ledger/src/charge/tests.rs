@@ -1,13 +1,14 @@
-//! One process at one or two levels whose other slots the test writes.
+//! Tests of the charge algorithm: one process at one or two levels, while the test writes the other
+//! processes' words.
 
 use super::*;
 use crate::atomic::AtomicU64;
 use std::cell::{Cell, RefCell};
 
-/// What happens before the words of a level are gone through for the n-th time.
+/// Runs before the n-th pass over the words of a level.
 type Script<'a> = Box<dyn FnMut(u32, &[AtomicU64]) + 'a>;
 
-/// A level; slot 0 is the own one.
+/// A level whose words the test writes; slot 0 is the process's own.
 struct Plain<'a> {
     words: Vec<AtomicU64>,
     high_water: AtomicU64,
@@ -15,7 +16,7 @@ struct Plain<'a> {
     trusted: bool,
     looks: Cell<u32>,
     script: RefCell<Script<'a>>,
-    /// Begun and ended changes of the own word, and what they came to in units.
+    /// Number of changes of the own word that were begun and ended, and their sum in units.
     begun: Cell<u32>,
     ended: Cell<u32>,
     kept: Cell<i64>,
@@ -105,7 +106,7 @@ impl Rung for Plain<'_> {
     }
 }
 
-/// Answers by script, and counts how often it was asked. Without a script: no.
+/// Surroundings that answer by script and count the calls. Without a script they always answer no.
 #[derive(Default)]
 struct Around<'a> {
     reclaim: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
@@ -122,7 +123,7 @@ struct Around<'a> {
 
 fn answer<T: Default>(count: &mut u32, script: &mut Option<Box<dyn FnMut(u32) -> T + '_>>) -> T {
     *count += 1;
-    assert!(*count < 1_000, "for ever");
+    assert!(*count < 1_000, "asked without end");
     script
         .as_mut()
         .map_or_else(T::default, |script| script(*count))
@@ -177,11 +178,15 @@ fn a_word_has_two_halves() {
 }
 
 #[test]
-fn what_fits_exactly_is_granted_and_what_does_not_leaves_no_trace() {
+fn an_exact_fit_is_granted_and_a_failed_attempt_leaves_no_trace() {
     let level = [Plain::new(10, &[2, 3])];
     assert_eq!(attempt(&level, 0, 5, &()), Ok(()));
     assert_eq!(level[0].own_word(), 7);
-    assert_eq!(level[0].noted.get(), Some((10, 7)), "the sum and our part");
+    assert_eq!(
+        level[0].noted.get(),
+        Some((10, 7)),
+        "the sum and the process's own part"
+    );
     assert_eq!(attempt(&level, 0, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 7);
     assert_eq!(level[0].kept.get(), 5);
@@ -189,13 +194,13 @@ fn what_fits_exactly_is_granted_and_what_does_not_leaves_no_trace() {
 }
 
 #[test]
-fn what_others_have_asked_for_stands_in_the_way() {
+fn undecided_requests_of_others_stand_in_the_way() {
     let level = [Plain::new(10, &[0, word(4, 4)])];
     assert_eq!(attempt(&level, 0, 7, &()), Err(0));
     assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
 }
 
-/// Notes the own words in the moment in which it is told.
+/// An idle counter that records the process's own words at every change.
 struct Watch<'a>(&'a [Plain<'static>], RefCell<Vec<(&'static str, Vec<u64>)>>);
 
 impl<'a> Watch<'a> {
@@ -224,7 +229,7 @@ impl Idle for Watch<'_> {
 }
 
 #[test]
-fn what_is_idle_changes_while_every_level_is_undecided() {
+fn the_idle_counter_changes_while_all_levels_are_undecided() {
     let levels = [Plain::new(10, &[2]), Plain::new(9, &[1, 3])];
     let idle = Watch::over(&levels);
     assert_eq!(attempt(&levels, 0, 6, &idle), Err(1));
@@ -249,7 +254,7 @@ fn what_is_idle_changes_while_every_level_is_undecided() {
 }
 
 #[test]
-fn requests_under_way_are_nobodys_peak() {
+fn undecided_requests_are_not_part_of_a_peak() {
     let level = [Plain::new(20, &[word(5, 2), word(6, 4)])];
     assert_eq!(attempt(&level, 0, 3, &()), Ok(()));
     assert_eq!(level[0].noted.get(), Some((3 + 3 + 2, 3 + 3)));
@@ -267,7 +272,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
         naps.get() < 100
     };
     assert_eq!(settled(&own, || 4, decides), (9, 4));
-    assert_eq!(naps.get(), 6, "the last look has to be seen twice");
+    assert_eq!(naps.get(), 6, "two equal looks are needed");
     own.store(word(7, 3), Ordering::Relaxed);
     let mut left = 3;
     let stopped = || {
@@ -277,7 +282,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
     assert_eq!(
         settled(&own, || 4, stopped),
         (word(7, 3), 4),
-        "not for ever"
+        "gives up after a bound"
     );
     let figure = Cell::new(0);
     let moves = || {
@@ -285,11 +290,15 @@ fn a_word_and_its_figure_are_read_between_requests() {
         figure.get()
     };
     own.store(9, Ordering::Relaxed);
-    assert_eq!(settled(&own, moves, || true), (9, 4), "it stood still");
+    assert_eq!(
+        settled(&own, moves, || true),
+        (9, 4),
+        "read when the figure no longer moves"
+    );
 }
 
 #[test]
-fn slots_above_the_high_water_do_not_count() {
+fn slots_above_high_water_do_not_count() {
     let level = [Plain::new(10, &[0, 0, 9])];
     level[0].high_water.store(2, Ordering::Relaxed);
     assert_eq!(attempt(&level, 0, 10, &()), Ok(()));
@@ -308,7 +317,7 @@ fn a_level_that_refuses_undoes_those_below() {
 }
 
 #[test]
-fn a_process_that_was_tampered_with_gets_nothing() {
+fn a_process_with_a_changed_word_is_granted_no_request() {
     let mut level = [Plain::new(10, &[0])];
     level[0].trusted = false;
     assert_eq!(attempt(&level, 0, 1, &()), Err(0));
@@ -317,21 +326,21 @@ fn a_process_that_was_tampered_with_gets_nothing() {
 }
 
 #[test]
-fn a_word_takes_so_much_and_no_more() {
+fn a_word_is_bounded() {
     let level = [Plain::new(u64::MAX, &[WORD_MAX - 2])];
     assert_eq!(attempt(&level, 0, 3, &()), Err(0));
-    enter(&level, 3);
+    add_unchecked(&level, 3);
     assert_eq!(
         level[0].own_word(),
         WORD_MAX - 2,
-        "what would carry is not entered"
+        "units that would carry are not charged"
     );
     assert_eq!(attempt(&level, 0, 1, &()), Ok(()));
-    enter(&level, 1);
+    add_unchecked(&level, 1);
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
     assert!(level[0].is_balanced());
-    // Room in the group is of no use.
+    // The word is saturated, so room in the group is of no use.
     let mut around = Around::default();
     assert_eq!(
         contend(&level, 1, 0, &mut around, &()),
@@ -343,27 +352,27 @@ fn a_word_takes_so_much_and_no_more() {
 }
 
 #[test]
-fn what_the_driver_has_handed_out_is_entered_and_given_back_whatever_the_limit() {
+fn unchecked_units_are_charged_and_given_back_whatever_the_limit() {
     let levels = [Plain::new(1, &[0]), Plain::new(1, &[0])];
-    enter(&levels, 5);
+    add_unchecked(&levels, 5);
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (5, 5));
     uncharge(&levels, 2);
     assert_eq!((levels[0].own_word(), levels[1].kept.get()), (3, 3));
     uncharge(&levels, 4);
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (0, 0));
-    assert_eq!(levels[0].kept.get(), 0, "no more than was there");
+    assert_eq!(levels[0].kept.get(), 0, "at most the charged units");
     assert!(levels.iter().all(Plain::is_balanced));
     let undecided = AtomicU64::new(word(5, 3));
     assert_eq!(
         take_out(&undecided, 4),
         2,
-        "what is only asked for is not given back"
+        "undecided units are not given back"
     );
     assert_eq!(undecided.load(Ordering::Relaxed), word(3, 3));
 }
 
 #[test]
-fn a_look_adds_up_and_shows_what_moved() {
+fn a_look_sums_the_words_and_detects_movement() {
     let level = Plain::new(0, &[word(5, 2), word(7, 1)]);
     let before = look(&level);
     assert_eq!(
@@ -371,24 +380,24 @@ fn a_look_adds_up_and_shows_what_moved() {
         (12, 3, 9)
     );
     assert_eq!(before, look(&level));
-    // The same sums in every way over four slots.
-    let mut prints = Vec::new();
+    // All distributions of eight units over four slots, which have the same sum.
+    let mut hashes = Vec::new();
     for first in 0..=8 {
         for second in 0..=8 - first {
             for third in 0..=8 - first - second {
                 let rest = 8 - first - second - third;
-                prints.push(look(&Plain::new(0, &[first, second, third, rest])).print);
+                hashes.push(look(&Plain::new(0, &[first, second, third, rest])).hash);
             }
         }
     }
-    let ways = prints.len();
-    prints.sort_unstable();
-    prints.dedup();
-    assert_eq!(prints.len(), ways);
+    let ways = hashes.len();
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), ways);
 }
 
 #[test]
-fn a_verdict_is_about_the_last_unit() {
+fn a_verdict_is_exact_to_one_unit() {
     let verdict = |own, other, n| {
         let level = Plain::new(10, &[own, other]);
         verdict(&level, level.max, &look(&level), n)
@@ -402,7 +411,7 @@ fn a_verdict_is_about_the_last_unit() {
 }
 
 #[test]
-fn a_refusal_comes_after_everything_was_tried_once() {
+fn a_refusal_comes_after_every_remedy_was_tried_once() {
     let level = [Plain::new(10, &[2, 7])];
     let mut around = Around::default();
     assert_eq!(
@@ -418,7 +427,7 @@ fn a_refusal_comes_after_everything_was_tried_once() {
 }
 
 #[test]
-fn what_fits_by_now_is_granted_without_asking_anybody() {
+fn a_request_that_fits_by_now_is_granted_without_any_remedy() {
     let level = [Plain::new(10, &[2, 7])];
     let mut around = Around::default();
     assert_eq!(contend(&level, 1, 0, &mut around, &()), Ok(()));
@@ -432,7 +441,7 @@ fn what_fits_by_now_is_granted_without_asking_anybody() {
 }
 
 #[test]
-fn own_idle_memory_is_asked_for_until_it_suffices_but_not_for_ever() {
+fn own_idle_memory_is_reclaimed_a_bounded_number_of_times() {
     let level = [Plain::new(10, &[10])];
     let mut around = Around {
         reclaim: Some(Box::new(|_| take_out(level[0].own(), 1) == 1)),
@@ -452,7 +461,7 @@ fn own_idle_memory_is_asked_for_until_it_suffices_but_not_for_ever() {
 }
 
 #[test]
-fn what_the_dead_leave_makes_room() {
+fn memory_of_the_dead_makes_room() {
     let level = [Plain::new(10, &[0, 10])];
     let mut around = Around {
         reap: Some(Box::new(|_| {
@@ -466,7 +475,7 @@ fn what_the_dead_leave_makes_room() {
 }
 
 #[test]
-fn what_will_come_back_is_waited_for_where_it_makes_room() {
+fn pending_memory_is_waited_for_if_it_makes_room() {
     let level = [Plain::new(10, &[0, 10])];
     let request = |units, draining| {
         let mut around = Around {
@@ -501,7 +510,7 @@ fn what_will_come_back_is_waited_for_where_it_makes_room() {
 }
 
 #[test]
-fn others_are_asked_as_long_as_they_give() {
+fn others_are_asked_as_long_as_they_give_memory_back() {
     let level = [Plain::new(10, &[0, 10])];
     let mut around = Around {
         ask: Some(Box::new(|_| take_out(&level[0].words[1], 2) == 2)),
@@ -512,7 +521,7 @@ fn others_are_asked_as_long_as_they_give() {
 }
 
 #[test]
-fn requests_of_others_are_waited_for_until_they_are_decided() {
+fn undecided_requests_of_others_are_waited_for() {
     let level = [Plain::new(10, &[0, word(6, 6)])];
     let mut around = Around {
         back_off: Some(Box::new(|times| {
@@ -528,7 +537,7 @@ fn requests_of_others_are_waited_for_until_they_are_decided() {
 }
 
 #[test]
-fn who_asked_and_died_is_found_while_his_request_stands_in_the_way() {
+fn a_dead_requester_is_found_while_its_request_stands_in_the_way() {
     let level = [Plain::new(10, &[0, word(6, 6)])];
     let mut around = Around {
         back_off: Some(Box::new(|_| true)),
@@ -543,7 +552,7 @@ fn who_asked_and_died_is_found_while_his_request_stands_in_the_way() {
 }
 
 #[test]
-fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
+fn dead_slots_are_cleaned_once_more_when_the_time_is_over() {
     let level = [Plain::new(10, &[1, word(9, 6)])];
     let mut around = Around::default();
     assert_eq!(
@@ -552,7 +561,7 @@ fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
             level: 0,
             charged: 4
         }),
-        "what is granted is told, not what is asked for"
+        "reports granted units, not undecided ones"
     );
     assert_eq!((around.back_offs, around.reaps), (1, 1));
     let mut around = Around {
@@ -567,34 +576,31 @@ fn when_the_time_is_over_the_dead_are_looked_for_once_more() {
 }
 
 #[test]
-fn the_level_with_the_worst_news_refuses() {
+fn the_level_with_the_worst_verdict_refuses() {
     let named = |first: &[u64], second: &[u64], third: &[u64]| {
         let levels = [first, second, third].map(|words| Plain::new(10, words));
         contend(&levels, 5, 0, &mut Around::default(), &()).map_err(|refusal| refusal.level)
     };
     let (free, contended, full) = ([0, 0], [0, word(9, 9)], [0, 9]);
     assert_eq!(named(&free, &free, &free), Ok(()));
-    assert_eq!(
-        named(&free, &full, &full),
-        Err(1),
-        "the lowest that is full"
-    );
+    assert_eq!(named(&free, &full, &full), Err(1), "the lowest full level");
     assert_eq!(
         named(&contended, &free, &full),
         Err(2),
-        "full before contended"
+        "a full level before a contended one"
     );
     assert_eq!(named(&full, &contended, &free), Err(0));
     assert_eq!(
         named(&free, &contended, &contended),
         Err(1),
-        "the lowest of those"
+        "the lowest contended level"
     );
 }
 
 #[test]
-fn memory_that_moves_under_the_look_makes_no_refusal() {
-    // As if the look counted some of it twice, another part each time, until it is seen at rest.
+fn memory_that_moves_during_a_look_causes_no_refusal() {
+    // A look that counts moving memory twice, with another amount each time, until the memory stops
+    // moving.
     for moves in 2..20 {
         let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
             let (one, other) = if look < moves {
@@ -615,7 +621,7 @@ fn memory_that_moves_under_the_look_makes_no_refusal() {
 }
 
 #[test]
-fn memory_that_moves_for_ever_is_looked_at_for_a_while_only() {
+fn memory_that_moves_forever_is_looked_at_a_bounded_number_of_times() {
     let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
         words[2].store(u64::from(look), Ordering::Relaxed);
     })];
@@ -625,8 +631,8 @@ fn memory_that_moves_for_ever_is_looked_at_for_a_while_only() {
 }
 
 #[test]
-fn room_that_comes_and_goes_for_ever_is_looked_for_as_long_as_other_requests_are_waited_for() {
-    // Gone at the first look of each round, and back at the second.
+fn room_that_comes_and_goes_is_waited_for_as_long_as_undecided_requests_are() {
+    // The memory is gone at the first look of each round, and back at the second.
     let level = [Plain::new(10, &[0, 9]).before_each_look(|look, words| {
         words[1].store(if look % 2 == 1 { 9 } else { 0 }, Ordering::Relaxed);
     })];

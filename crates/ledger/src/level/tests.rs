@@ -1,4 +1,4 @@
-//! Requests at levels whose other members the test writes.
+//! Tests of requests at several levels, while the test writes the other members' words.
 
 use super::*;
 use crate::lock::{self, Bytes};
@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The peak of a process.
+/// Returns the peak of a process.
 fn own_peak(slot: &Slot, device: DeviceIndex) -> u64 {
     slot.stats(device).peak.load(Ordering::Relaxed)
 }
@@ -35,7 +35,7 @@ fn a_request_is_rounded_up_and_bounded() {
 }
 
 #[test]
-fn in_a_file_that_was_cut_short_nothing_is_granted() {
+fn a_truncated_ledger_grants_no_request() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, u64::MAX)];
@@ -45,7 +45,7 @@ fn in_a_file_that_was_cut_short_nothing_is_granted() {
 }
 
 #[test]
-fn a_refusal_names_the_level_that_no_waiting_helps() {
+fn a_refusal_names_the_level_whose_limit_is_too_small() {
     let scratches = [Scratch::new(), Scratch::new()];
     let slots = scratches.each_ref().map(Scratch::join);
     let request = |bytes, maxima: [u64; 2]| {
@@ -70,7 +70,7 @@ fn a_refusal_names_the_level_that_no_waiting_helps() {
     assert_eq!(request(6 * UNIT, [10, 5]), refused(1, 5));
     assert_eq!(request(8 * UNIT, [8, 20]), refused(0, 8));
     assert_eq!(request(8 * UNIT, [20, 9]), refused(1, 9));
-    // More than a word takes, whatever the limits.
+    // More units than a word can hold, whatever the limits are.
     assert_eq!(request((1 << 42) + 1, [1 << 40, 5]), refused(1, 5));
     assert_eq!(
         request((1 << 42) + 1, [1 << 40, 1 << 41]),
@@ -86,7 +86,7 @@ fn a_refusal_names_the_level_that_no_waiting_helps() {
 }
 
 #[test]
-fn peaks_are_what_was_in_use() {
+fn peaks_exclude_idle_memory() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let device = scratch.device;
@@ -99,7 +99,7 @@ fn peaks_are_what_was_in_use() {
         (own_peak(&slot, device), scratch.usage(device).peak),
         (10 * UNIT, 15 * UNIT)
     );
-    // What is charged ahead becomes usage when it is used.
+    // Memory that was charged ahead becomes usage when it is used.
     slot.publish_idle(device, 8 * UNIT);
     charge(&path, 12 * UNIT, &Knows(None)).expect("no limit");
     assert_eq!(
@@ -115,16 +115,16 @@ fn peaks_are_what_was_in_use() {
 }
 
 #[test]
-fn what_the_driver_took_is_charged_whatever_the_limit() {
+fn unchecked_charges_exceed_the_limit() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     charge_unchecked(&[level(&slot, scratch.device, 0)], 2 * UNIT + 1);
     assert_eq!(scratch.charged(scratch.device), 3 * UNIT);
-    assert_eq!(own_peak(&slot, scratch.device), 0, "until it is noted");
+    assert_eq!(own_peak(&slot, scratch.device), 0, "not recorded yet");
 }
 
 #[test]
-fn a_level_reads_the_words_of_its_device() {
+fn a_level_reads_only_the_words_of_its_device() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let dead = scratch.dead(&stranger(1), 5, 0);
@@ -136,7 +136,7 @@ fn a_level_reads_the_words_of_its_device() {
 }
 
 #[test]
-fn a_file_that_names_too_many_slots_has_all_of_them_read() {
+fn a_file_that_names_too_many_slots_has_all_existing_ones_read() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     scratch
@@ -149,7 +149,7 @@ fn a_file_that_names_too_many_slots_has_all_of_them_read() {
 }
 
 #[test]
-fn what_is_kept_for_others_is_no_room() {
+fn protected_memory_leaves_less_room() {
     #[derive(Debug)]
     struct Keeps;
     impl Protection for Keeps {
@@ -168,16 +168,21 @@ fn what_is_kept_for_others_is_no_room() {
     assert!(try_charge(&[with(10, true)], 4 * UNIT));
     assert!(!try_charge(&[with(10, false)], 5 * UNIT));
     assert!(try_charge(&[with(10, false)], 4 * UNIT));
-    assert_eq!(Rung::max(&with(5, true)), 0, "more than there is");
+    assert_eq!(
+        Rung::max(&with(5, true)),
+        0,
+        "more is protected than the limit"
+    );
 }
 
 #[test]
-fn who_was_tampered_with_gets_nothing_for_a_while() {
+fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 100 * UNIT)];
     charge(&path, 7 * UNIT, &Knows(None)).expect("room");
-    // What was refused, given back and entered is known to be no stranger's doing.
+    // The process's own refused, returned and unchecked charges are not mistaken for another
+    // process's changes.
     assert!(!try_charge(&path, 100 * UNIT));
     uncharge(&path, 4 * UNIT);
     charge_unchecked(&path, 2 * UNIT);
@@ -194,7 +199,7 @@ fn who_was_tampered_with_gets_nothing_for_a_while() {
     assert_eq!(scratch.charged(scratch.device), 5 * UNIT);
 }
 
-/// Has something to give at the first asking.
+/// A process that gives memory back the first time it is asked.
 struct Once<'a>(&'a Level<'a>, Cell<u32>);
 
 impl Pressure for Once<'_> {
@@ -214,7 +219,7 @@ impl Pressure for Once<'_> {
 }
 
 #[test]
-fn own_idle_memory_is_asked_for_by_the_device_of_the_leaf() {
+fn idle_memory_is_reclaimed_on_the_device_of_the_first_level() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 10 * UNIT)];
@@ -227,20 +232,20 @@ fn own_idle_memory_is_asked_for_by_the_device_of_the_leaf() {
 }
 
 #[test]
-fn the_dead_make_room_where_they_have_drained() {
+fn drained_slots_of_the_dead_make_room() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 10 * UNIT)];
     scratch.dead(&stranger(1), 8, 0);
     charge(&path, 10 * UNIT, &Knows(Some(false))).expect("the dead hold nothing");
     uncharge(&path, 10 * UNIT);
-    // Not at once, but while the request waits.
+    // The slot does not drain at once, but while the request waits.
     scratch.dead(&stranger(1), 8, 0);
     charge(&path, 10 * UNIT, &Knows(None)).expect("after the grace time");
 }
 
 #[test]
-fn who_dies_all_the_time_holds_up_no_request_for_ever() {
+fn a_request_beside_steady_deaths_ends() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 10 * UNIT)];
@@ -259,7 +264,7 @@ fn who_dies_all_the_time_holds_up_no_request_for_ever() {
 }
 
 #[test]
-fn a_request_of_outdated_limits_waits_for_nothing() {
+fn a_request_with_outdated_limits_does_not_wait() {
     struct Outdated(Cell<u32>);
     impl Pressure for Outdated {
         fn reclaim(&self, _: DeviceIndex) -> bool {
@@ -289,9 +294,12 @@ fn a_request_of_outdated_limits_waits_for_nothing() {
     let path = [level(&slot, scratch.device, 10 * UNIT)];
     let dead = scratch.dead(&stranger(1), 8, 0);
     let outdated = Outdated(Cell::new(0));
-    assert!(charge(&path, 10 * UNIT, &outdated).is_err(), "it drains");
+    assert!(
+        charge(&path, 10 * UNIT, &outdated).is_err(),
+        "still draining"
+    );
     assert_eq!(outdated.0.get(), 1);
-    // The same while somebody else's request stands in the way: one of a living process.
+    // The same while an undecided request of a living process stands in the way.
     let alive = scratch.join();
     scratch
         .word(dead, scratch.device)
@@ -304,7 +312,7 @@ fn a_request_of_outdated_limits_waits_for_nothing() {
 }
 
 #[test]
-fn a_frozen_request_of_another_is_waited_for_but_not_for_ever() {
+fn a_request_waits_a_bounded_time_for_a_stopped_one() {
     let scratch = Scratch::new();
     let (slot, frozen) = (scratch.join(), scratch.join());
     let path = [level(&slot, scratch.device, 10 * UNIT)];
@@ -312,18 +320,18 @@ fn a_frozen_request_of_another_is_waited_for_but_not_for_ever() {
         .word(frozen.index(), scratch.device)
         .store(8 << 32 | 8, Ordering::Relaxed);
     let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("in the way");
-    assert_eq!(refused.charged, 0, "it is not granted");
-    // One that is decided while we wait.
+    assert_eq!(refused.charged, 0, "an undecided request is not granted");
+    // An undecided request that is decided while this request waits.
     let decides = Decides(scratch.word(frozen.index(), scratch.device), Cell::new(3));
     charge(&path, 3 * UNIT, &decides).expect("it was withdrawn");
 }
 
 #[test]
-fn who_is_on_his_way_out_is_waited_for_but_not_for_ever() {
+fn a_request_waits_a_bounded_time_for_an_exiting_process() {
     let scratch = Scratch::new();
     let (slot, ending) = (scratch.join(), scratch.join());
     let path = [level(&slot, scratch.device, 10 * UNIT)];
-    // Its pid is another's by now, and its lock still there.
+    // Another process has the exiting process's pid now, but the lock still exists.
     let owner = &scratch.content().slots[ending.index()].owner;
     owner.start_time.store(1, Ordering::Relaxed);
     let word = scratch.word(ending.index(), scratch.device);
@@ -335,7 +343,7 @@ fn who_is_on_his_way_out_is_waited_for_but_not_for_ever() {
 }
 
 #[test]
-fn a_slot_that_somebody_cleans_is_waited_for_but_not_for_ever() {
+fn a_request_waits_a_bounded_time_for_a_slot_being_cleaned() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 10 * UNIT)];
@@ -350,7 +358,7 @@ fn a_slot_that_somebody_cleans_is_waited_for_but_not_for_ever() {
 }
 
 #[test]
-fn whose_word_is_full_asks_others_for_nothing() {
+fn a_process_with_a_saturated_word_does_not_ask_others() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, u64::MAX)];
@@ -361,7 +369,7 @@ fn whose_word_is_full_asks_others_for_nothing() {
     assert_eq!(scratch.asked(), 0);
 }
 
-/// Withdraws somebody else's request when it is asked so many times for limits that have changed.
+/// Withdraws another process's request at the n-th question whether the limits are outdated.
 struct Decides<'a>(&'a AtomicU64, Cell<u32>);
 
 impl Pressure for Decides<'_> {
@@ -382,7 +390,7 @@ impl Pressure for Decides<'_> {
     }
 }
 
-/// On drop.
+/// Sets the flag on drop.
 struct Sets<'a>(&'a AtomicBool);
 
 impl Drop for Sets<'_> {
@@ -391,7 +399,9 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// A member that can give back `units` of its 10, and does so when it is asked if it `gives`.
+/// Asks a member that holds 10 units and offers `reclaimable` of them for `request` units. The
+/// member gives them back if `gives`. Returns whether the request was granted, and how often the
+/// member was asked.
 fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     let scratch = Scratch::new();
     let (slot, other) = (scratch.join(), scratch.join());
@@ -401,12 +411,12 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     other.publish_reclaimable(device, reclaimable * UNIT);
     let done = AtomicBool::new(false);
     let granted = std::thread::scope(|scope| {
-        // Also where the request panics.
+        // Also set if the request panics.
         let _done = Sets(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
-                    // At its next call, which is not at once.
+                    // The member gives the memory back at its next call, which comes later.
                     std::thread::sleep(Duration::from_millis(30));
                     uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
                     other.publish_reclaimable(device, 0);
@@ -425,21 +435,18 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
 }
 
 #[test]
-fn others_are_asked_for_what_is_lacking_and_only_if_they_have_it() {
-    // One that answers is given a tenth of a second: on a busy machine not every one gets to it.
+fn others_are_asked_only_if_they_can_give_what_is_lacking() {
+    // A member has a tenth of a second to answer; on a busy machine it does not always get to run
+    // in that time.
     assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
     assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
-    assert_eq!(
-        ask(true, 4, 7),
-        (false, 0),
-        "that would take from them for nothing"
-    );
-    assert_eq!(ask(false, 4, 6), (false, 1), "they do not answer");
+    assert_eq!(ask(true, 4, 7), (false, 0), "asking would not suffice");
+    assert_eq!(ask(false, 4, 6), (false, 1), "the member does not answer");
     assert_eq!(ask(true, 4, 2), (true, 0), "there is room");
 }
 
 #[test]
-fn whoever_looks_sees_what_is_used_and_never_what_is_charged_ahead() {
+fn readers_never_see_idle_memory_as_used() {
     const USED: u64 = 5 * UNIT;
     struct Ahead<'a>(&'a Slot, DeviceIndex, u64);
     impl Idle for Ahead<'_> {
@@ -467,7 +474,7 @@ fn whoever_looks_sees_what_is_used_and_never_what_is_charged_ahead() {
     std::thread::scope(|scope| {
         for slot in &slots {
             scope.spawn(|| {
-                // One of the two is always refused.
+                // Only one of the two requests fits.
                 let path = [level(slot, device, 2 * USED + 10 * UNIT)];
                 for round in 0.. {
                     let bytes = (1 + round % 10) * UNIT;
@@ -485,15 +492,15 @@ fn whoever_looks_sees_what_is_used_and_never_what_is_charged_ahead() {
                 }
             });
         }
-        // The threads end also where an assertion fails.
+        // Ends the threads even if an assertion fails.
         let _end = End(&looks);
         while !enough() {
             let start = std::time::Instant::now();
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // A look that has waited for so long may have given up: a thread did not run in the
-            // middle of a request.
+            // A reader that has waited for so long may have given up, because a thread was
+            // suspended in the middle of a request.
             if start.elapsed() >= Duration::from_millis(50) {
                 continue;
             }

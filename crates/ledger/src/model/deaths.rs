@@ -1,26 +1,26 @@
-//! What the ledger promises when any of its processes may end at any step, or stop there.
+//! Scenarios in which any process may die or stop at any step.
 //!
-//! The judge of each play: memory is never above the limit, what a process has is always charged,
-//! nobody is refused for nothing, nobody changes what a living other owns, everybody comes to an
-//! end; and when all have, one cleaning leaves exactly what the living hold, and the rest can be
-//! had.
+//! In each scenario the judge checks: memory never exceeds the limit; memory that a process has is
+//! always charged; a process is refused only for a reason; a process does not change a living
+//! process's slot; and all processes end. When all have ended, one cleaning must leave exactly the
+//! charges of the living processes, and a new process must be able to charge the rest.
 
 use super::super::charge;
 use super::super::level::{self, Level};
 use super::explorer::{Explored, explore};
 use super::fault::{self, Fault};
 use super::is_deep;
-use super::play::Act::{
+use super::scenario::Action::{
     Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Take, TakeBy, Try,
 };
-use super::play::{Play, Role};
+use super::scenario::{Role, Scenario};
 
-/// More states than any play has.
+/// Upper bound of the number of states; no scenario has as many.
 const STATES: usize = 30_000_000;
 
-fn tell(play: Play) -> Explored {
+fn explore_and_print(scenario: Scenario) -> Explored {
     let started = std::time::Instant::now();
-    let explored = explore(play, STATES);
+    let explored = explore(scenario, STATES);
     let name = std::thread::current().name().unwrap_or_default().to_owned();
     println!(
         "{name}: {} states, {} orders, {} ends ({:.1} s)",
@@ -32,46 +32,50 @@ fn tell(play: Play) -> Explored {
     explored
 }
 
-fn holds(limits: &[u64], roles: Vec<Role>, deaths: u32) {
-    kept(Play::new(limits, roles, deaths));
+fn check(limits: &[u64], roles: Vec<Role>, deaths: u32) {
+    check_scenario(Scenario::new(limits, roles, deaths));
 }
 
-fn kept(play: Play) {
-    if let Some(violation) = tell(play).violation {
+fn check_scenario(scenario: Scenario) {
+    if let Some(violation) = explore_and_print(scenario).violation {
         panic!("{violation}");
     }
 }
 
 #[test]
-fn of_two_that_race_for_the_last_bytes_one_gets_them() {
+fn one_of_two_requests_for_the_last_bytes_is_granted() {
     let racer = || Role::member(0, &[Take(6), Give]);
-    holds(&[10], vec![racer(), racer()], 2);
+    check(&[10], vec![racer(), racer()], 2);
 }
 
 #[test]
-fn three_at_the_edge() {
+fn three_processes_at_the_limit() {
     let other = || Role::member(0, &[Try(4), Give]);
     let roles = vec![Role::member(0, &[Take(4)]), other(), other()];
-    holds(&[10], roles, u32::from(is_deep()));
+    check(&[10], roles, u32::from(is_deep()));
 }
 
 #[test]
-fn three_at_the_edge_of_whom_one_may_die() {
+fn three_processes_at_the_limit_one_of_which_may_die() {
     let second = if is_deep() { Take(4) } else { Try(4) };
-    let acts = [Take(4), second, Try(4)];
-    holds(&[10], acts.map(|act| Role::member(0, &[act])).into(), 1);
+    let actions = [Take(4), second, Try(4)];
+    check(
+        &[10],
+        actions.map(|action| Role::member(0, &[action])).into(),
+        1,
+    );
 }
 
 #[test]
 fn a_charge_beside_a_return() {
     let roles = vec![Role::member(6, &[Give]), Role::member(4, &[Take(6)])];
-    holds(&[10], roles, 2);
+    check(&[10], roles, 2);
 }
 
 #[test]
-fn a_charge_beside_a_return_of_what_was_not_used() {
+fn a_charge_beside_a_return_of_unused_units() {
     let roles = vec![Role::member(6, &[GiveIdle]), Role::member(4, &[Take(6)])];
-    holds(&[10], roles, 2);
+    check(&[10], roles, 2);
 }
 
 #[test]
@@ -81,76 +85,76 @@ fn memory_that_moves_is_not_counted_twice() {
         Role::member(6, &[Give]),
         Role::member(0, &[if is_deep() { Take(6) } else { Try(6) }]),
     ];
-    holds(&[10], roles, u32::from(is_deep()));
+    check(&[10], roles, u32::from(is_deep()));
 }
 
 #[test]
-fn two_who_want_what_a_dead_one_had() {
+fn two_processes_want_the_memory_of_a_dead_one() {
     let other = if is_deep() { Take(6) } else { Clean };
     let roles = vec![
         Role::member(6, &[Idle]),
         Role::member(0, &[Take(6)]).immortal(),
         Role::member(0, &[other]),
     ];
-    holds(&[10], roles, 2);
+    check(&[10], roles, 2);
 }
 
 #[test]
-fn a_request_beside_one_that_dies_in_the_middle() {
+fn a_request_beside_a_process_that_dies_in_a_request() {
     let roles = vec![
         Role::member(0, &[Take(6)]),
         Role::member(0, &[Take(6)]).immortal(),
     ];
-    holds(&[10], roles, 1);
+    check(&[10], roles, 1);
 }
 
 #[test]
-fn newcomers_take_slots_of_their_own() {
+fn joining_processes_take_different_slots() {
     let roles = vec![
         Role::newcomer(&[Claim, if is_deep() { Take(6) } else { Try(6) }]),
         Role::newcomer(&[Claim, Take(6)]),
     ];
-    holds(&[10], roles, 1);
+    check(&[10], roles, 1);
 }
 
 #[test]
-fn a_newcomer_in_the_slot_of_a_dead_one() {
+fn a_process_joins_in_the_slot_of_a_dead_one() {
     let third = if is_deep() { Take(6) } else { Clean };
     let roles = vec![
         Role::member(6, &[Idle]),
         Role::newcomer(&[Claim, Take(6)]),
         Role::member(0, &[third]).immortal(),
     ];
-    kept(Play::new(&[10], roles, 1 + u32::from(is_deep())).crowded(2));
+    check_scenario(Scenario::new(&[10], roles, 1 + u32::from(is_deep())).crowded(2));
 }
 
 #[test]
-fn newcomers_after_a_death() {
+fn processes_join_after_a_death() {
     let roles = vec![
         Role::member(6, &[Idle]),
         Role::newcomer(&[Claim, Try(6)]),
         Role::newcomer(&[Claim, Try(4)]).immortal(),
     ];
-    kept(Play::new(&[10], roles, 1 + u32::from(is_deep())).crowded(3));
+    check_scenario(Scenario::new(&[10], roles, 1 + u32::from(is_deep())).crowded(3));
 }
 
 #[test]
-fn a_newcomer_in_the_slot_of_one_that_leaves() {
+fn a_process_joins_in_the_slot_of_one_that_leaves() {
     let roles = vec![
         Role::member(2, &[Give, Leave]),
         Role::newcomer(&[Claim, Take(6)]),
         Role::member(0, &[Clean]).immortal(),
     ];
-    holds(&[10], roles, 1 + u32::from(is_deep()));
+    check(&[10], roles, 1 + u32::from(is_deep()));
 }
 
 #[test]
-fn without_nvml_the_grace_decides() {
+fn without_nvml_the_grace_time_decides() {
     let roles = vec![
         Role::member(6, &[Take(2)]),
         Role::newcomer(&[Claim, Take(6)]),
     ];
-    kept(Play::new(&[10], roles, 1).without_nvml());
+    check_scenario(Scenario::new(&[10], roles, 1).without_nvml());
 }
 
 #[test]
@@ -162,7 +166,7 @@ fn all_levels_or_none() {
             .on(&[1])
             .immortal(),
     ];
-    holds(&[10, 10], roles, u32::from(is_deep()));
+    check(&[10, 10], roles, u32::from(is_deep()));
 }
 
 #[test]
@@ -171,39 +175,39 @@ fn a_death_between_levels() {
         Role::member(0, &[if is_deep() { Take(6) } else { Try(6) }]).on(&[0, 1]),
         Role::member(2, &[Take(6)]).on(&[0, 1]).immortal(),
     ];
-    holds(&[10, 10], roles, 1);
+    check(&[10, 10], roles, 1);
 }
 
 #[test]
-fn a_limit_that_is_lowered() {
+fn a_limit_is_lowered_during_requests() {
     let roles = vec![
         Role::member(0, &[Take(3), Take(3)]),
         Role::member(0, &[Limit { book: 0, units: 4 }, Take(1)]),
     ];
-    holds(&[10], roles, 1);
+    check(&[10], roles, 1);
 }
 
-// Worlds and processes that are wrong in one way: each is found.
+// Faulty systems and faulty processes, each with one error that the explorer must detect.
 
 #[track_caller]
-fn found(fault: Fault, expected: &str, play: Play) {
+fn assert_detected(fault: Fault, expected: &str, scenario: Scenario) {
     fault::set(fault);
-    let explored = tell(play);
+    let explored = explore_and_print(scenario);
     let violation = explored.violation.expect("nothing was found");
     assert!(violation.starts_with(expected), "{violation}");
 }
 
-fn heirs() -> Play {
+fn reused_slot() -> Scenario {
     let roles = vec![
         Role::newcomer(&[Claim, Take(6)]).immortal(),
         Role::member(6, &[Idle]),
         Role::member(0, &[Clean]).immortal(),
     ];
-    Play::new(&[10], roles, 1).crowded(2)
+    Scenario::new(&[10], roles, 1).crowded(2)
 }
 
 #[test]
-fn to_look_before_publishing_is_found() {
+fn looking_before_publishing_is_detected() {
     fn wrong(levels: &[Level<'_>], n: u64) -> bool {
         let [level] = levels else { unreachable!() };
         let fits = charge::look(level).charged + n <= level.max / charge::UNIT;
@@ -213,15 +217,15 @@ fn to_look_before_publishing_is_found() {
         fits
     }
     let racer = || Role::member(0, &[TakeBy(6, wrong)]);
-    found(
+    assert_detected(
         Fault::None,
         "above the limit",
-        Play::new(&[10], vec![racer(), racer()], 0),
+        Scenario::new(&[10], vec![racer(), racer()], 0),
     );
 }
 
 #[test]
-fn to_refuse_after_one_look_is_found() {
+fn refusing_after_one_look_is_detected() {
     fn wrong(levels: &[Level<'_>], n: u64) -> bool {
         let [level] = levels else { unreachable!() };
         let fits = charge::look(level).granted() + n <= level.max / charge::UNIT;
@@ -235,25 +239,25 @@ fn to_refuse_after_one_look_is_found() {
         Role::member(6, &[Give]),
         Role::member(0, &[Take(6)]),
     ];
-    found(
+    assert_detected(
         Fault::None,
         "process 0 was refused",
-        Play::new(&[10], roles, 0),
+        Scenario::new(&[10], roles, 0),
     );
 }
 
 #[test]
-fn to_return_before_the_driver_has_freed_is_found() {
+fn returning_before_the_driver_has_freed_is_detected() {
     let roles = vec![Role::member(6, &[GiveEarly]), Role::member(0, &[Take(6)])];
-    found(
+    assert_detected(
         Fault::None,
         "process 0 has 6 units that are not charged",
-        Play::new(&[10], roles, 0),
+        Scenario::new(&[10], roles, 0),
     );
 }
 
 #[test]
-fn levels_decided_one_by_one_are_found() {
+fn deciding_levels_one_by_one_is_detected() {
     fn wrong(levels: &[Level<'_>], n: u64) -> bool {
         let passed = levels
             .iter()
@@ -268,15 +272,15 @@ fn levels_decided_one_by_one_are_found() {
         Role::member(0, &[TakeBy(6, wrong)]).on(&[0, 1]),
         Role::member(0, &[Take(6)]).on(&[0]),
     ];
-    found(
+    assert_detected(
         Fault::None,
         "process 1 was refused",
-        Play::new(&[10, 4], roles, 0),
+        Scenario::new(&[10, 4], roles, 0),
     );
 }
 
 #[test]
-fn to_know_the_limit_from_before_is_found() {
+fn a_limit_from_before_the_request_is_detected() {
     fn wrong(levels: &[Level<'_>], n: u64) -> bool {
         let [level] = levels else { unreachable!() };
         let max = 10 * charge::UNIT;
@@ -286,47 +290,51 @@ fn to_know_the_limit_from_before_is_found() {
         Role::member(0, &[Take(3), TakeBy(3, wrong)]),
         Role::member(0, &[Limit { book: 0, units: 4 }]),
     ];
-    found(Fault::None, "above the limit", Play::new(&[10], roles, 0));
+    assert_detected(
+        Fault::None,
+        "above the limit",
+        Scenario::new(&[10], roles, 0),
+    );
 }
 
 #[test]
-fn a_missing_claim_lock_is_found() {
-    found(Fault::ClaimLockMissing, "process", heirs());
+fn a_missing_claim_lock_is_detected() {
+    assert_detected(Fault::ClaimLockMissing, "process", reused_slot());
 }
 
 #[test]
-fn not_to_look_at_the_owner_lock_is_found() {
-    found(Fault::OwnerLockUnseen, "process", heirs());
+fn an_unchecked_owner_lock_is_detected() {
+    assert_detected(Fault::OwnerLockUnseen, "process", reused_slot());
 }
 
 #[test]
-fn not_to_look_again_under_the_claim_lock_is_found() {
-    found(Fault::SecondLookMissing, "process", heirs());
+fn an_owner_lock_not_checked_again_under_the_claim_lock_is_detected() {
+    assert_detected(Fault::SecondLookMissing, "process", reused_slot());
 }
 
 #[test]
-fn a_slot_that_is_not_zeroed_is_found() {
-    found(Fault::NotZeroed, "", heirs());
+fn a_slot_that_is_not_zeroed_is_detected() {
+    assert_detected(Fault::NotZeroed, "", reused_slot());
 }
 
 #[test]
-fn a_newcomer_that_nobody_looks_at_is_found() {
+fn a_joining_process_missing_from_high_water_is_detected() {
     let newcomer = || Role::newcomer(&[Claim, Take(6)]);
-    let play = Play::new(&[10], vec![newcomer(), newcomer()], 0);
-    // Each finds that it is hidden, and trusts nobody.
-    found(Fault::HighWaterMissing, "process 0 was refused", play);
+    let scenario = Scenario::new(&[10], vec![newcomer(), newcomer()], 0);
+    // Each process detects that its slot is hidden, and then refuses all requests.
+    assert_detected(Fault::HighWaterMissing, "process 0 was refused", scenario);
 }
 
 #[test]
-fn to_clean_before_the_driver_has_freed_is_found() {
+fn cleaning_before_the_driver_has_freed_is_detected() {
     let roles = vec![
         Role::member(6, &[Idle]),
         Role::member(0, &[Take(6)]).immortal(),
     ];
-    let play = Play::new(&[10], roles, 1);
-    found(
+    let scenario = Scenario::new(&[10], roles, 1);
+    assert_detected(
         Fault::DrainMissing,
         "process 0 has 6 units that are not charged",
-        play,
+        scenario,
     );
 }

@@ -1,43 +1,44 @@
-//! Goes through every order of the steps of a play, and through every place at which a process may
-//! end.
+//! The explorer: runs a scenario in every order of its processes' steps, and with a death at every
+//! step where a process may die.
 //!
-//! Each process is a coroutine that stops before each of its steps: an operation on a word that
-//! others may change, on a lock of the file, of the driver, a look at the clock. One choice after
-//! the other says which of them takes its step, or dies instead, or what the kernel does for the
-//! dead. What is local to a process follows from what it has seen, so a state is the words, and a
-//! hash of that for each process; from a state that was there before everything has been gone
-//! through already.
+//! Each process is a coroutine that pauses before each step. A step is an operation that other
+//! processes can see: on a shared word, on a file lock, on the driver, or on the clock. Before each
+//! step the explorer makes a choice: which process takes its step, or dies instead, or what the
+//! kernel or the driver does next for a dead process. The local state of a process is determined by
+//! the values that it has seen. The state of the whole is therefore the shared words plus one hash
+//! of the seen values per process. A state that was reached before is not explored again.
 //!
-//! A process that is stopped for ever is one that is not chosen until all others have ended; that
-//! is among the orders.
+//! The orders include processes that are stopped forever: such a process is not chosen until all
+//! others have ended.
 
 use super::super::lock;
-use super::play::Play;
+use super::scenario::Scenario;
 use super::word::{self, Mode, Name};
 use generator::{Generator, Gn};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// Processes of a play, at most.
-pub(crate) const CAST: usize = 3;
-/// Who is not one of them: the judge, and loom's threads.
-pub(crate) const AUDIENCE: usize = 8;
-/// Steps that a process takes at most: who takes more is held up by others.
+/// Largest number of processes in a scenario.
+pub(crate) const MAX_PROCESSES: usize = 3;
+/// The number of a caller that is not a process of the scenario: the judge, and loom's threads.
+pub(crate) const OBSERVER: usize = 8;
+/// Largest number of steps of one process. A process that takes more is being blocked by others.
 const STEPS: u32 = 2_000;
-/// 64-bit words of a coroutine's stack.
+/// Size of a coroutine's stack, in 64-bit words.
 const STACK: usize = 0x4000;
-/// The clock when a run begins.
+/// The clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
-/// What the first wait of a process takes; each further one takes four times as long. A sleep may
-/// take that long on a loaded machine, and two are more than anybody's patience with requests of
-/// others.
+/// Duration of a process's first wait in milliseconds; each further wait takes four times as long.
+/// A sleep may take that long on a loaded machine, and two waits exceed the patience that a request
+/// has with undecided requests.
 const WAIT_MS: u64 = 600;
 
-/// What a step does to what others can see.
+/// Whether a step changes state that other processes can see.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
-    /// Nothing. To die before it is to die before the next one that is not of this kind.
+    /// The step changes no shared state. A death before it leaves the same state as a death before
+    /// the next step that does.
     Read,
     Write,
 }
@@ -46,11 +47,12 @@ pub(crate) enum Effect {
 enum Choice {
     Step(usize),
     Kill(usize),
-    /// The kernel drops the dead process's mappings, and with them the locks of slots.
+    /// The kernel drops the dead process's mappings, and with them the locks that mark its slots as
+    /// owned.
     DropOwner(usize),
-    /// It closes its files.
+    /// The kernel closes the dead process's files, and with them drops its claim locks.
     DropClaims(usize),
-    /// The driver frees what it had.
+    /// The driver frees the dead process's memory.
     Free(usize),
 }
 
@@ -62,26 +64,26 @@ pub(crate) enum Life {
 }
 
 thread_local! {
-    static CURRENT: Cell<usize> = const { Cell::new(AUDIENCE) };
+    static CURRENT: Cell<usize> = const { Cell::new(OBSERVER) };
     static CLOCK: Cell<u64> = const { Cell::new(BOOT_MS) };
-    /// What the current process is about to do.
+    /// The step that the current process is about to take.
     static PENDING: Cell<(Name, Effect)> = const { Cell::new((Name::Clock, Effect::Read)) };
-    /// What it has seen so far.
+    /// Hash of the values that the current process has seen.
     static SEEN: Cell<u64> = const { Cell::new(0) };
-    /// What it knows after a wait.
+    /// Hash of what the current process knows after its last wait.
     static WAITED: Cell<u64> = const { Cell::new(0) };
-    static WAITS: [Cell<u32>; AUDIENCE + 1] = Default::default();
-    static DRAWN: [Cell<usize>; AUDIENCE + 1] = Default::default();
-    static LIVES: [Cell<Life>; CAST] = const { [const { Cell::new(Life::Running) }; CAST] };
+    static WAITS: [Cell<u32>; OBSERVER + 1] = Default::default();
+    static DRAWN: [Cell<usize>; OBSERVER + 1] = Default::default();
+    static LIVES: [Cell<Life>; MAX_PROCESSES] = const { [const { Cell::new(Life::Running) }; MAX_PROCESSES] };
     static VIOLATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The process that runs.
+/// Returns the number of the running process.
 pub(crate) fn process() -> usize {
     CURRENT.get()
 }
 
-/// Runs as a process, outside of any order.
+/// Calls `run` as the given process, without scheduling.
 pub(crate) fn as_process<T>(process: usize, run: impl FnOnce() -> T) -> T {
     let before = CURRENT.replace(process);
     let result = run();
@@ -93,12 +95,12 @@ pub(crate) fn life(process: usize) -> Life {
     LIVES.with(|lives| lives[process].get())
 }
 
-/// Milliseconds.
+/// Returns the clock in milliseconds.
 pub(crate) fn clock() -> u64 {
     CLOCK.get()
 }
 
-/// The clock and the numbers begin anew.
+/// Resets the clock, and the waits and random numbers of all processes.
 pub(crate) fn restart_clock() {
     CLOCK.set(BOOT_MS);
     forget_waits();
@@ -109,7 +111,7 @@ fn forget_waits() {
     DRAWN.with(|drawn| drawn.iter().for_each(|drawn| drawn.set(0)));
 }
 
-/// 1, 2, 3, …
+/// Returns the current process's next number: 1, 2, 3, …
 pub(crate) fn draw() -> usize {
     DRAWN.with(|drawn| {
         let drawn = &drawn[process()];
@@ -118,7 +120,7 @@ pub(crate) fn draw() -> usize {
     })
 }
 
-/// The current process waits.
+/// Makes the current process wait, which advances the clock.
 pub(crate) fn pause() {
     match word::mode() {
         Mode::Step => stop(Name::Clock, Effect::Read),
@@ -132,17 +134,18 @@ pub(crate) fn pause() {
     });
     CLOCK.set(CLOCK.get() + (WAIT_MS << (2 * waits.min(6) - 2)));
     if word::mode() == Mode::Step {
-        // The locks of the dead go within milliseconds, and their memory within 190.
-        super::play::bury_all();
-        super::play::look_anew(process());
-        // A request looks at everything anew after it has waited: what it keeps is when it did.
+        // A wait is longer than the kernel needs to drop a dead process's locks (milliseconds) and
+        // the driver to free its memory (190 ms).
+        super::scenario::finish_deaths();
+        super::scenario::forget_obstacles(process());
+        // After a wait a request reads everything anew; it keeps only the time of its waits.
         SEEN.set(mix(WAITED.get(), CLOCK.get()));
         WAITED.set(SEEN.get());
     }
 }
 
-/// The current process begins something new: what it saw before is of no more use to it than `kept`
-/// says.
+/// Starts an action of the current process: `kept` holds all that the process keeps from its
+/// earlier actions.
 pub(crate) fn begin(kept: &[u64]) {
     let hash = kept
         .iter()
@@ -153,10 +156,10 @@ pub(crate) fn begin(kept: &[u64]) {
     DRAWN.with(|drawn| drawn[process()].set(0));
 }
 
-/// The play has gone wrong.
+/// Records that a rule was violated.
 pub(crate) fn violation(what: String) {
-    // Of a play that is over nobody asks.
-    if word::mode() == Mode::Step || process() == AUDIENCE {
+    // While a finished run is wound up, violations are ignored.
+    if word::mode() == Mode::Step || process() == OBSERVER {
         VIOLATION.with_borrow_mut(|violation| {
             violation.get_or_insert(what);
         });
@@ -177,11 +180,11 @@ fn see(value: u64) {
 #[allow(deprecated)]
 fn stop(name: Name, effect: Effect) {
     PENDING.set((name, effect));
-    // Known to the coroutine that runs, wherever in it this is.
+    // The generator library finds the running coroutine, at any call depth.
     generator::yield_with(());
 }
 
-/// One step of the current process.
+/// Takes one step of the current process, when the explorer chooses it.
 pub(crate) fn step<T>(
     name: Name,
     effect: Effect,
@@ -194,15 +197,15 @@ pub(crate) fn step<T>(
     if let Name::Charged { book, slot } = name {
         let owner = owner(book, slot);
         if effect == Effect::Read && owner == Some(process()) {
-            // Nobody else changes it as long as it has an owner, which is what the other half of
-            // this looks after.
+            // Reading the process's own word is not a step: no other process changes the word while
+            // it has an owner, as the check below ensures.
             return operate();
         }
         stop(name, effect);
         let stranger = owner_alive(book, slot).is_some_and(|owner| owner != process());
-        if effect == Effect::Write && stranger && !super::play::strangers() {
+        if effect == Effect::Write && stranger && !super::scenario::strangers() {
             violation(format!(
-                "process {} changed slot {slot}, whose owner lives",
+                "process {} changed slot {slot}, whose owner is alive",
                 process()
             ));
         }
@@ -222,19 +225,19 @@ fn owner(book: usize, slot: usize) -> Option<usize> {
 }
 
 fn owner_alive(book: usize, slot: usize) -> Option<usize> {
-    owner(book, slot).filter(|owner| *owner < CAST && life(*owner) != Life::Dead)
+    owner(book, slot).filter(|owner| *owner < MAX_PROCESSES && life(*owner) != Life::Dead)
 }
 
-/// What was gone through.
+/// The result of exploring a scenario.
 #[derive(Debug, Default)]
 pub(crate) struct Explored {
-    /// Different states.
+    /// Number of different states.
     pub states: usize,
-    /// Orders, whole ones and those that came to a state that was there before.
+    /// Number of runs, including those that ended in a known state.
     pub runs: u64,
-    /// Runs in which all came to their ends.
+    /// Number of runs in which all processes ended.
     pub ends: u64,
-    /// What went wrong, and how it came to that.
+    /// The first violation, with the choices that led to it.
     pub violation: Option<String>,
 }
 
@@ -244,17 +247,17 @@ struct Branch {
 }
 
 struct Explorer {
-    play: Rc<Play>,
-    cast: Vec<Generator<'static, (), ()>>,
-    pending: [(Name, Effect); CAST],
-    seen: [u64; CAST],
-    waited: [u64; CAST],
-    steps: [u32; CAST],
+    scenario: Rc<Scenario>,
+    coroutines: Vec<Generator<'static, (), ()>>,
+    pending: [(Name, Effect); MAX_PROCESSES],
+    seen: [u64; MAX_PROCESSES],
+    waited: [u64; MAX_PROCESSES],
+    steps: [u32; MAX_PROCESSES],
     kills: u32,
 }
 
 thread_local! {
-    static PLAY: RefCell<Option<Rc<Play>>> = const { RefCell::new(None) };
+    static SCENARIO: RefCell<Option<Rc<Scenario>>> = const { RefCell::new(None) };
     static QUIT: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -266,8 +269,8 @@ fn coroutine(process: usize) -> Generator<'static, (), ()> {
             if QUIT.get() {
                 break;
             }
-            let play = PLAY.with_borrow(Option::clone).expect("a play");
-            play.perform(process);
+            let scenario = SCENARIO.with_borrow(Option::clone).expect("a scenario");
+            scenario.perform(process);
             LIVES.with(|lives| {
                 if lives[process].get() == Life::Running {
                     lives[process].set(Life::Finished);
@@ -279,19 +282,19 @@ fn coroutine(process: usize) -> Generator<'static, (), ()> {
     coroutine
 }
 
-/// Goes through a play, up to the first thing that goes wrong or until there are `states_max`
-/// states.
-pub(crate) fn explore(play: Play, states_max: usize) -> Explored {
-    let play = Rc::new(play);
-    PLAY.set(Some(Rc::clone(&play)));
+/// Explores a scenario until the first violation, or until all its states are explored. Panics at
+/// `states_max` states.
+pub(crate) fn explore(scenario: Scenario, states_max: usize) -> Explored {
+    let scenario = Rc::new(scenario);
+    SCENARIO.set(Some(Rc::clone(&scenario)));
     let mut explorer = Explorer {
-        cast: (0..play.cast()).map(coroutine).collect(),
-        pending: [(Name::Clock, Effect::Read); CAST],
-        seen: [0; CAST],
-        waited: [0; CAST],
-        steps: [0; CAST],
+        coroutines: (0..scenario.process_count()).map(coroutine).collect(),
+        pending: [(Name::Clock, Effect::Read); MAX_PROCESSES],
+        seen: [0; MAX_PROCESSES],
+        waited: [0; MAX_PROCESSES],
+        steps: [0; MAX_PROCESSES],
         kills: 0,
-        play,
+        scenario,
     };
     let mut explored = Explored::default();
     let mut visited = HashSet::new();
@@ -302,12 +305,12 @@ pub(crate) fn explore(play: Play, states_max: usize) -> Explored {
         explored.states = visited.len();
         let violation = VIOLATION.take();
         if let Some(what) = violation {
-            explored.violation = Some(format!("{what}\n{}", explorer.retell(&path)));
+            explored.violation = Some(format!("{what}\n{}", explorer.describe_path(&path)));
             break;
         }
         assert!(
             explored.states < states_max,
-            "a play of too many states: {explored:?}"
+            "the scenario has too many states: {explored:?}"
         );
         while let Some(last) = path.last_mut() {
             last.taken += 1;
@@ -329,7 +332,7 @@ impl Explorer {
         self.start();
         let mut depth = 0;
         loop {
-            self.play.judge();
+            self.scenario.judge();
             if VIOLATION.with_borrow(Option::is_some) {
                 break;
             }
@@ -338,7 +341,7 @@ impl Explorer {
                 if options.is_empty() {
                     explored.ends += 1;
                     word::set_mode(Mode::Plain);
-                    self.play.judge_end();
+                    self.scenario.judge_end();
                     break;
                 }
                 if !visited.insert(self.state()) {
@@ -357,12 +360,12 @@ impl Explorer {
         word::set_mode(Mode::Plain);
         restart_clock();
         LIVES.with(|lives| lives.iter().for_each(|life| life.set(Life::Running)));
-        self.play.set();
-        self.kills = self.play.kills;
-        self.steps = [0; CAST];
+        self.scenario.set();
+        self.kills = self.scenario.kills;
+        self.steps = [0; MAX_PROCESSES];
         forget_waits();
         word::set_mode(Mode::Step);
-        for process in 0..self.cast.len() {
+        for process in 0..self.coroutines.len() {
             self.seen[process] = 0;
             self.resume(process);
         }
@@ -374,26 +377,27 @@ impl Explorer {
             SEEN.set(self.seen[process]),
             WAITED.set(self.waited[process]),
         );
-        self.cast[process].resume();
+        self.coroutines[process].resume();
         (self.seen[process], self.waited[process]) = (SEEN.get(), WAITED.get());
         self.pending[process] = PENDING.get();
-        CURRENT.set(AUDIENCE);
+        CURRENT.set(OBSERVER);
     }
 
     fn options(&self) -> Vec<Choice> {
         let mut options = Vec::new();
-        let all = || 0..self.cast.len();
+        let all = || 0..self.coroutines.len();
         let running: Vec<_> = all().filter(|p| life(*p) == Life::Running).collect();
         if running.is_empty() {
             return options;
         }
         options.extend(running.iter().map(|p| Choice::Step(*p)));
         if self.kills > 0 {
-            let kill = |p: &&usize| self.play.may_die(**p) && self.pending[**p].1 == Effect::Write;
+            let kill =
+                |p: &&usize| self.scenario.may_die(**p) && self.pending[**p].1 == Effect::Write;
             options.extend(running.iter().filter(kill).map(|p| Choice::Kill(*p)));
         }
         for dead in all().filter(|p| life(*p) == Life::Dead) {
-            let left = self.play.left_by(dead);
+            let left = self.scenario.left_by(dead);
             let after = [
                 (left.owner, Choice::DropOwner(dead)),
                 (left.claims, Choice::DropClaims(dead)),
@@ -419,7 +423,7 @@ impl Explorer {
                 );
                 self.steps[process] += 1;
                 if self.steps[process] > STEPS {
-                    violation(format!("process {process} does not come to an end"));
+                    violation(format!("process {process} does not end"));
                 }
                 self.resume(process);
             }
@@ -427,44 +431,45 @@ impl Explorer {
                 self.kills -= 1;
                 LIVES.with(|lives| lives[process].set(Life::Dead));
             }
-            Choice::DropOwner(process) => self.play.drop_owner(process),
-            Choice::DropClaims(process) => self.play.drop_claims(process),
-            Choice::Free(process) => self.play.free(process),
+            Choice::DropOwner(process) => self.scenario.drop_owner(process),
+            Choice::DropClaims(process) => self.scenario.drop_claims(process),
+            Choice::Free(process) => self.scenario.free(process),
         }
     }
 
     fn state(&self) -> u64 {
-        let mut hash = self.play.state();
-        for (process, seen) in self.seen.iter().enumerate().take(self.cast.len()) {
+        let mut hash = self.scenario.state();
+        for (process, seen) in self.seen.iter().enumerate().take(self.coroutines.len()) {
             hash = mix(mix(hash, life(process) as u64), *seen);
         }
         mix(mix(hash, CLOCK.get()), self.kills.into())
     }
 
-    /// Lets everybody go to the end of the program, the dead as well, where nobody looks any more:
-    /// so that all can begin anew.
+    /// Lets all processes, including dead ones, run to the end of their programs without
+    /// scheduling, so that the next run can start.
     fn finish(&mut self) {
         word::set_mode(Mode::Plain);
-        for process in 0..self.cast.len() {
-            // A finished one waits for its next run already.
+        for process in 0..self.coroutines.len() {
+            // A finished process already waits for its next run.
             if life(process) != Life::Finished {
-                as_process(process, || self.cast[process].resume());
+                as_process(process, || self.coroutines[process].resume());
             }
         }
-        self.play.clear();
+        self.scenario.clear();
     }
 
     fn quit(&mut self) {
         QUIT.set(true);
-        for coroutine in &mut self.cast {
+        for coroutine in &mut self.coroutines {
             coroutine.resume();
         }
         QUIT.set(false);
     }
 
-    /// The choices on a path, each with what it came to.
-    fn retell(&mut self, path: &[Branch]) -> String {
-        let mut told = String::new();
+    /// Runs the choices of a path again, and returns a description of each choice and of the
+    /// resulting state.
+    fn describe_path(&mut self, path: &[Branch]) -> String {
+        let mut text = String::new();
         self.start();
         for Branch { options, taken } in path {
             let choice = options[*taken];
@@ -473,10 +478,10 @@ impl Explorer {
                 _ => String::new(),
             };
             self.choose(choice);
-            told += &format!("{choice:?} {step}  → {}\n", self.play.tell());
+            text += &format!("{choice:?} {step}  → {}\n", self.scenario.describe());
         }
         self.finish();
         VIOLATION.take();
-        told
+        text
     }
 }

@@ -1,25 +1,26 @@
-//! Worlds that are wrong in one way. The checker has to find each.
+//! Deliberate errors in the modelled system. The checkers must detect each of them.
 
 use std::cell::Cell;
 
-/// What is wrong.
+/// An error in the modelled system.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Fault {
     #[default]
     None,
-    /// Claim locks exclude nobody.
+    /// Claim locks do not exclude other processes.
     ClaimLockMissing,
-    /// Who asks after owner locks finds them free.
+    /// Owner locks always appear free.
     OwnerLockUnseen,
-    /// Who has a claim lock does not look at the owner lock again.
+    /// Owner locks appear free to a process that holds a claim lock, as if it did not check them
+    /// again.
     SecondLookMissing,
-    /// Slots are not zeroed.
+    /// Words of charges are not zeroed.
     NotZeroed,
-    /// A claimer does not say that its slot is to be looked at.
+    /// `high_water` is not raised for a newly claimed slot.
     HighWaterMissing,
-    /// Fences do nothing.
+    /// Memory fences have no effect.
     FenceMissing,
-    /// The driver is said to have freed what the dead had.
+    /// The driver claims at once to have freed a dead process's memory.
     DrainMissing,
 }
 
@@ -27,7 +28,7 @@ thread_local! {
     static FAULT: Cell<Fault> = const { Cell::new(Fault::None) };
 }
 
-/// In this thread, from here on.
+/// Sets the error for the rest of this thread.
 pub(crate) fn set(fault: Fault) {
     FAULT.set(fault);
 }

@@ -1,4 +1,4 @@
-//! Files of models: a number for each, and memory in which it lies.
+//! Files of models: each is a number and private memory.
 
 use super::LedgerError;
 use super::lock::Description;
@@ -32,7 +32,7 @@ fn number(path: &Path) -> usize {
     path.to_string_lossy().parse().expect("a number")
 }
 
-/// The path is the number.
+/// Opens a file of zeros. The path is its number.
 pub(super) fn open(path: &Path, _write: bool) -> Result<(Place, Mapping), LedgerError> {
     let book = number(path);
     let place = Place {

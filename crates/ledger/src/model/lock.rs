@@ -1,8 +1,8 @@
-//! File locks of models: all of a file in one word, one byte for each lock, which holds the number
-//! of the description that has it.
+//! File locks of models. One word holds all locks of a file, in one byte per lock. The byte is the
+//! number of the open file description that holds the lock, or 0.
 //!
-//! As in the kernel a lock belongs to a description, goes with its last reference, and one
-//! operation is one step on the file.
+//! As in the kernel, a lock belongs to a description and is dropped with the description's last
+//! reference. Each operation on locks is one step.
 
 use super::MAX_SLOTS;
 use super::atomic::AtomicU64;
@@ -12,39 +12,39 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// Slots that models may use.
+/// Number of slots that models can use.
 pub(super) const SLOTS: usize = 4;
-/// Ledgers that models may use.
+/// Number of ledgers that models can use.
 pub(super) const BOOKS: usize = 2;
-/// Descriptions that one process may have at a time.
+/// Number of descriptions that one process can have open at a time.
 const DESCRIPTIONS: u8 = 8;
 
 thread_local! {
     static LOCKS: &'static [AtomicU64; BOOKS] = Box::leak(Box::default());
-    /// The numbers of the descriptions that exist, a bit each.
-    /// Slots that are there; all others are taken.
+    /// Number of usable slots; all other slots appear taken.
     static USED: Cell<usize> = const { Cell::new(SLOTS) };
+    /// A bit for the number of each open description.
     static OPEN: Cell<u128> = const { Cell::new(0) };
 }
 
-/// The locks of one file.
+/// Returns the word with the locks of one file.
 pub(super) fn locks(book: usize) -> &'static AtomicU64 {
     LOCKS.with(|locks| &locks[book])
 }
 
-/// There are so many slots.
+/// Limits the number of usable slots.
 pub(super) fn use_slots(slots: usize) {
     USED.set(slots);
 }
 
-/// The process that a description with this number belongs to.
+/// Returns the process that a description with this number belongs to.
 pub(super) fn process(number: u8) -> Option<usize> {
     number
         .checked_sub(1)
         .map(|number| usize::from(number / DESCRIPTIONS))
 }
 
-/// A range of lock bytes.
+/// A range of lock bytes of a file.
 #[derive(Copy, Clone)]
 pub(super) struct Bytes {
     start: usize,
@@ -80,7 +80,8 @@ impl Bytes {
         self.start >= MAX_SLOTS
     }
 
-    /// Where they lie in the word of locks. Slots that are not there have none.
+    /// Returns the positions of these locks in the file's word; an empty range for slots that do
+    /// not exist in the model.
     pub(super) fn bytes(self) -> std::ops::Range<usize> {
         let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
         let len = if first < USED.get() { len } else { 0 };
@@ -101,12 +102,12 @@ impl Bytes {
     }
 }
 
-/// Who holds the lock of one byte; 0 nobody.
+/// Returns the description that holds a lock; 0: none.
 pub(super) fn holder(word: u64, bytes: Bytes) -> u8 {
     word.to_le_bytes()[bytes.bytes().start]
 }
 
-/// The word without the locks of some.
+/// Returns the word with the locks removed for which `gone` returns true.
 pub(super) fn without(word: u64, gone: impl Fn(usize, u8) -> bool) -> u64 {
     let mut holders = word.to_le_bytes();
     for (at, holder) in holders.iter_mut().enumerate() {
@@ -134,14 +135,14 @@ impl Drop for Open {
     }
 }
 
-/// An open file.
+/// An open file description.
 pub(super) struct Description(Arc<Open>);
 
 impl Description {
     pub(super) fn new(book: usize) -> Self {
         let first = 1 + explorer::process() as u8 * DESCRIPTIONS;
-        // Loom's threads and the judge have the numbers beyond those of processes.
-        let last = if usize::from(first) > explorer::AUDIENCE * usize::from(DESCRIPTIONS) {
+        // Loom's threads and the judge use the numbers above those of processes.
+        let last = if usize::from(first) > explorer::OBSERVER * usize::from(DESCRIPTIONS) {
             127
         } else {
             first + DESCRIPTIONS
@@ -199,7 +200,7 @@ pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     Ok(!free)
 }
 
-/// Keeps a description without a descriptor.
+/// Keeps a description open without a descriptor.
 pub(super) struct Anchor {
     _open: Arc<Open>,
 }

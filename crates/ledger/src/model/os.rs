@@ -1,4 +1,4 @@
-//! The system of models: time goes by only where somebody waits, in longer and longer steps.
+//! The system of models: time passes only when a process waits, in steps of increasing length.
 
 use super::atomic::AtomicU64;
 use super::model::explorer;

@@ -1,4 +1,4 @@
-//! Numbers of models: 1, 0, 1, 0, … of each process.
+//! Random numbers of models: each process draws 1, 0, 1, 0, …
 
 use super::model::explorer;
 

@@ -1,8 +1,9 @@
-//! The charge algorithm under every order of steps and every value that the memory model allows.
+//! Models of the charge algorithm, under every order of steps and every value that the memory model
+//! lets a load return.
 //!
-//! Each thread is a process with a slot of its own. Patience is a few steps instead of a second;
-//! who runs out of it may be refused, as next to a process that was stopped in the middle of a
-//! charge.
+//! Each thread is a process with its own slot, unless noted. A request waits for a few steps
+//! instead of a second; a request whose steps are used up may be refused, as beside a process that
+//! was stopped in the middle of a charge.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 
 const N: usize = 3;
 
-/// A ledger in ordinary memory.
+/// A ledger's words in ordinary memory.
 struct Book {
     words: [AtomicU64; N],
     high_water: AtomicU64,
@@ -35,7 +36,7 @@ impl Book {
         }
     }
 
-    /// Claims a slot above `high_water`.
+    /// Raises `high_water` above a slot that is being claimed.
     fn raise(&self, slot: usize) {
         self.high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
     }
@@ -76,12 +77,12 @@ impl Rung for Seat {
     fn note(&self, total: u64, _: u64) {
         assert!(
             total <= self.max,
-            "granted at a sum of {total} of {}",
+            "granted although the sum is {total} of {}",
             self.max
         );
     }
 
-    // What a process remembers is its own: it has models of its own below.
+    // The record of a process is private memory; models of its own follow below.
     fn begin(&self) -> bool {
         true
     }
@@ -93,7 +94,7 @@ impl Rung for Seat {
     fn taken(&self, _: u64) {}
 }
 
-/// Nothing to reclaim, nobody dead, patience for so many steps.
+/// Surroundings without idle memory and without dead processes, which wait for a number of steps.
 struct Patience {
     steps: u32,
     over: bool,
@@ -120,14 +121,14 @@ impl Surroundings<Seat> for Patience {
     }
 
     fn wait_for_drain(&mut self) -> bool {
-        unreachable!("nobody is dead")
+        unreachable!("no process is dead")
     }
 }
 
 #[derive(Copy, Clone, Debug, PartialEq)]
 enum Outcome {
     Granted,
-    /// On grounds of what is granted to others.
+    /// Refused because of memory granted to other processes.
     Refused,
     OutOfPatience,
 }
@@ -150,7 +151,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     bounded_model(None, run);
 }
 
-/// With so many places at which one takes the processor from another, at most.
+/// Runs a model with at most this number of preemptions, or with any number.
 pub(super) fn bounded_model(preemptions: Option<usize>, run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -159,7 +160,7 @@ pub(super) fn bounded_model(preemptions: Option<usize>, run: impl Fn() + Sync + 
 }
 
 #[test]
-fn of_two_that_race_for_the_last_bytes_one_gets_them() {
+fn one_of_two_requests_for_the_last_bytes_is_granted() {
     model(|| {
         let book = Book::new([0, 0, 0], 2);
         let other = book.seat(1, 10);
@@ -169,25 +170,25 @@ fn of_two_that_race_for_the_last_bytes_one_gets_them() {
         assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
         assert!(
             [mine, others] != [Outcome::Refused; 2],
-            "both were refused for nothing"
+            "both were refused without a reason"
         );
         if mine == Outcome::Refused {
-            assert_eq!(others, Outcome::Granted, "refused for nothing");
+            assert_eq!(others, Outcome::Granted, "refused without a reason");
         }
         if others == Outcome::Refused {
-            assert_eq!(mine, Outcome::Granted, "refused for nothing");
+            assert_eq!(mine, Outcome::Granted, "refused without a reason");
         }
         let expect = |outcome| if outcome == Outcome::Granted { 6 } else { 0 };
         assert_eq!(
             book.words(),
             [expect(mine), expect(others), 0],
-            "nothing undecided is left"
+            "undecided units are left"
         );
     });
 }
 
 #[test]
-fn a_new_slot_is_seen_by_those_who_do_not_see_it_in_high_water() {
+fn a_request_in_a_new_slot_sees_the_other_or_is_seen() {
     model(|| {
         let book = Book::new([0, 0, 0], 1);
         let newcomer = book.seat(1, 10);
@@ -202,7 +203,7 @@ fn a_new_slot_is_seen_by_those_who_do_not_see_it_in_high_water() {
 }
 
 #[test]
-fn a_withdrawn_attempt_refuses_nobody() {
+fn a_withdrawn_attempt_causes_no_refusal() {
     model(|| {
         let book = Book::new([0, 0, 3], 3);
         let greedy = book.seat(1, 10);
@@ -214,8 +215,8 @@ fn a_withdrawn_attempt_refuses_nobody() {
     });
 }
 
-/// A path of two levels, of which the upper one says no, next to a process that is in the lower one
-/// only.
+/// Runs `climb` with a path of two levels whose upper level refuses, beside a process that charges
+/// only at the lower level.
 fn two_levels(climb: fn(&[Seat], u64)) {
     model(move || {
         let leaf = Book::new([0, 0, 0], 2);
@@ -224,19 +225,23 @@ fn two_levels(climb: fn(&[Seat], u64)) {
         let handle = thread::spawn(move || climb(&path, 6));
         let mine = charge(&[leaf.seat(0, 10)], 5, 2);
         handle.join().expect("the process below both limits");
-        assert_ne!(mine, Outcome::Refused, "nothing else was ever granted");
+        assert_ne!(
+            mine,
+            Outcome::Refused,
+            "the other request was never granted"
+        );
     });
 }
 
 #[test]
-fn a_refusal_further_up_refuses_nobody_below() {
+fn a_refusal_at_the_root_causes_no_refusal_below() {
     two_levels(|path, n| {
         assert_ne!(charge(path, n, 1), Outcome::Granted);
     });
 }
 
 #[test]
-fn memory_that_moves_under_a_reader_is_not_counted_twice() {
+fn memory_that_moves_during_a_look_is_not_counted_twice() {
     model(|| {
         let book = Book::new([0, 6, 0], 3);
         let (from, to) = (book.seat(1, 10), book.seat(2, 10));
@@ -268,8 +273,8 @@ fn two_threads_of_one_process_share_a_word() {
     });
 }
 
-/// What a process has charged ahead, shown in ordinary memory. One store each: loom does not take
-/// the processor away before a store whose thread has just loaded the same word.
+/// A process's idle figure in ordinary memory. Each change is a single store, because loom does not
+/// preempt a thread between a load and a store of the same word.
 struct Ahead<'a>(&'a AtomicU64, u64);
 
 impl charge::Idle for Ahead<'_> {
@@ -282,8 +287,8 @@ impl charge::Idle for Ahead<'_> {
     }
 }
 
-/// A process that uses 2 units runs `act`; somebody looks at what it uses meanwhile. `None` where
-/// the look was given up.
+/// Lets a process that uses 2 units run `act`, while a reader computes the used units. A reader
+/// that gives up checks no result.
 fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
     model(move || {
         let book = Book::new([2 + idle, 0, 0], 1);
@@ -302,7 +307,7 @@ fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
             assert_eq!(
                 charge::granted(units),
                 2 + idle,
-                "what is charged ahead is not used"
+                "units charged ahead were seen as used"
             );
         }
         handle.join().expect("the process");
@@ -310,7 +315,7 @@ fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
 }
 
 #[test]
-fn what_is_charged_ahead_is_never_seen_as_used() {
+fn units_charged_ahead_are_never_seen_as_used() {
     used_meanwhile(
         |seats, idle| charge::attempt(seats, 0, 4, &Ahead(idle, 4)).expect("room"),
         0,
@@ -318,7 +323,7 @@ fn what_is_charged_ahead_is_never_seen_as_used() {
 }
 
 #[test]
-fn what_is_given_back_unused_is_never_seen_as_used() {
+fn units_given_back_unused_are_never_seen_as_used() {
     used_meanwhile(
         |seats, idle| charge::uncharge_idle(seats, 4, &Ahead(idle, 4)),
         4,
@@ -326,8 +331,8 @@ fn what_is_given_back_unused_is_never_seen_as_used() {
 }
 
 #[test]
-#[should_panic(expected = "what is charged ahead is not used")]
-fn a_count_that_changes_before_the_charge_is_found() {
+#[should_panic(expected = "units charged ahead were seen as used")]
+fn a_counter_that_changes_before_the_charge_is_detected() {
     used_meanwhile(
         |seats, idle| {
             charge::Idle::add(&Ahead(idle, 4));
@@ -337,7 +342,7 @@ fn a_count_that_changes_before_the_charge_is_found() {
     );
 }
 
-/// A word of the file and what its process remembers of it.
+/// A word of the file, and its process's own record of it.
 struct Remembered {
     word: AtomicU64,
     record: Record<AtomicU64>,
@@ -372,21 +377,25 @@ impl Remembered {
 }
 
 #[test]
-fn threads_of_one_process_are_no_strangers_to_each_other() {
+fn threads_of_one_process_do_not_distrust_each_other() {
     model(|| {
         let shared = Remembered::new();
         let other = Arc::clone(&shared);
         let handle = thread::spawn(move || [other.take(2), other.add(3)]);
         let mine = [shared.add(1), shared.take(4)];
         let others = handle.join().expect("the other thread");
-        assert_eq!([mine, others], [[0; 2]; 2], "nobody else was there");
+        assert_eq!(
+            [mine, others],
+            [[0; 2]; 2],
+            "a thread mistook its process for another"
+        );
         assert_eq!(shared.begin(), 0);
         assert_eq!(shared.word.load(Ordering::Relaxed), 3);
     });
 }
 
 #[test]
-fn what_a_stranger_took_is_found_by_the_next_who_is_alone() {
+fn units_taken_by_another_process_are_detected_by_the_next_lone_thread() {
     model(|| {
         let shared = Remembered::new();
         let stranger = Arc::clone(&shared);
@@ -398,11 +407,12 @@ fn what_a_stranger_took_is_found_by_the_next_who_is_alone() {
     });
 }
 
-// The model is able to find what goes wrong: algorithms that are known to be wrong fail in it.
+// Algorithms that are known to be wrong. Their models must fail, which shows that the models can
+// detect errors.
 
 #[test]
 #[should_panic(expected = "both were granted")]
-fn check_before_publish_is_found() {
+fn checking_before_publishing_is_detected() {
     fn wrong(seat: &Seat, n: u64) -> bool {
         let fits = charge::look(seat).charged + n <= seat.max();
         if fits {
@@ -422,7 +432,7 @@ fn check_before_publish_is_found() {
 
 #[test]
 #[should_panic(expected = "both were granted")]
-fn publish_without_a_fence_is_found() {
+fn publishing_without_a_fence_is_detected() {
     fn wrong(seat: &Seat, n: u64) -> bool {
         seat.own().fetch_add(n, Ordering::AcqRel);
         let sum: u64 = seat
@@ -442,8 +452,8 @@ fn publish_without_a_fence_is_found() {
 }
 
 #[test]
-#[should_panic(expected = "nothing else was ever granted")]
-fn levels_decided_one_by_one_are_found() {
+#[should_panic(expected = "the other request was never granted")]
+fn deciding_levels_one_by_one_is_detected() {
     two_levels(|path, n| {
         let [leaf, root] = path else { unreachable!() };
         if charge::attempt(std::slice::from_ref(leaf), 0, n, &()).is_ok()

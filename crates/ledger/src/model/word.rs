@@ -1,8 +1,8 @@
-//! The atomic word of models: a plain one, until a model says what else its operations are to be.
+//! The atomic word of models. Its operations are plain ones until a checker controls them.
 //!
-//! The words that a model watches are those that more than one process may change: each operation
-//! on one of them is a step. All other words (figures for people, what is written once, what is a
-//! process's own) are plain.
+//! A model *watches* the words that more than one process may change; each operation on a watched
+//! word is a step. Operations on all other words are plain: figures for display, words written only
+//! once, and words that belong to one process.
 
 use super::super::atomic::Ordering;
 use super::explorer::{self, Effect};
@@ -14,18 +14,18 @@ use std::sync::atomic;
 type Plain = atomic::AtomicU64;
 type Weak = loom::sync::atomic::AtomicU64;
 
-/// What an operation on a watched word is.
+/// The way in which operations on watched words are executed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
-    /// An operation.
+    /// Operations act directly on the word.
     Plain,
-    /// A step that the explorer decides about.
+    /// The explorer schedules each operation as a step.
     Step,
-    /// An operation on a word of loom's.
+    /// Each operation acts on one of loom's words, which model weak memory.
     Weak,
 }
 
-/// The watched words, by address.
+/// The watched words, sorted by address.
 #[derive(Default)]
 struct Watched {
     addresses: Vec<usize>,
@@ -33,7 +33,7 @@ struct Watched {
     weak: Vec<Arc<Weak>>,
 }
 
-/// What a watched word is, of which book.
+/// The kind of a watched word, and the ledger (`book`) and slot that it belongs to.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Name {
     Charged { book: usize, slot: usize },
@@ -60,7 +60,7 @@ pub(crate) fn set_mode(mode: Mode) {
     MODE.set(mode);
 }
 
-/// From here on these are the watched words.
+/// Replaces the watched words.
 pub(crate) fn watch<'a>(words: impl IntoIterator<Item = (Name, &'a AtomicU64)>) {
     let mut words: Vec<_> = words
         .into_iter()
@@ -75,8 +75,8 @@ pub(crate) fn watch<'a>(words: impl IntoIterator<Item = (Name, &'a AtomicU64)>) 
     });
 }
 
-/// To be said in a run of loom's, by its first thread: watched words are loom's from here on.
-pub(crate) fn weaken<'a>(words: impl IntoIterator<Item = &'a AtomicU64>) {
+/// Starts a run of loom: watched words are loom's from now on. Called by the run's first thread.
+pub(crate) fn begin_weak_run<'a>(words: impl IntoIterator<Item = &'a AtomicU64>) {
     let mut weak: Vec<_> = words
         .into_iter()
         .map(|word| (word.address(), word.0.load(Ordering::Relaxed)))
@@ -91,8 +91,8 @@ pub(crate) fn weaken<'a>(words: impl IntoIterator<Item = &'a AtomicU64>) {
     set_mode(Mode::Weak);
 }
 
-/// To be said at the end of a run of loom's: the watched words are plain ones again.
-pub(crate) fn rest() {
+/// Ends a run of loom: the watched words are plain ones again.
+pub(crate) fn end_weak_run() {
     set_mode(Mode::Plain);
     let old = WATCHED.with_borrow_mut(|watched| std::mem::take(&mut watched.weak));
     drop(old);
@@ -111,7 +111,7 @@ impl AtomicU64 {
         &raw const *self as usize
     }
 
-    /// What is there, seen by nobody of the model.
+    /// Reads the value without a step.
     pub(crate) fn peek(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -180,7 +180,7 @@ impl AtomicU64 {
 
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         if mode() == Mode::Plain && value > self.peek() {
-            // The rest of a dead one's program, after its slot was cleaned.
+            // A dead process's program winds up after its slot was cleaned.
             self.store_plain(0);
             return 0;
         }
@@ -239,13 +239,13 @@ impl AtomicU64 {
         Err(before)
     }
 
-    /// As [`Self::peek`].
+    /// Stores a value without a step.
     pub(crate) fn store_plain(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// One indivisible change as the kernel makes it, on what is really there. Says whether it was
-    /// made; nothing else is seen.
+    /// Makes one atomic change as the kernel does, based on the current value. Returns whether
+    /// `change` returned a new value; the process sees only that result.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)
@@ -268,7 +268,7 @@ impl AtomicU64 {
 pub(crate) fn fence(order: Ordering) {
     match mode() {
         Mode::Weak if !fault::is(Fault::FenceMissing) => loom::sync::atomic::fence(order),
-        // In a world in which one step comes after the other there is nothing to order.
+        // In a memory without reordering fences have no effect.
         _ => {}
     }
 }

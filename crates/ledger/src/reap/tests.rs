@@ -1,4 +1,4 @@
-//! What becomes of the slots of the dead.
+//! Tests of cleaning dead processes' slots.
 
 use super::*;
 use crate::charge::{self, UNIT};
@@ -13,7 +13,7 @@ fn reaped(scratch: &Scratch, slot: usize, held: Option<bool>) -> Fate {
     reap(scratch, &file(scratch), slot, &Knows(held))
 }
 
-/// Makes it so many milliseconds since the slot was found dead.
+/// Makes the slot's owner appear to have been found dead `ms` milliseconds ago.
 fn found_dead(scratch: &Scratch, slot: usize, ms: u64) {
     let owner = &scratch.content().slots[slot].owner;
     owner
@@ -26,7 +26,7 @@ fn charged(scratch: &Scratch) -> u64 {
 }
 
 #[test]
-fn the_living_the_nameless_and_the_claimed_are_left_alone() {
+fn owned_empty_and_claimed_slots_are_left_alone() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     assert_eq!(reaped(&scratch, slot.index(), Some(false)), Fate::Live);
@@ -38,12 +38,12 @@ fn the_living_the_nameless_and_the_claimed_are_left_alone() {
     lock::unlock(&other, Bytes::claim(dead)).expect("locks");
     assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
     assert_eq!(charged(&scratch), 0);
-    // It has let go of the slot.
+    // The claim lock was released.
     assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
 }
 
 #[test]
-fn it_drains_as_long_as_the_driver_holds_its_memory() {
+fn a_slot_drains_while_the_driver_holds_its_memory() {
     let scratch = Scratch::new();
     let _alive = scratch.join();
     let dead = scratch.dead(&stranger(1), 3, 0);
@@ -61,13 +61,13 @@ fn it_drains_as_long_as_the_driver_holds_its_memory() {
     assert_eq!(
         reaped(&scratch, dead, Some(true)),
         Fate::Cleaned,
-        "listed for ever"
+        "a driver that lists the process forever"
     );
     assert_eq!(charged(&scratch), 0);
 }
 
 #[test]
-fn where_nobody_can_tell_a_time_decides() {
+fn without_a_witness_the_grace_time_decides() {
     let scratch = Scratch::new();
     let dead = scratch.dead(&stranger(1), 3, 0);
     assert_eq!(
@@ -79,7 +79,7 @@ fn where_nobody_can_tell_a_time_decides() {
         reap(&scratch, &file(&scratch), dead, &NoWitness),
         Fate::Cleaned
     );
-    // A time that is not over yet, or of another clock, begins now.
+    // A time in the future, or by another clock, is replaced by the present time.
     let dead = scratch.dead(&stranger(1), 3, 0);
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
@@ -88,7 +88,7 @@ fn where_nobody_can_tell_a_time_decides() {
         Fate::Draining
     );
     assert!(since.load(Ordering::Relaxed) <= os::boot_ms());
-    // It is not put off by looking again.
+    // Another look does not restart the time.
     found_dead(&scratch, dead, 1);
     let before = since.load(Ordering::Relaxed);
     reap(&scratch, &file(&scratch), dead, &NoWitness);
@@ -96,7 +96,7 @@ fn where_nobody_can_tell_a_time_decides() {
 }
 
 #[test]
-fn what_the_dead_asked_for_and_did_not_get_is_withdrawn_at_once() {
+fn undecided_requests_of_the_dead_are_withdrawn_at_once() {
     let scratch = Scratch::new();
     let dead = scratch.dead(&stranger(1), 7, 5);
     assert_eq!(reaped(&scratch, dead, Some(true)), Fate::Draining);
@@ -105,7 +105,7 @@ fn what_the_dead_asked_for_and_did_not_get_is_withdrawn_at_once() {
 }
 
 #[test]
-fn the_driver_is_asked_about_each_device_with_what_the_process_charged_since() {
+fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
     struct Asked(RefCell<Vec<(Identity, DeviceId, u64)>>);
     impl Witness for Asked {
         fn holds_memory(
@@ -126,7 +126,7 @@ fn the_driver_is_asked_about_each_device_with_what_the_process_charged_since() {
     };
     let process = stranger(1);
     let first = scratch.dead(&process, 3, 0);
-    // Another program of the same process; another process; the same pid again later.
+    // Other programs of the same process, another process, and a later process with the same pid.
     let second = scratch.dead(&process, 2, 1);
     scratch.dead(&stranger(2), 5, 0);
     let reborn = Identity {
@@ -141,7 +141,7 @@ fn the_driver_is_asked_about_each_device_with_what_the_process_charged_since() {
     assert_eq!(
         asked(first),
         (vec![(process, GPU, UNIT)], false),
-        "of one time the lower slot is the older"
+        "of two slots of the same time the lower one is older"
     );
     assert_eq!(asked(second), (vec![(process, GPU, 0)], true));
     birth(first).store(1_001, Ordering::Relaxed);
@@ -156,7 +156,7 @@ fn the_driver_is_asked_about_each_device_with_what_the_process_charged_since() {
 }
 
 #[test]
-fn a_device_that_is_not_in_the_table_cannot_be_asked_about() {
+fn a_device_outside_the_table_is_left_to_the_grace_time() {
     let scratch = Scratch::new();
     let dead = scratch.dead(&stranger(1), 3, 0);
     let unknown = DeviceIndex::new(31).expect("below 32");
@@ -168,7 +168,7 @@ fn a_device_that_is_not_in_the_table_cannot_be_asked_about() {
 }
 
 #[test]
-fn what_the_dead_shared_goes_when_somebody_took_it_over() {
+fn shared_memory_of_the_dead_is_freed_when_a_member_adopts_it() {
     struct Heir(RefCell<Vec<(DeviceId, u64)>>);
     impl Witness for Heir {
         fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
@@ -187,7 +187,7 @@ fn what_the_dead_shared_goes_when_somebody_took_it_over() {
     assert_eq!(
         reaped(&scratch, dead, Some(false)),
         Fate::Draining,
-        "nobody can say who has it"
+        "it is unknown who holds the shared memory"
     );
     let heir = Heir(RefCell::default());
     assert_eq!(reap(&scratch, &file(&scratch), dead, &heir), Fate::Cleaned);
@@ -200,12 +200,12 @@ fn what_the_dead_shared_goes_when_somebody_took_it_over() {
     assert_eq!(
         reaped(&scratch, dead, Some(false)),
         Fate::Cleaned,
-        "nobody to have it"
+        "no living member can hold it"
     );
 }
 
 #[test]
-fn what_came_back_is_written_down() {
+fn freed_memory_is_recorded_as_an_event() {
     let scratch = Scratch::new();
     let process = stranger(1);
     let dead = scratch.dead(&process, 5, 2);
@@ -222,11 +222,15 @@ fn what_came_back_is_written_down() {
         (EventKind::Reap, Some(scratch.device))
     );
     assert_eq!((what.process.pid, what.bytes), (process.pid, 3 * UNIT));
-    assert_eq!(what.charged, 13 * UNIT, "with it");
+    assert_eq!(
+        what.charged,
+        13 * UNIT,
+        "includes the dead process's charge"
+    );
 }
 
 #[test]
-fn a_cleaned_slot_is_as_new() {
+fn a_cleaned_slot_is_empty() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let index = slot.index();
@@ -267,12 +271,12 @@ fn a_cleaned_slot_is_as_new() {
     assert_eq!(
         scratch.usage(scratch.device).refusals,
         1,
-        "the group's figure stays"
+        "the group's count stays"
     );
 }
 
 #[test]
-fn a_sweep_says_what_came_back_and_what_will() {
+fn a_sweep_reports_freed_and_pending_units() {
     let scratch = Scratch::new();
     let own = scratch.join();
     let path = [level(&own, scratch.device, u64::MAX)];
@@ -299,7 +303,7 @@ fn a_sweep_says_what_came_back_and_what_will() {
     assert_eq!(
         sweep(Some(true), false),
         (false, 0, 11),
-        "somebody else is at it"
+        "another process is cleaning"
     );
     lock::unlock(&other, Bytes::claim(first)).expect("locks");
     assert_eq!(sweep(Some(false), false), (true, 0, 6));
@@ -313,17 +317,17 @@ fn a_sweep_says_what_came_back_and_what_will() {
         "a request was withdrawn"
     );
     assert_eq!(sweep(Some(false), false), (true, 0, 0));
-    assert_eq!(charged(&scratch), 1, "our own");
+    assert_eq!(charged(&scratch), 1, "only the process's own charge");
     scratch.dead(&stranger(3), 0, 0);
     assert_eq!(
         sweep(Some(false), false),
         (false, 0, 0),
-        "nothing of this device"
+        "no charge on this device"
     );
 }
 
 #[test]
-fn who_is_on_the_way_out_is_waited_for_if_asked_to() {
+fn exiting_owners_count_as_pending_on_request() {
     let scratch = Scratch::new();
     let own = scratch.join();
     let ending = scratch.join();
@@ -341,8 +345,8 @@ fn who_is_on_the_way_out_is_waited_for_if_asked_to() {
         );
         (swept.cleaned, swept.pending, swept.busy)
     };
-    assert_eq!(sweep(true), (false, 0, 0), "it lives");
-    // Its pid is another's by now.
+    assert_eq!(sweep(true), (false, 0, 0), "the owner is alive");
+    // Another process has the pid now.
     let owner = &scratch.content().slots[ending.index()].owner;
     owner.start_time.store(1, Ordering::Relaxed);
     assert_eq!(sweep(true), (false, 4, 0));

@@ -1,4 +1,4 @@
-//! Who gets which slot, and what its owner notices.
+//! Tests of claiming slots, and of detecting changes that other processes make.
 
 use super::*;
 use crate::charge::UNIT;
@@ -13,20 +13,23 @@ fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
         owner: &file,
         claim: &file,
     };
-    pick(scratch, &candidate, crowd, &mut Random::new()).expect("locks")
+    candidate.pick(crowd, &mut Random::new()).expect("locks")
 }
 
-/// Those that come out in many tries, in order.
+/// Returns the different slots that many attempts pick, in order.
 fn picks_of(scratch: &Scratch, crowd: usize) -> Vec<usize> {
     let mut picks: Vec<_> = (0..100).filter_map(|_| pick_of(scratch, crowd)).collect();
-    assert!([0, 100].contains(&picks.len()), "there is one, or none");
+    assert!(
+        [0, 100].contains(&picks.len()),
+        "either every attempt picks a slot, or none does"
+    );
     picks.sort_unstable();
     picks.dedup();
     picks
 }
 
 #[test]
-fn the_lowest_free_slot_is_taken_where_nobody_else_wants_it() {
+fn a_single_process_takes_the_lowest_free_slot() {
     let scratch = Scratch::new();
     let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
     let indices: Vec<_> = slots.iter().map(Slot::index).collect();
@@ -36,16 +39,16 @@ fn the_lowest_free_slot_is_taken_where_nobody_else_wants_it() {
     assert_eq!(picks_of(&scratch, 1), [1]);
     assert_eq!(scratch.join().index(), 1);
     assert_eq!(scratch.high_water(), 4);
-    assert_eq!(picks_of(&scratch, 1), [1], "it was dropped");
+    assert_eq!(picks_of(&scratch, 1), [1], "the slot was dropped");
 }
 
 #[test]
-fn a_crowd_is_spread_over_free_slots_old_ones_first() {
+fn a_crowd_is_spread_over_the_lowest_free_slots() {
     let scratch = Scratch::new();
     let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
     slots.remove(1);
     assert_eq!(picks_of(&scratch, 3), [1, 4, 5]);
-    // Near the end there are fewer.
+    // Near the end of the ledger there are fewer slots to draw from.
     let high_water = &scratch.content().header.signals.high_water;
     high_water.store(MAX_SLOTS as u64, Ordering::Relaxed);
     for slot in 4..MAX_SLOTS - 1 {
@@ -62,7 +65,7 @@ fn a_crowd_is_spread_over_free_slots_old_ones_first() {
 }
 
 #[test]
-fn a_slot_of_the_dead_that_is_empty_comes_before_a_new_one() {
+fn an_empty_slot_of_a_dead_owner_is_preferred_to_a_new_slot() {
     let scratch = Scratch::new();
     let (_alive, free) = (scratch.join(), scratch.join());
     let killed = scratch.dead(&stranger(1), 0, 0);
@@ -75,7 +78,7 @@ fn a_slot_of_the_dead_that_is_empty_comes_before_a_new_one() {
     let slot = scratch.join();
     assert_eq!(slot.index(), killed);
     assert_eq!(picks_of(&scratch, 1), [charged + 1], "which still drains");
-    // A free one below is as good.
+    // A free slot below `high_water` serves as well.
     drop(slot);
     assert_eq!(picks_of(&scratch, 1), [killed]);
 }
@@ -91,7 +94,7 @@ fn a_reader_cannot_join() {
 }
 
 #[test]
-fn who_comes_when_the_group_is_gone_is_told() {
+fn joining_a_removed_group_is_an_error() {
     let scratch = Scratch::new();
     std::fs::remove_file(scratch.path()).expect("removed");
     let error = scratch.claim(&Identity::of_self(), "").expect_err("gone");
@@ -99,7 +102,7 @@ fn who_comes_when_the_group_is_gone_is_told() {
 }
 
 #[test]
-fn while_a_group_is_being_removed_its_end_is_waited_for() {
+fn a_claim_waits_for_the_end_of_a_removal() {
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
     std::thread::scope(|scope| {
@@ -110,7 +113,7 @@ fn while_a_group_is_being_removed_its_end_is_waited_for() {
         assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
     });
     drop(removal);
-    // One that is not carried out lets in who waited.
+    // After a removal that was not carried out, the waiting process gets in.
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
     std::thread::scope(|scope| {
@@ -122,7 +125,7 @@ fn while_a_group_is_being_removed_its_end_is_waited_for() {
 }
 
 #[test]
-fn a_slot_says_who_has_it_and_where_he_is() {
+fn a_slot_names_its_owner_and_the_owners_group() {
     let scratch = Scratch::new();
     let claim = |below: &str| {
         let slot = scratch.claim(&Identity::of_self(), below).expect("room");
@@ -144,11 +147,11 @@ fn a_slot_says_who_has_it_and_where_he_is() {
     assert_eq!(
         claim("bob"),
         (child_key("bob"), "bob".into()),
-        "nothing of who was before"
+        "figures of the previous owner remain"
     );
     let long = vec!["x".repeat(64); 10].join("/");
     assert_eq!(claim(&long).1, long[..8 * BELOW_WORDS]);
-    // As in a ledger that a member has written to.
+    // Names as a member may have written them into the ledger.
     for forged in ["a\u{1b}[2J", "a\nb", "../lab", "a//b", "/a", "ä"] {
         assert_eq!(claim(forged).1, "", "{forged:?}");
     }
@@ -157,7 +160,7 @@ fn a_slot_says_who_has_it_and_where_he_is() {
 }
 
 #[test]
-fn figures_are_those_of_the_device() {
+fn figures_are_published_per_device() {
     let scratch = Scratch::new();
     let (_first, slot) = (scratch.join(), scratch.join());
     let path = [level(&slot, scratch.device, u64::MAX)];
@@ -171,13 +174,13 @@ fn figures_are_those_of_the_device() {
     assert_eq!(
         slot.charged(scratch.device),
         3 * UNIT,
-        "what is asked for is not granted"
+        "undecided units are not granted"
     );
     assert!(Arc::ptr_eq(slot.ledger(), &scratch));
 }
 
 #[test]
-fn what_others_lowered_is_put_right() {
+fn a_word_that_another_process_lowered_is_repaired() {
     let scratch = Scratch::new();
     let slot = scratch.join();
     let charge = |bytes| crate::try_charge(&[level(&slot, scratch.device, u64::MAX)], bytes);
@@ -189,14 +192,14 @@ fn what_others_lowered_is_put_right() {
     assert!(until > os::boot_ms() - 60_000 && until <= os::boot_ms() + DISTRUST_MS);
     slot.distrust
         .store(os::boot_ms() + 60_000, Ordering::Relaxed);
-    assert!(slot.distrusts() && !charge(UNIT), "for a while");
+    assert!(slot.distrusts() && !charge(UNIT), "distrusts for a while");
     slot.distrust.store(os::boot_ms() - 1, Ordering::Relaxed);
     assert!(!slot.distrusts() && charge(UNIT));
     assert_eq!(slot.distrust.load(Ordering::Relaxed), 0);
 }
 
 #[test]
-fn who_is_hidden_by_a_lowered_high_water_shows_itself() {
+fn a_slot_hidden_by_a_lowered_high_water_is_shown_again() {
     let scratch = Scratch::new();
     let (_first, slot) = (scratch.join(), scratch.join());
     let charge = |bytes| crate::try_charge(&[level(&slot, scratch.device, u64::MAX)], bytes);
@@ -210,11 +213,14 @@ fn who_is_hidden_by_a_lowered_high_water_shows_itself() {
         assert!(charge(UNIT));
     }
     high_water.store(5, Ordering::Relaxed);
-    assert!(charge(UNIT), "others above us are nothing to us");
+    assert!(
+        charge(UNIT),
+        "higher slots of other processes do not matter"
+    );
 }
 
 #[test]
-fn there_is_room_for_what_the_owner_writes() {
+fn space_is_reserved_for_all_that_an_owner_writes() {
     use std::os::unix::fs::MetadataExt;
     let scratch = Scratch::new();
     let blocks = || std::fs::metadata(scratch.path()).expect("there").blocks() * 512;
@@ -231,7 +237,7 @@ fn there_is_room_for_what_the_owner_writes() {
     let pages = (size_of::<SlotPage>() + BLOCKS * 4096) as u64;
     assert!(
         blocks() >= before + pages,
-        "its page, and one of words of each block"
+        "the slot's page, and one page of words per block"
     );
     assert_eq!(
         std::fs::metadata(scratch.path()).expect("there").len(),

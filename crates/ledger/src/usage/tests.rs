@@ -1,11 +1,11 @@
-//! What is read of members that the test writes.
+//! Tests of reading usage, while the test writes the members' slots.
 
 use super::*;
 use crate::charge_unchecked;
 use crate::scratch::{Knows, Scratch, level, stranger};
 
 #[test]
-fn a_group_uses_what_its_members_do() {
+fn a_groups_usage_is_the_sum_of_its_members_usage() {
     let scratch = Scratch::new();
     let device = scratch.device;
     assert_eq!(scratch.usage(device), Usage::default());
@@ -32,13 +32,13 @@ fn a_group_uses_what_its_members_do() {
     assert_eq!(scratch.usage(device).refusals, 2);
     assert_eq!(scratch.usage(scratch.other), Usage::default());
     assert_eq!(scratch.charged(scratch.other), 0);
-    // Who has nothing charged has nothing to show.
+    // Published figures without a charge are not shown.
     slots[1].publish(scratch.other, Category::Linear, 5);
     assert_eq!(scratch.usage(scratch.other).by, [0; Category::COUNT]);
 }
 
 #[test]
-fn a_members_part_is_told_by_device() {
+fn a_members_usage_is_listed_by_device() {
     let scratch = Scratch::new();
     let slot = scratch
         .claim(&Identity::of_self(), "alice/job")
@@ -80,7 +80,7 @@ fn a_members_part_is_told_by_device() {
     );
     let nowhere = process.on(DeviceIndex::new(31).expect("below 32"));
     assert_eq!((nowhere.charged, nowhere.device.get()), (0, 31));
-    // What it had is still said of it.
+    // The published figures stay after the charge is gone.
     crate::uncharge(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
     let stats = slot.stats(scratch.device);
     stats.peak.store(5, Ordering::Relaxed);
@@ -91,7 +91,7 @@ fn a_members_part_is_told_by_device() {
 }
 
 #[test]
-fn the_dead_are_shown_while_they_drain() {
+fn dead_members_are_listed_while_they_drain() {
     let scratch = Scratch::new();
     let alive = scratch.join();
     let dead = scratch.dead(&stranger(1), 5, 0);
@@ -110,7 +110,7 @@ fn the_dead_are_shown_while_they_drain() {
     assert_eq!(
         shown(None),
         [own, (stranger(1).pid, false)],
-        "not found dead yet"
+        "not yet found dead"
     );
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() - 10_000, Ordering::Relaxed);
@@ -119,13 +119,13 @@ fn the_dead_are_shown_while_they_drain() {
     assert_eq!(
         shown(None),
         [own, (stranger(1).pid, false)],
-        "by another clock"
+        "found dead by another clock"
     );
     drop(alive);
 }
 
 #[test]
-fn others_can_give_back_what_they_say_and_no_more_than_they_have() {
+fn reclaimable_memory_is_bounded_by_the_charge() {
     let scratch = Scratch::new();
     let slots = [scratch.join(), scratch.join(), scratch.join()];
     let device = scratch.device;
@@ -133,7 +133,7 @@ fn others_can_give_back_what_they_say_and_no_more_than_they_have() {
         charge_unchecked(&[level(slot, device, u64::MAX)], 10 * UNIT);
         slot.publish_reclaimable(device, reclaimable * UNIT);
     }
-    assert_eq!(reclaimable(&level(&slots[0], device, 0)), 15 * UNIT);
-    assert_eq!(reclaimable(&level(&slots[1], device, 0)), 8 * UNIT);
-    assert_eq!(reclaimable(&level(&slots[1], scratch.other, 0)), 0);
+    assert_eq!(reclaimable(&scratch, slots[0].index(), device), 15 * UNIT);
+    assert_eq!(reclaimable(&scratch, slots[1].index(), device), 8 * UNIT);
+    assert_eq!(reclaimable(&scratch, slots[1].index(), scratch.other), 0);
 }

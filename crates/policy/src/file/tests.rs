@@ -131,7 +131,7 @@ user = []
             "unknown key 'on_eror' in [defaults], did you mean on_error?",
         ),
         (5, "unknown key 'mx' in group 'lab', did you mean max?"),
-        (6, "max: 'lots' is no size"),
+        (6, "max: invalid size 'lots'"),
         (7, "'5': invalid type: integer `5`, expected a string"),
         (9, "'never' is no value of on_limit: expected fail or wait"),
         (10, "'7': invalid type"),
@@ -165,7 +165,7 @@ fn each_mistake_by_itself() {
         ("[group.lab]\nmax = -1", 2, "it leaves out less than 1 MiB"),
         ("[group.lab]\nmax = 1.5", 2, "a size such as"),
         ("[group.lab]\nmax = [1]", 2, "a size such as"),
-        ("[group.lab]\nmax = { '0' = '4Q' }", 2, "'4Q' is no size"),
+        ("[group.lab]\nmax = { '0' = '4Q' }", 2, "invalid size '4Q'"),
         (
             "[group.lab]\nmax = { everything = '4G' }",
             2,

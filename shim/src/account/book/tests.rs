@@ -20,7 +20,7 @@ fn shown(book: &Book, category: Category) -> u64 {
 }
 
 #[test]
-fn free_is_what_the_group_has_and_what_is_idle_here() {
+fn free_is_what_the_group_has_free_and_what_is_idle_here() {
     let group = Scratch::new(&["max=100M"]);
     let book = enter(&group);
     let free = || book.free() / MIB;
@@ -43,7 +43,7 @@ fn free_is_what_the_group_has_and_what_is_idle_here() {
 }
 
 #[test]
-fn each_category_is_shown_and_small_arrays_are_arrays() {
+fn small_arrays_are_published_as_arrays() {
     let group = Scratch::new(&["max=100M"]);
     let book = enter(&group);
     assert!(book.try_charge(MIB));
@@ -62,12 +62,13 @@ fn each_category_is_shown_and_small_arrays_are_arrays() {
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 0));
     book.set_packed(0);
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (36, 30));
-    // What the driver shows for the process beside its own part: 55 is managed.
+    // NVML's figure without the driver's part; the 55 bytes are managed memory, which NVML does not
+    // show.
     assert_eq!(book.named(), 9 * (1 + 2 + 3 + 4 + 5));
 }
 
 #[test]
-fn a_figure_that_never_stands_still_is_shown_for_a_while_only() {
+fn a_figure_that_never_stands_still_is_published_a_limited_number_of_times() {
     let (figure, shown) = (Cell::new(0), Cell::new(0));
     let next = || {
         figure.set(figure.get() + 1);
@@ -82,5 +83,5 @@ fn a_figure_that_never_stands_still_is_shown_for_a_while_only() {
     };
     figure.set(0);
     publish(changes, |bytes| shown.set(bytes));
-    assert_eq!(shown.get(), 7, "what it is when it stands still");
+    assert_eq!(shown.get(), 7, "the figure that stands still");
 }

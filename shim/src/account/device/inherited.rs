@@ -1,5 +1,5 @@
-//! Memory that this process and others have: what it leaves to them, and what comes to it without a
-//! call of its own ([`shared`]).
+//! Memory that this process shares with others: what it leaves to them, and what comes to it
+//! without a call of its own ([`shared`]).
 
 use std::sync::atomic::Ordering;
 
@@ -9,55 +9,59 @@ use super::Device;
 use crate::account::{Process, shared};
 
 impl Device {
-    /// Bytes of the GPU that are in no process's figure; `None` where the driver does not tell.
+    /// Returns the bytes of the GPU that NVML attributes to no process; `None` where the driver
+    /// does not tell.
     pub fn hidden(&self) -> Option<u64> {
         shared::hidden(&self.book.device)
     }
 
-    /// One more allocation of another process here is open.
+    /// Counts an allocation of another process that is opened here.
     pub fn opened(&self) {
         self.opened.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One less.
+    /// Counts an allocation of another process that is closed here.
     pub fn closed(&self) {
         self.opened.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether memory of others may come to this process without a call of its own.
+    /// Returns whether memory of other processes may come to this process without a call of its
+    /// own.
     #[inline]
     pub(super) fn may_inherit(&self) -> bool {
         self.process.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
     }
 
-    /// This process has no part any more in memory of `size` that others may hold and of which it
-    /// has charged `bytes`: all or nothing. They stay charged as long as anybody may have it.
-    /// [`Device::hidden`] was `before` that.
+    /// Leaves memory of `size` bytes that other processes may hold to them. This process has
+    /// charged `bytes` of it, which is either all of it or 0. These bytes stay charged to the group
+    /// for as long as any process may hold the memory. `before` is [`Device::hidden`] from before
+    /// this process let go of the memory.
     pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         let (member, device) = (self.book.member, &self.book.device);
         member.mark_shared(device, (bytes as i64).wrapping_neg());
         member.orphan(device, bytes);
-        // An import that was charged elsewhere, or without its size being known; or another one, of
-        // the same memory.
+        // Either the memory was imported and charged elsewhere, or its size was unknown; or this
+        // process has another import of the same memory.
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }
-        shared::settle_after(member, device, size, before);
+        shared::settle(member, device, size, before);
     }
 
-    /// Gives back what is charged in the group for memory that has left its process and that nobody
-    /// needs. True when there was some.
+    /// Gives back the charge of memory that has left its process and that no process holds. True
+    /// when there was any such charge.
     pub(super) fn settle_orphans(&self) -> bool {
-        shared::settle(self.book.member, &self.book.device)
+        shared::settle(self.book.member, &self.book.device, 0, None)
     }
 
-    /// The driver shows `grown` bytes more for this process than it knew: those of them that are
-    /// memory of others which has come to it are charged as such, and returned.
+    /// Takes over memory of other processes that has come to this process, when NVML shows `grown`
+    /// bytes more for it than are known here. Charges the bytes that are such memory and returns
+    /// them.
     pub(super) fn take_over(&self, grown: u64) -> u64 {
         let (member, device) = (self.book.member, &self.book.device);
         let charge = |category| {
             move |bytes| {
-                // Whoever had it before has not given its charge back.
+                // The process that held the memory before has not given its charge back.
                 self.book.charge_over(bytes);
                 self.book.mark_shared(bytes);
                 self.book.add(category, bytes);

@@ -1,72 +1,55 @@
-//! Measuring: the driver's own figure for this process, beside what calls have named. The
+//! Measuring: compares NVML's figure for this process with the bytes that calls have named. The
 //! difference is the driver's part ([`driver_part`]).
-//!
-//! [`driver_part`]: crate::account::driver_part
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::Device;
 use crate::abi::{Context, Opaque, Status};
-use crate::account::BLOCK;
-use crate::account::driver_part::Measured;
+use crate::account::driver_part::{Measured, Total};
+use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
-/// How old a measurement may grow before a call that takes a block renews it: milliseconds.
+/// The age in milliseconds from which a call that takes a block measures again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// Looks at the driver's figure until nothing moves under it.
+/// The most times that NVML's figure is read again because another thread took or freed memory
+/// meanwhile.
 pub(super) const ATTEMPTS: u32 = 12;
 
-/// What measurements and the calls beside them know of each other.
+/// State that measurements and calls under way share.
 #[derive(Default)]
 pub(super) struct Measuring {
     nvml: figures::Handle,
-    /// Measurements begun.
+    /// The number of measurements that have begun.
     begun: AtomicU64,
-    /// When the last one was made, milliseconds.
+    /// The time of the last measurement, milliseconds.
     pub at: AtomicU64,
-    /// The last measurement erred on the safe side: the next call that may measures again, or the
-    /// thread that destroyed a context meanwhile.
+    /// The last measurement may have counted too much as the driver's part. The next call that may
+    /// measure does so again, or else the thread that was destroying a context meanwhile.
     inexact: AtomicBool,
-    /// Calls that took or freed memory, or destroyed a context, and have ended: counted before each
-    /// looks whether a measurement ran across it.
+    /// The number of calls that took or freed memory, or destroyed a context, and have ended. A
+    /// call is counted here before it looks whether a measurement ran across it.
     ended_calls: AtomicU64,
-    /// Contexts that are being destroyed right now.
+    /// The number of contexts that are being destroyed.
     teardowns: AtomicU32,
 }
 
-/// The driver's figure for this process, and what of it has a name.
-#[derive(Clone, Copy, Debug)]
-pub struct Total {
-    pub figure: u64,
-    pub named: u64,
-    /// A thread may be destroying a context: some of what is named may be gone, and the driver's
-    /// part larger than this shows.
-    pub at_least: bool,
-}
-
-impl Total {
-    /// The driver's part, bytes.
-    pub fn beyond_named(self) -> u64 {
-        self.figure.saturating_sub(self.named)
-    }
-}
-
 impl Device {
-    /// Measures the driver's part and brings the charge in line with it. Without a measurement
-    /// everything stays as it was.
+    /// Measures the driver's part and corrects its charge. Where nothing can be measured,
+    /// everything stays as it was and `None` is returned.
     pub fn measure(&self) -> Option<Measured> {
         let (number, total) = self.look();
         let part = &self.driver_part;
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
-    /// A measurement, with its number.
+    /// Reads the figures. Returns the number of the measurement, and its result.
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
-            // Imported memory that has come to this process since the last one.
+            // Memory of other processes that has come to this one since the last measurement has a
+            // name from here on.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),
@@ -76,24 +59,24 @@ impl Device {
         (number, total)
     }
 
-    /// After a panic of the library's: what calls had paid ahead stayed charged, as they may have
-    /// been made. Without a measurement nobody knows what they took, and it is given back as after
-    /// any call that is not measured.
+    /// Measures after a panic inside the library. What calls had paid ahead stayed charged, as the
+    /// calls may have been made. Where nothing can be measured, the bytes are given back, as after
+    /// any call that cannot be measured.
     pub fn recover(&self) {
         if self.measure().is_none() {
             self.assume(0);
         }
     }
 
-    /// Without a measurement: the driver's part has changed by so many bytes, for as long as its
+    /// Changes the driver's part by so many bytes where it cannot be measured, for as long as its
     /// context lives.
     pub fn assume(&self, change: i64) {
         self.driver_part.assume(&self.book, &self.contexts, change);
     }
 
-    /// After memory was taken or freed: measures again when a measurement ran across it (and may
-    /// have counted it to the driver's part), when memory of others may have come to this process
-    /// meanwhile, or when the last one is old.
+    /// Call after memory was taken or freed. Measures again when a measurement ran across the call
+    /// (and may have counted its memory to the driver's part), when memory of other processes may
+    /// have come to this one meanwhile, or when the last measurement is old.
     pub fn renew(&self, mark: u64) {
         self.measuring.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
@@ -103,17 +86,16 @@ impl Device {
 
     #[inline]
     pub(super) fn is_due(&self, mark: u64) -> bool {
-        self.process.mark() != mark || self.is_inexact() || self.may_inherit() || self.is_old()
+        let age = || monotonic_ms().saturating_sub(self.measuring.at.load(Ordering::Relaxed));
+        self.process.mark() != mark
+            || self.is_inexact()
+            || self.may_inherit()
+            || age() > MEASURE_AGE_MS
     }
 
-    fn is_old(&self) -> bool {
-        let age = monotonic_ms().saturating_sub(self.measuring.at.load(Ordering::Relaxed));
-        age > MEASURE_AGE_MS
-    }
-
-    /// Runs a call that may destroy a context, with all that was in it; `after` tells the account.
-    /// A measurement in between may see memory that is gone and still named: it shows only what
-    /// the driver's part is at least, and is made again here.
+    /// Runs a call that may destroy a context with everything in it; `after` updates the account. A
+    /// measurement that runs meanwhile may see memory that is gone but still named: it shows the
+    /// driver's part only as a lower bound, and is repeated here.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         let teardown = Teardown::begin(&self.measuring.teardowns);
         let status = call();
@@ -126,19 +108,19 @@ impl Device {
         status
     }
 
-    /// Whether the last measurement took more for the driver's part than it is, as other threads
-    /// took and freed all the time.
+    /// Returns whether the last measurement may have counted too much as the driver's part, because
+    /// other threads took and freed memory all the time.
     pub fn is_inexact(&self) -> bool {
         self.measuring.inexact.load(Ordering::SeqCst)
     }
 
-    /// The driver's figure for this process beside the named part; `None` when there is no such
-    /// figure (no NVML, or a PID namespace that it does not know).
+    /// Returns NVML's figure for this process and the named bytes of it; `None` when there is no
+    /// such figure (no NVML, or a PID namespace that NVML does not know).
     ///
-    /// Named memory is entered after the driver has given it and taken out before it frees it, so a
-    /// figure that another thread's call falls into is too large, never too small; that call then
-    /// measures again ([`Device::renew`]). Pools shrink inside synchronise calls, and graph memory
-    /// grows inside launches: they are looked at on both sides of the figure.
+    /// Memory is named after the driver has given it out, and loses its name before the driver
+    /// frees it. So a figure into which another thread's call falls is too large, never too small,
+    /// and that call measures again ([`Device::renew`]). Pools shrink inside synchronise calls and
+    /// graph memory grows inside launches: both are read before and after the figure.
     fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.process.pools.refresh_on(&self.book);
@@ -154,22 +136,23 @@ impl Device {
         })
     }
 
-    /// Bytes of the driver's part that are there for certain, whatever a library that says it is
-    /// NVML tells: the local memory that contexts have from the start, and variables of code.
+    /// Returns the bytes that the driver's part has at least, even where NVML, or a library in its
+    /// place, tells less: the local memory that contexts have from the start, and the variables of
+    /// code.
     fn least_of_driver(&self) -> u64 {
         let contexts = self.contexts.all();
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // Growth is entered, and what has been lowered left out, only after it has been
+            // Growth beyond the start, and lowering below it, are recorded only after they were
             // measured.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
     }
 
-    /// As [`Device::measure_total`]: `look` at what changes by itself, and the driver's figure by
-    /// `own_bytes`.
+    /// As [`Device::measure_total`]. `look` reads what changes by itself, `own_bytes` reads NVML's
+    /// figure.
     pub(super) fn total(
         &self,
         look: impl Fn(),
@@ -180,13 +163,13 @@ impl Device {
         for attempt in 1..=ATTEMPTS {
             let is_last = attempt == ATTEMPTS;
             if is_last {
-                // A call that ends from here on measures again, whatever comes of this attempt.
+                // A call that ends from here on measures again, whatever this attempt finds.
                 inexact.store(true, Ordering::SeqCst);
             }
             look();
             let ended_before = ended_calls();
-            // Before the sum, and again after the other one: what has gone since is counted, and
-            // what has gone before is in no sum.
+            // Read before the first sum and after the second: memory that goes in between is
+            // counted in `gone`, and memory that went earlier is in neither sum.
             let removed_before = self.book.removed();
             let before = self.book.named();
             let figure = own_bytes()?;
@@ -201,17 +184,18 @@ impl Device {
             if at_least {
                 inexact.store(true, Ordering::SeqCst);
             }
-            // A call may have freed after the figure was read, and have ended before it could see
-            // this measurement: each of the two counts first and looks at the other's count then.
+            // A call may have freed memory after the figure was read, and have ended before it
+            // could see this measurement. So each side first counts itself and then reads the
+            // other's count.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);
             } else if !is_last {
                 continue;
             }
-            // Where other threads take and free all the time, the least that was named meanwhile
-            // errs on the safe side: the sums may be equal because one thread has taken what
-            // another one freed.
+            // Where other threads take and free all the time, the least that was named meanwhile is
+            // used, which makes the driver's part too large rather than too small. Even equal sums
+            // do not show that nothing changed: one thread may have taken as much as another freed.
             let named = before.saturating_sub(gone).min(after);
             return Some(Total {
                 figure,
@@ -222,18 +206,18 @@ impl Device {
         None
     }
 
-    /// Code has been loaded in a context here, with at least so many bytes of variables.
+    /// Records code that was loaded in a context here with at least `bytes` of variables.
     pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
         let variables = &self.process.variables;
         variables.insert(code, context, self.ordinal, bytes);
-        // What is smaller lies in the reserve.
+        // Variables smaller than a block lie in the driver's reserve.
         if bytes >= BLOCK && self.measure().is_none() {
             variables.note_assumed(code, context);
             self.assume(bytes as i64);
         }
     }
 
-    /// Code has been unloaded.
+    /// Removes code that was unloaded.
     pub fn forget_variables(&self, code: Opaque) {
         let assumed = self.process.variables.remove(code, self.ordinal);
         if assumed > 0 {
@@ -242,8 +226,8 @@ impl Device {
     }
 }
 
-/// Ends with the call that destroys a context, also where that panics: as long as it lives nothing
-/// is measured exactly.
+/// A call that destroys a context. It ends with this guard, also on a panic; until then no
+/// measurement is exact.
 struct Teardown<'a>(&'a AtomicU32);
 
 impl<'a> Teardown<'a> {

@@ -1,23 +1,23 @@
-//! What a process can do about a full group: it gives back what it holds charged and does not use.
+//! Reclaim: in a full group this process gives back bytes that it has charged and does not use.
 
 use gpulimit_ledger::{DeviceIndex, Pressure, Witness};
 
 use super::Device;
-use crate::account::BLOCK;
 use crate::account::request::Request;
+use crate::account::rounding::BLOCK;
 use crate::account::shared::Heir;
 use crate::message;
 
 impl Device {
-    /// Another member has asked for what is held unused. Not as long as the group uses no more than
-    /// is to be left to it.
+    /// Gives back what is held unused, because another member has asked for it. Keeps everything
+    /// while the group's usage is at or below its `low` setting.
     pub fn give_back_unused(&self) {
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
     }
 
-    /// Gives back what costs nothing; true when something came back.
+    /// Gives back what this process can do without; true when anything came back.
     fn reclaim(&self, trim: bool) -> bool {
         let orphans = self.settle_orphans();
         let spares = self.release_spares();
@@ -26,7 +26,7 @@ impl Device {
         orphans || spares || pools || graphs
     }
 
-    /// A block is charged and not needed: keeps it as a spare, or gives it back.
+    /// Keeps a block that is charged and not needed as this thread's spare, or gives it back.
     pub fn keep_block(&self) {
         if self.spares.own().keep() {
             self.book.add_idle(BLOCK);
@@ -35,7 +35,7 @@ impl Device {
         }
     }
 
-    /// Gives the spare blocks back. True when there was one.
+    /// Gives the spare blocks back. True when there was any.
     pub fn release_spares(&self) -> bool {
         let released = self.spares.take_all();
         self.book.uncharge_idle(released * BLOCK);
@@ -43,7 +43,7 @@ impl Device {
     }
 }
 
-/// What this process can do for a request.
+/// The reclaim for one request.
 pub(super) struct Reclaim<'a> {
     device: &'a Device,
     request: &'a Request<'a>,
@@ -63,7 +63,7 @@ impl<'a> Reclaim<'a> {
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        self.device.reclaim(self.request.trims())
+        self.device.reclaim(self.request.trims)
     }
 
     fn witness(&self) -> &dyn Witness {

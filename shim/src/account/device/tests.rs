@@ -6,18 +6,19 @@ use gpulimit_ledger::{Category, EventKind, Usage};
 
 use super::measuring::ATTEMPTS;
 use super::*;
-use crate::account::BLOCK;
-use crate::account::driver_part::Prepaid;
+use crate::abi::SUCCESS;
+use crate::account::driver_part::{Prepaid, Total};
 use crate::account::openings::Opening;
+use crate::account::rounding::BLOCK;
 use crate::account::scratch::Scratch;
 
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 1000 * MIB;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 
-/// The GPU, as one more process of the group has it.
+/// Opens the GPU as one more process of the group.
 fn join(group: &Scratch) -> &'static Device {
-    let process = Box::leak(Box::new(Process::new()));
+    let process = Box::leak(Box::new(Process::default()));
     let device = Device::enter(process, 0, GPU, CAPACITY, group.member());
     Box::leak(Box::new(device.expect("a device")))
 }
@@ -27,18 +28,18 @@ fn charge(device: &Device, request: Request<'_>) -> bool {
     device.charge(request).map(Charged::spend).is_ok()
 }
 
-/// As [`charge`], ahead.
+/// As [`charge`], but ahead.
 fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
     device.charge_ahead(request).map(Charged::spend).is_ok()
 }
 
-/// What the group has.
+/// Returns the usage of the group.
 fn usage(device: &Device) -> Usage {
     let ledger = device.book.member.ledger();
     ledger.usage(ledger.find_device(&GPU).expect("known"))
 }
 
-/// Charged and idle, MiB.
+/// Returns the charged and the idle MiB of the group.
 fn charged(device: &Device) -> (u64, u64) {
     let usage = usage(device);
     (usage.charged / MIB, usage.idle / MIB)
@@ -48,7 +49,7 @@ fn shown(device: &Device, category: Category) -> u64 {
     usage(device).by[category as usize]
 }
 
-/// The bytes that requests asked for which were refused.
+/// Returns the MiB of each request that was refused.
 fn refusals(device: &Device) -> Vec<u64> {
     let events = device.book.member.ledger().events(0).into_iter();
     events
@@ -86,7 +87,7 @@ fn charges_stop_at_the_limit() {
 }
 
 #[test]
-fn what_is_charged_ahead_is_idle() {
+fn bytes_charged_ahead_are_idle() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     assert!(charge_ahead(device, Request::insisting("a", 20 * MIB)));
@@ -110,7 +111,7 @@ fn what_is_charged_ahead_is_idle() {
     device.book.note_usage();
     device.book.uncharge_idle(10 * MIB);
     assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
-    // Used before it was entered.
+    // The bytes are counted as used before they are counted as idle.
     device.book.remove_idle(10 * MIB);
     assert_eq!(charged(device), (50, 0));
     device.book.add_idle(30 * MIB);
@@ -135,7 +136,8 @@ fn requests_under_way_are_not_free() {
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Not all looks come in the middle of a request, and on a busy machine none for a while.
+        // Some requests must fall into a look, and on a busy machine the looking thread may not run
+        // for a while.
         for request in 0..2_000_000 {
             std::thread::yield_now();
             assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
@@ -147,13 +149,13 @@ fn requests_under_way_are_not_free() {
             }
         }
         over.store(true, Ordering::Relaxed);
-        looking.join().expect("the same at every look");
+        looking.join().expect("free is the same at every look");
     });
     assert!(looks.into_inner() > 0);
 }
 
 #[test]
-fn others_in_the_group_are_noticed() {
+fn charges_of_other_members_are_noticed() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     assert!(charge(device, Request::insisting("a", 10 * MIB)));
@@ -165,7 +167,7 @@ fn others_in_the_group_are_noticed() {
 }
 
 #[test]
-fn what_is_spare_goes_back() {
+fn spare_blocks_are_given_back() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     assert!(charge(device, Request::insisting("a", 5 * BLOCK)));
@@ -180,7 +182,7 @@ fn what_is_spare_goes_back() {
 }
 
 #[test]
-fn a_full_group_gets_back_what_costs_nothing() {
+fn a_full_group_gets_back_unused_charges() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     let reclaim = |trim| {
@@ -200,7 +202,7 @@ fn a_full_group_gets_back_what_costs_nothing() {
     );
     device.book.mark_shared(30 * MIB);
     device.part_with(30 * MIB, 30 * MIB, None);
-    assert_eq!(charged(device), (70, 0), "nobody has it");
+    assert_eq!(charged(device), (70, 0), "no process holds the memory");
     assert!(charge(device, Request::insisting("a", 30 * MIB)));
     device.book.member.orphan(&device.book.device, 10 * MIB);
     assert!(charge_ahead(device, Request::reclaiming(10 * MIB)));
@@ -211,7 +213,7 @@ fn a_full_group_gets_back_what_costs_nothing() {
 }
 
 #[test]
-fn what_is_unused_stays_as_long_as_the_group_is_low() {
+fn unused_charges_stay_while_the_group_is_below_low() {
     let group = Scratch::new(&["max=100M", "low=50M"]);
     let device = join(&group);
     assert!(charge(device, Request::insisting("a", 50 * MIB)));
@@ -271,7 +273,7 @@ fn a_pool_is_asked_for_once() {
             .current_pool()
             .map(|pool| pool.map(std::ptr::from_ref))
     };
-    assert!(handle().is_err(), "nobody to ask");
+    assert!(handle().is_err(), "there is no driver");
     let pool = device.process.pools.known_or(64, || (0, false));
     device.current_pool.set(Some(pool));
     assert_eq!(handle(), Ok(Some(std::ptr::from_ref(pool))));
@@ -279,13 +281,13 @@ fn a_pool_is_asked_for_once() {
     assert!(handle().is_err());
 }
 
-/// An import of `bytes` that is mapped.
+/// Records an import of `bytes` that is mapped.
 fn import(device: &Device, handle: u64, bytes: u64) {
     device.process.vmm.imported(handle, 0);
     device.process.vmm.mapped(handle << 40, handle, bytes);
 }
 
-/// Memory of another process that is open here.
+/// Records memory of another process that is open here.
 fn open(device: &Device, address: u64, bytes: u64) {
     let opening = Opening {
         device: 0,
@@ -299,7 +301,7 @@ fn open(device: &Device, address: u64, bytes: u64) {
 }
 
 #[test]
-fn memory_of_others_may_come_without_a_call() {
+fn memory_of_other_processes_may_come_without_a_call() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     assert!(!device.may_inherit());
@@ -314,7 +316,7 @@ fn memory_of_others_may_come_without_a_call() {
 }
 
 #[test]
-fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
+fn growth_of_the_figure_is_memory_that_has_come_from_others() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     import(device, 5, 10 * MIB);
@@ -328,8 +330,8 @@ fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
     open(device, 128, 4 * MIB);
     open(device, 192, 6 * MIB);
     import(device, 6, 10 * MIB);
-    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "in all");
-    // Not known to be open: nothing is looked for.
+    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "both kinds of memory");
+    // The device does not count it as open, so it is not looked for.
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     open(device, 64, 20 * MIB);
@@ -338,7 +340,7 @@ fn what_the_driver_shows_more_is_memory_of_others_that_has_come() {
 }
 
 #[test]
-fn who_takes_over_gives_back_what_was_charged_for_it() {
+fn taking_memory_over_gives_its_orphan_back() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     let orphan = |device: &Device| {
@@ -347,19 +349,19 @@ fn who_takes_over_gives_back_what_was_charged_for_it() {
     };
     orphan(other);
     assert_eq!(device.take_over(0), 0);
-    assert_eq!(charged(device), (10, 0), "nothing has come");
+    assert_eq!(charged(device), (10, 0), "no memory has come");
     import(device, 5, 10 * MIB);
     assert_eq!(device.take_over(10 * MIB), 10 * MIB);
     assert_eq!(charged(device), (10, 0));
     orphan(device);
     assert_eq!(device.take_over(0), 0);
-    assert_eq!(charged(device), (10, 0), "of its own");
+    assert_eq!(charged(device), (10, 0), "its own orphan stays");
     orphan(device);
     assert!(device.settle_orphans() && !device.settle_orphans());
 }
 
 #[test]
-fn what_others_may_have_is_given_back_where_nobody_tells() {
+fn left_memory_is_given_back_where_the_driver_does_not_tell() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     assert_eq!(device.hidden(), None);
@@ -367,14 +369,15 @@ fn what_others_may_have_is_given_back_where_nobody_tells() {
     device.book.mark_shared(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
-    // Not charged here; by another one, who has left it.
+    // The memory is not charged here but to another member, which has left it.
     assert!(charge(other, Request::insisting("a", 10 * MIB)));
     other.book.member.orphan(&other.book.device, 10 * MIB);
     device.part_with(0, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
 }
 
-/// Looks at the driver's figure, which says `figure`; `meanwhile` gets the number of the look.
+/// Measures with `figure` as NVML's figure; calls `meanwhile` with the number of the attempt.
+/// Returns the named bytes and the driver's part, and the number of attempts.
 fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, u64)>, u32) {
     let looks = Cell::new(0);
     let own_bytes = || {
@@ -390,12 +393,16 @@ fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, 
 }
 
 #[test]
-fn the_drivers_part_is_what_has_no_name() {
+fn the_drivers_part_is_the_figure_without_named_memory() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     assert_eq!(look(device, 0, |_| {}), (Some((0, 0)), 1));
     device.contexts.insert(7);
-    assert_eq!(look(device, 0, |_| {}).0, None, "not listed any more");
+    assert_eq!(
+        look(device, 0, |_| {}).0,
+        None,
+        "the driver no longer lists the process"
+    );
     device.book.add(Category::Linear, 100);
     device.book.add(Category::Managed, 50);
     device.book.set_driver(0, 20);
@@ -409,7 +416,7 @@ fn the_drivers_part_is_what_has_no_name() {
 }
 
 #[test]
-fn a_look_that_something_moves_under_is_made_again() {
+fn a_measurement_is_repeated_where_memory_changes_meanwhile() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     device.book.add(Category::Linear, 100);
@@ -426,13 +433,13 @@ fn a_look_that_something_moves_under_is_made_again() {
     };
     assert_eq!(twice(&take), (Some((120, 880)), 3));
     assert_eq!(twice(&free), (Some((100, 900)), 3));
-    // As much is there as before, and it may have come after what has gone.
+    // The sum is the same as before, but what was taken may have come after what was freed.
     let both = || {
         take();
         free();
     };
     assert_eq!(twice(&both), (Some((100, 900)), 3));
-    // The least that was there meanwhile.
+    // The least that was named meanwhile counts.
     let all_the_time = |change: &dyn Fn()| {
         let looked = look(device, 1000, |_| change());
         assert!(device.is_inexact());
@@ -445,12 +452,13 @@ fn a_look_that_something_moves_under_is_made_again() {
 }
 
 #[test]
-fn a_call_that_ends_beside_a_figure_makes_another_look() {
+fn a_call_that_ends_during_a_measurement_repeats_it() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     look(device, 1000, |_| {});
     let mark = device.process.mark();
-    // It has removed its memory before the look, and frees it after the figure was read.
+    // The call has taken its memory out before the measurement, and frees it after the figure was
+    // read.
     let end_call = || {
         assert_eq!(device.process.mark(), mark, "the call sees no measurement");
         device.renew(mark);
@@ -477,7 +485,7 @@ fn a_call_that_ends_beside_a_figure_makes_another_look() {
 }
 
 #[test]
-fn what_is_measured_while_a_context_goes_is_the_least() {
+fn a_measurement_during_a_teardown_is_a_lower_bound() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     let measured = || {
@@ -498,27 +506,30 @@ fn what_is_measured_while_a_context_goes_is_the_least() {
 }
 
 #[test]
-fn a_measurement_does_until_something_may_have_changed() {
+fn a_measurement_is_due_when_something_may_have_changed() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     let mark = || device.process.mark();
-    assert!(device.is_due(mark()), "there was none");
+    assert!(device.is_due(mark()), "there was no measurement");
     look(device, 10, |_| {});
     assert_ne!(device.measuring.at.load(Ordering::Relaxed), 0);
-    // It does not grow old here.
+    // Keeps the measurement from growing old.
     let keep = || device.measuring.at.store(u64::MAX, Ordering::Relaxed);
     keep();
     assert!(!device.is_due(mark()));
     let before = mark();
     look(device, 10, |_| {});
     keep();
-    assert!(device.is_due(before), "one ran across a call");
+    assert!(device.is_due(before), "a measurement ran across a call");
     device.opened();
-    assert!(device.is_due(mark()), "memory of others may have come");
+    assert!(
+        device.is_due(mark()),
+        "memory of other processes may have come"
+    );
     device.closed();
     assert!(!device.is_due(mark()));
     look(device, 10, |_| device.book.add(Category::Linear, 10));
-    assert!(device.is_due(mark()), "it was not exact");
+    assert!(device.is_due(mark()), "the measurement was not exact");
 }
 
 fn panics<T>(work: impl FnOnce() -> T) {
@@ -537,7 +548,7 @@ fn a_panic_while_a_context_is_destroyed_does_not_end_measuring() {
 }
 
 #[test]
-fn what_is_paid_ahead_goes_back_by_itself() {
+fn prepaid_bytes_go_back_by_themselves() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     let paid = Prepaid::pay(device, Request::insisting("a", 30 * MIB)).expect("room");
@@ -558,7 +569,7 @@ fn what_is_paid_ahead_goes_back_by_itself() {
         paid.offer(6 * MIB);
         panic!("a test");
     });
-    assert_eq!(charged(device), (8, 8), "what was offered is kept on");
+    assert_eq!(charged(device), (8, 8), "the offered bytes are kept");
     device.driver_part.unreserve(&device.book, 8 * MIB);
     assert_eq!(charged(device), (0, 0));
     panics(|| {
@@ -567,12 +578,12 @@ fn what_is_paid_ahead_goes_back_by_itself() {
     });
     assert!(
         !device.driver_part.await_others(Instant::now()),
-        "none is paying"
+        "no call is paying"
     );
 }
 
 #[test]
-fn what_is_charged_for_a_call_goes_back_by_itself() {
+fn charges_for_a_call_go_back_by_themselves() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     let pay = || {
@@ -598,10 +609,10 @@ fn what_is_charged_for_a_call_goes_back_by_itself() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Of what is charged and not promised another thread may give back, which is a refusal where a
-/// third one takes the room.
+/// Another thread may give back what is charged and not yet promised. If a third thread took that
+/// room, the call would be refused.
 #[test]
-fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
+fn bytes_charged_for_a_call_are_promised_at_once() {
     const ROUNDS: u32 = 20_000;
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
@@ -624,7 +635,7 @@ fn what_is_charged_for_a_call_is_promised_to_it_at_once() {
             most = most.max(charges.get());
         }
         over.store(true, Ordering::Relaxed);
-        assert_eq!(most, 1, "charged once each");
+        assert_eq!(most, 1, "each call charges once");
     });
     assert_eq!(charged(device), (0, 0));
 }

@@ -1,34 +1,33 @@
-//! What is paid ahead for one call, as a guard: it goes back where the call is not made, also on a
-//! panic.
+//! Bytes of the driver's part that are paid ahead for one call, as a guard: they go back where the
+//! call is not made, also on a panic.
 
 use super::{DriverPart, Measured, RESERVE, State};
-use crate::account::BLOCK;
 use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::request::Request;
+use crate::account::rounding::BLOCK;
 use crate::refusal::Refused;
 
 /// Bytes of the driver's part that are charged and promised to a call.
-#[must_use = "what is not used is given back at once"]
+#[must_use = "bytes that are not used are given back at once"]
 pub struct Prepaid<'a> {
     device: &'a Device,
     bytes: u64,
-    /// Bytes beside these that were kept for what a context takes later, and that this call may
-    /// take.
+    /// Further bytes that were kept for what a context takes later, and that this call may take.
     offered: u64,
-    /// The driver's part when they were offered: another thread may have measured since then, and
+    /// The driver's part when `offered` was set: another thread may have measured since then and
     /// have seen what the call has taken.
     before: u64,
 }
 
 impl<'a> Prepaid<'a> {
-    /// Nothing yet.
+    /// Returns a guard of 0 bytes.
     pub fn none(device: &'a Device) -> Self {
         Prepaid::lent(device, 0)
     }
 
-    /// Pays for a call that may take up to the bytes of the request. What the reserve covers costs
-    /// nothing.
+    /// Pays for a call that may take up to the bytes of the request. Bytes that the reserve covers
+    /// are not charged again.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -37,8 +36,8 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Lends `bytes` of the reserve to a call that is expected not to need them, without a guard:
-    /// programs do that by the million. False when there is not so much.
+    /// Lends `bytes` of the reserve to a call that is expected not to need them. There is no guard,
+    /// because programs make such calls by the million. False when the reserve has fewer bytes.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -48,7 +47,7 @@ impl<'a> Prepaid<'a> {
         enough
     }
 
-    /// Takes back what was lent.
+    /// Makes a guard of `bytes` that were lent by [`Prepaid::lend`].
     pub fn lent(device: &'a Device, bytes: u64) -> Self {
         Prepaid {
             device,
@@ -62,8 +61,9 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises what is promised to the bytes of the request: out of what is idle, and the rest is
-    /// charged. On a refusal it keeps what it had before. `Err`: the bytes that are due.
+    /// Raises what is promised to the bytes of the request: first out of the idle bytes, and the
+    /// rest is charged. On a refusal the guard keeps what it had before; `Err` holds the bytes that
+    /// are due.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -78,9 +78,9 @@ impl<'a> Prepaid<'a> {
         to: u64,
         charge: &dyn Fn(u64) -> Result<Charged<'a>, Refused>,
     ) -> Result<(), Refused> {
-        // Ends: each round charges what is missing, and what it charges is promised to this call or
-        // pays for what the driver has taken beyond all charges. So less is missing in the next
-        // one, which the group's limit bounds as well.
+        // The loop ends: each round charges what is missing, and this is either promised to this
+        // call or pays for memory that the driver has taken beyond all charges. So less is missing
+        // in the next round, and the group's limit bounds it as well.
         loop {
             let (missing, paying) = {
                 let mut state = self.part().state.lock();
@@ -92,28 +92,31 @@ impl<'a> Prepaid<'a> {
                 }
                 (missing, Paying::begin(self.part(), &mut state))
             };
-            // Not under the lock: charging may wait.
+            // Charging may wait, so it happens outside of the lock.
             let charged = charge(missing)?;
             let more = to.saturating_sub(self.bytes);
-            // In one section: another thread may give back what is charged and not promised.
-            self.bytes += paying.end(|state| {
-                charged.spend();
-                state.held += missing;
-                state.promise(more)
-            });
+            // Under one lock: otherwise another thread might give back what is charged before it is
+            // promised.
+            let mut state = self.part().state.lock();
+            charged.spend();
+            state.held += missing;
+            self.bytes += state.promise(more);
+            drop(state);
+            drop(paying);
         }
     }
 
-    /// As [`Prepaid::raise`] to `bytes` beside what the reserve has for a call whose need is not
-    /// known: where the group is full what is left of the reserve will do, if that is a block.
-    /// Without asking anybody for room. `Err`: the bytes that are due.
+    /// As [`Prepaid::raise`] to `bytes` beside the reserve, for a call whose need is unknown. Where
+    /// the group is full, what is left of the reserve will do if it is at least a block. Never
+    /// waits for room in the group. `Err` holds the bytes that are due.
     pub fn raise_with_reserve(&mut self, bytes: u64) -> Result<(), u64> {
         self.raise(Request::reclaiming(bytes + RESERVE))
             .or_else(|_| self.raise(Request::trimming(self.with_reserve(bytes))))
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// What is due for `bytes` beside what the reserve has: a block of it at least.
+    /// Returns what is due for `bytes` beside what is left of the reserve; where less than a block
+    /// is left, beside a whole reserve.
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
@@ -122,7 +125,7 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Adds up to `bytes` of what the group has left, and refuses nothing.
+    /// Adds up to `bytes` of what the group has left. Never fails.
     pub fn add_some(&mut self, bytes: u64) {
         let bytes = bytes.min(self.device.book.group_free());
         if bytes == 0 {
@@ -136,7 +139,7 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Keeps `bytes` of it charged for what its context will take later.
+    /// Keeps up to `bytes` of the guard charged for what its context will take later.
     pub fn reserve(&mut self, bytes: u64) {
         let book = &self.device.book;
         let mut state = self.part().state.lock();
@@ -148,7 +151,8 @@ impl<'a> Prepaid<'a> {
         self.part().refill(book, &mut state);
     }
 
-    /// The call may also take `bytes` that are kept. Returns the driver's part before it.
+    /// Offers `bytes` that are kept for contexts to the call. Returns the driver's part before the
+    /// call.
     pub fn offer(&mut self, bytes: u64) -> u64 {
         let mut state = self.part().state.lock();
         state.offer(bytes);
@@ -156,7 +160,7 @@ impl<'a> Prepaid<'a> {
         self.before
     }
 
-    /// They have become something that is counted apart: they stay charged for that.
+    /// Hands the bytes, which stay charged, over to another record of the account.
     pub fn hand_over(mut self) {
         let mut state = self.part().state.lock();
         let bytes = self.bytes;
@@ -165,14 +169,14 @@ impl<'a> Prepaid<'a> {
         self.device.book.remove_idle(bytes);
     }
 
-    /// The call is over, whatever came of it: measures, and settles the charge. `Err` when there is
-    /// nothing to measure with.
+    /// Ends the call, whether it succeeded or not: measures, and corrects the charge. `Err` returns
+    /// the guard when nothing can be measured.
     pub fn settle(self) -> Result<Measured, Self> {
         self.settle_offer(|_| 0)
     }
 
-    /// As [`Prepaid::settle`]: `taken` tells from the growth of the driver's part how many of the
-    /// offered bytes are taken.
+    /// As [`Prepaid::settle`]. `taken` says, from the growth of the driver's part, how many of the
+    /// offered bytes the call has taken.
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();
@@ -185,7 +189,8 @@ impl<'a> Prepaid<'a> {
         Ok(part.conclude_with(book, contexts, &mut state, number, total))
     }
 
-    /// As [`Prepaid::settle`], without a measurement: the call has made a context of `bytes`.
+    /// As [`Prepaid::settle`] where nothing can be measured: the call has made a context of
+    /// `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
@@ -196,8 +201,7 @@ impl<'a> Prepaid<'a> {
         part.give_back(book, &mut state);
     }
 
-    /// Nothing is promised any more, and of what was offered so many bytes are `taken`: the others
-    /// are kept on.
+    /// Ends the promise. Of the offered bytes `taken` are taken and the others are kept again.
     fn release(&mut self, state: &mut State, taken: u64) {
         let taken = taken.min(self.offered);
         state.release(self.bytes);
@@ -209,7 +213,7 @@ impl<'a> Prepaid<'a> {
     }
 }
 
-/// The call has not been made, or has taken nothing.
+/// The call has not been made, or has taken no memory.
 impl Drop for Prepaid<'_> {
     fn drop(&mut self) {
         if self.bytes == 0 && self.offered == 0 {
@@ -218,8 +222,8 @@ impl Drop for Prepaid<'_> {
         let part = self.part();
         let mut state = part.state.lock();
         self.release(&mut state, 0);
-        // After a panic nobody knows whether it was made: that stays charged until it is measured
-        // (`Process::recover`).
+        // After a panic it is not known whether the call was made: the bytes stay charged until a
+        // measurement tells (`Process::recover`).
         if !std::thread::panicking() {
             part.give_back(&self.device.book, &mut state);
         }
@@ -227,7 +231,7 @@ impl Drop for Prepaid<'_> {
     }
 }
 
-/// A call that is being charged for.
+/// A call that is being charged for, until this guard is dropped.
 struct Paying<'a>(&'a DriverPart);
 
 impl<'a> Paying<'a> {
@@ -235,25 +239,12 @@ impl<'a> Paying<'a> {
         state.paying += 1;
         Paying(part)
     }
-
-    /// It has been charged for: `enter` tells the state.
-    fn end<T>(self, enter: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.0.state.lock();
-        let entered = enter(&mut state);
-        self.leave(&mut state);
-        std::mem::forget(self);
-        entered
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.paying = state.paying.saturating_sub(1);
-        self.0.settled.notify_all();
-    }
 }
 
-/// It was refused.
 impl Drop for Paying<'_> {
     fn drop(&mut self) {
-        self.leave(&mut self.0.state.lock());
+        let mut state = self.0.state.lock();
+        state.paying = state.paying.saturating_sub(1);
+        self.0.settled.notify_all();
     }
 }

@@ -13,16 +13,16 @@ use crate::account::maps::Map;
 pub struct Exec {
     context: Context,
     pub needs: Vec<Need>,
-    /// A launch leaves something allocated.
+    /// A launch of the graph leaves something allocated.
     pub keeps: bool,
 }
 
-/// What an executable graph needs on one device.
+/// The memory that an executable graph needs on one device.
 pub struct Need {
     pub device: Ordinal,
-    /// Bytes that it takes at most.
+    /// The most bytes that the graph takes on the device.
     bytes: AtomicU64,
-    /// The epoch in which it got them (see [`super::GraphMemory`]); 0 for none.
+    /// The epoch in which the graph got its memory (see [`super::GraphMemory`]); 0 for none.
     epoch: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ impl Need {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// It has turned out to need no more than `bytes`.
+    /// Records that the graph has turned out to need no more than `bytes`.
     pub(super) fn learn(&self, bytes: u64) {
         self.bytes.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -65,17 +65,18 @@ impl Need {
     }
 }
 
-/// Executable graphs by their handles; ordinary ones are not here.
+/// Executable graphs by their handles. Only those with memory nodes are in `by_handle`.
 #[derive(Default)]
 pub struct Execs {
     live: AtomicUsize,
     by_handle: RwLock<Map<GraphExec, Arc<Exec>>>,
-    /// Of graphs whose kernels need local memory: bytes of every thread.
+    /// The local memory that every thread of a graph's kernels needs, bytes; graphs that need none
+    /// are left out.
     per_thread: RwLock<Map<GraphExec, u64>>,
 }
 
 impl Execs {
-    /// What is known of `exec`; `None` for one without memory nodes.
+    /// Returns the entry of `exec`; `None` for a graph without memory nodes.
     #[inline]
     pub fn get(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
@@ -84,13 +85,14 @@ impl Execs {
         self.by_handle.read().get(&exec).cloned()
     }
 
-    /// `exec` was made. What was known by its handle before is of one that has gone.
+    /// Records `exec`, which was made. An older entry with this handle belongs to a graph that is
+    /// gone.
     pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
         self.change(|map| map.insert(exec, known));
     }
 
-    /// Takes out what is known of `exec`, before the driver is asked to destroy it: its handle may
-    /// come back as another.
+    /// Removes the entry of `exec`. Call before the driver is asked to destroy it, as its handle
+    /// may come back as another graph.
     pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
             return None;
@@ -98,7 +100,7 @@ impl Execs {
         self.change(|map| map.remove(&exec))
     }
 
-    /// Bytes of local memory that every thread of a kernel in `exec` needs at most.
+    /// Returns the most bytes of local memory that every thread of a kernel in `exec` needs.
     pub fn per_thread(&self, exec: GraphExec) -> u64 {
         self.per_thread.read().get(&exec).copied().unwrap_or(0)
     }
@@ -110,7 +112,8 @@ impl Execs {
         };
     }
 
-    /// As [`Execs::set_per_thread`], where it is more than was known: whether it is.
+    /// Sets the local memory per thread as [`Execs::set_per_thread`] does, but only where that
+    /// raises it. Returns whether it did.
     pub fn raise_per_thread(&self, exec: GraphExec, bytes: u64) -> bool {
         let raises = bytes > self.per_thread(exec);
         if raises {
@@ -119,7 +122,7 @@ impl Execs {
         raises
     }
 
-    /// Everything of `context` is gone.
+    /// Removes all graphs of `context`, which is gone.
     pub fn drain(&self, context: Context) {
         self.change(|map| map.retain(|_, exec| exec.context != context));
     }
@@ -137,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_until_destroyed_or_gone_with_the_context() {
+    fn a_graph_is_known_until_it_is_destroyed_or_its_context_is() {
         let execs = Execs::default();
         let of = |context| Arc::new(Exec::new(context, &Nodes::default()));
         assert!(execs.get(64).is_none());
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_turns_out_to_be_less_is_needed_and_no_more() {
+    fn a_need_is_only_ever_lowered() {
         let need = Need::new(0, 100);
         for (learnt, bytes) in [(120, 100), (60, 60), (80, 60)] {
             need.learn(learnt);
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_graph_needs_at_most_is_raised_and_not_lowered() {
+    fn the_local_memory_of_a_graph_is_only_raised() {
         let execs = Execs::default();
         assert!(!execs.raise_per_thread(64, 0));
         assert!(execs.raise_per_thread(64, 2048));

@@ -1,25 +1,25 @@
-//! What a graph's memory nodes need, found by walking its nodes.
+//! The memory that a graph's memory nodes need, found by walking its nodes.
 //!
-//! The driver fixes an allocation's address when its node is added, and gives one address twice
+//! The driver fixes an allocation's address when its node is added, and gives out one address twice
 //! within a graph only where one allocation is freed before the other begins (NVIDIA's programming
-//! guide, graph memory nodes). What lies at one address is one piece of memory, so addresses tell
-//! what a graph needs, as they do for blocks; a graph that allocates and frees the same a hundred
-//! times needs it once.
+//! guide, graph memory nodes). Allocations at the same address share one piece of memory, so
+//! addresses tell what a graph needs, as they do for blocks: a graph that allocates and frees the
+//! same memory a hundred times needs it once.
 
 use gpulimit_base::order;
 
 use super::STEP;
 use super::bodies::Bodies;
 use crate::abi::{
-    ALLOCATION_MANAGED, ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, KernelNodeParams,
-    MemAllocNodeParams, NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL,
-    NODE_TYPE_MEM_ALLOC, NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
+    ALLOCATION_MANAGED, ALLOCATION_PINNED, Device as Ordinal, DevicePtr, Graph, MemAllocNodeParams,
+    NODE_TYPE_CONDITIONAL, NODE_TYPE_GRAPH, NODE_TYPE_KERNEL, NODE_TYPE_MEM_ALLOC,
+    NODE_TYPE_MEM_FREE, Node, Opaque, Out, SUCCESS,
 };
 use crate::account::maps::{Map, Set};
-use crate::account::round_up;
-use crate::driver::cuda;
+use crate::account::rounding::round_up;
+use crate::driver::{answer, cuda};
 
-/// Sizes of small allocations are counted in multiples of this.
+/// Sizes of small allocations are rounded up to a multiple of this.
 const GRAIN: u64 = 512;
 
 /// The memory nodes and kernels of a graph and of the graphs in it.
@@ -30,35 +30,30 @@ pub struct Nodes {
     kernels: Set<Opaque>,
 }
 
-/// First address, and the one behind the last.
+/// The first address, and the address after the last.
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Those of `graph`. A handle that is none has none: the call that it was given to has the
-    /// driver's own answer.
+    /// Collects the nodes of `graph`. A handle that is not a graph yields no nodes: the driver
+    /// itself answers the program's call with that handle.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
             NODE_TYPE_KERNEL => nodes.kernels.extend(kernel(node)),
             NODE_TYPE_MEM_ALLOC => nodes.allocates(node),
-            NODE_TYPE_MEM_FREE => {
-                let mut address = 0;
-                if cuda::cuGraphMemFreeNodeGetParams(node, Out::of(&mut address)) == SUCCESS {
-                    nodes.freed.push(address);
-                }
-            }
+            NODE_TYPE_MEM_FREE => nodes.freed.extend(answer(|address| {
+                cuda::cuGraphMemFreeNodeGetParams(node, address)
+            })),
             _ => {}
         });
         nodes
     }
 
     fn allocates(&mut self, node: Node) {
-        let mut params = MemAllocNodeParams::default();
-        if cuda::cuGraphMemAllocNodeGetParams(node, Out::of(&mut params)) != SUCCESS {
-            return;
-        }
-        // Of a managed pool the graph takes device memory all the same (measured).
-        if [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
+        let ask = |params| cuda::cuGraphMemAllocNodeGetParams(node, params);
+        // A node of a managed pool takes device memory all the same (measured).
+        if let Ok::<MemAllocNodeParams, _>(params) = answer(ask)
+            && [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
             && let Some(device) = params.pool.location.device()
         {
             let end = params.dptr.saturating_add(params.bytesize as u64);
@@ -67,17 +62,17 @@ impl Nodes {
         }
     }
 
-    /// The kernels, each once.
+    /// Returns the kernels, each once.
     pub fn kernels(&self) -> impl Iterator<Item = Opaque> {
         self.kernels.iter().copied()
     }
 
-    /// Whether it has no memory nodes.
+    /// Returns whether the graph has no allocation nodes.
     pub fn is_empty(&self) -> bool {
         self.allocated.is_empty()
     }
 
-    /// Whether a launch leaves something allocated.
+    /// Returns whether a launch leaves something allocated.
     pub fn keep(&self) -> bool {
         let mut balance = Map::<DevicePtr, i64>::default();
         for (start, _) in self.allocated.values().flatten() {
@@ -89,7 +84,7 @@ impl Nodes {
         balance.values().any(|left| *left > 0)
     }
 
-    /// Devices, with the bytes that the graph takes there at most.
+    /// Returns the devices, each with the most bytes that the graph takes there.
     pub fn needs(&self) -> impl Iterator<Item = (Ordinal, u64)> {
         self.allocated
             .iter()
@@ -97,7 +92,7 @@ impl Nodes {
     }
 }
 
-/// Shows the kernel of every node of `graph` and of the graphs in it.
+/// Calls `show` with the kernel of every node of `graph` and of the graphs in it.
 pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) {
     walk(graph, bodies, &mut |node, kind| {
         if kind == NODE_TYPE_KERNEL {
@@ -106,23 +101,28 @@ pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) 
     });
 }
 
-/// Shows the nodes of `graph` and of the graphs in it, with their kinds.
+/// Calls `show` with the nodes of `graph` and of the graphs in it, and their kinds.
 fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     each_once(graph, |graph| {
         let mut within = Vec::new();
         for node in list(graph) {
-            match kind(node) {
-                NODE_TYPE_GRAPH => within.extend(child(node)),
-                NODE_TYPE_CONDITIONAL => within.extend(bodies.of(node)),
-                kind => show(node, kind),
+            match answer(|kind| cuda::cuGraphNodeGetType(node, kind)) {
+                Ok(NODE_TYPE_GRAPH) => {
+                    within.extend(answer(|child| {
+                        cuda::cuGraphChildGraphNodeGetGraph(node, child)
+                    }));
+                }
+                Ok(NODE_TYPE_CONDITIONAL) => within.extend(bodies.of(node)),
+                Ok(kind) => show(node, kind),
+                Err(_) => {}
             }
         }
         within
     });
 }
 
-/// Goes through a graph and those `within` it. Each of them once: an entry of a conditional node
-/// that has gone may lead back to where it was found.
+/// Goes through a graph and those `within` it, each once: the stale entry of a conditional node
+/// that is gone may lead back to a graph that was seen already.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -132,28 +132,16 @@ fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     }
 }
 
-fn kind(node: Node) -> i32 {
-    let mut kind = 0;
-    cuda::cuGraphNodeGetType(node, Out::of(&mut kind));
-    kind
-}
-
-fn child(node: Node) -> Option<Graph> {
-    let mut child = 0;
-    let told = cuda::cuGraphChildGraphNodeGetGraph(node, Out::of(&mut child)) == SUCCESS;
-    told.then_some(child)
-}
-
-/// The `CUfunction` or `CUkernel` of a kernel node.
+/// Returns the `CUfunction` or `CUkernel` of a kernel node.
 fn kernel(node: Node) -> Option<Opaque> {
-    let mut params = KernelNodeParams::default();
-    let told = cuda::cuGraphKernelNodeGetParams_v2(node, Out::of(&mut params)) == SUCCESS
-        // Before CUDA 12 there are no kernels beside functions.
-        || cuda::cuGraphKernelNodeGetParams(node, Out::of(&mut params)) == SUCCESS;
-    params.handle().filter(|_| told)
+    answer(|params| cuda::cuGraphKernelNodeGetParams_v2(node, params))
+        // Before CUDA 12 there are only functions, no kernels.
+        .or_else(|_| answer(|params| cuda::cuGraphKernelNodeGetParams(node, params)))
+        .ok()?
+        .handle()
 }
 
-/// The nodes of one graph.
+/// Returns the nodes of one graph.
 fn list(graph: Graph) -> Vec<Node> {
     let mut count = 0usize;
     if cuda::cuGraphGetNodes(graph, 0, Out::of(&mut count)) != SUCCESS || count == 0 {
@@ -165,13 +153,14 @@ fn list(graph: Graph) -> Vec<Node> {
     nodes
 }
 
-/// Most bytes that allocations in these ranges take.
+/// Returns the most bytes that allocations in these ranges take.
 ///
-/// Each piece of more than a step takes its own size rounded up to steps. Smaller ones share steps:
-/// a further one is begun only when none has room, so of any two steps the pieces make up more than
-/// one; and none takes more than one. Measured in steps of 32 MiB: {100} 4, {33} 2, {1 byte} 1,
-/// twenty of 2 MiB 2, {100, 50, 7} 6, for which this says 7. Pieces that lie further apart take the
-/// steps of address space that they touch.
+/// Each piece of more than a step takes its own size rounded up to steps. Smaller pieces share
+/// steps: a further step is begun only when no step has room, so the pieces in any two steps add up
+/// to more than one step, and no piece takes more than one. Measured in steps of 32 MiB: {100}
+/// takes 4, {33} takes 2, {1 byte} takes 1, twenty of 2 MiB take 2, and {100, 50, 7} takes 6, for
+/// which this function returns 7. Pieces that lie further apart take the steps of address space
+/// that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
@@ -206,7 +195,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BASE: DevicePtr = 0x7f00_0000_0000;
 
-    /// Ranges one behind the other, each at a multiple of 512 bytes.
+    /// Returns ranges one after the other, each starting at a multiple of 512 bytes.
     fn packed(sizes: &[u64]) -> Vec<Range> {
         let mut end = BASE;
         let mut range = |bytes: &u64| {
@@ -227,11 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn graphs_that_are_in_each_other_are_gone_through_once() {
+    fn graphs_that_contain_each_other_are_walked_once() {
         let mut met = Vec::new();
         each_once(1, |graph| {
             met.push(graph);
-            assert!(met.len() < 100, "for ever");
+            assert!(met.len() < 100, "the walk never ends");
             vec![graph % 3 + 1, 3]
         });
         met.sort_unstable();
@@ -239,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_freed_is_kept() {
+    fn a_graph_keeps_what_it_does_not_free() {
         assert!(Nodes::default().is_empty() && !Nodes::default().keep());
         assert!(!nodes(&[1], &[]).is_empty());
         for (allocated, freed, keeps) in [
@@ -248,7 +237,7 @@ mod tests {
             (&[64, 128], &[128], true),
             (&[64, 64], &[64], true),
             (&[64, 64], &[64, 64], false),
-            // What another graph has allocated.
+            // The address 128 was allocated by another graph.
             (&[64], &[64, 128], false),
         ] {
             assert_eq!(nodes(allocated, freed).keep(), keeps, "{allocated:?}");
@@ -256,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn never_less_than_measured() {
+    fn the_estimate_is_never_less_than_measured() {
         for (sizes, measured) in [
             (&[100 * MIB][..], 128),
             (&[1], 32),
@@ -273,24 +262,24 @@ mod tests {
     fn one_address_is_one_piece_of_memory() {
         let hundred = vec![(BASE, BASE + 100 * MIB); 100];
         assert_eq!(most(hundred), 128 * MIB);
-        // A part of what another had.
+        // Allocations inside of the range of another.
         let mut parts = vec![(BASE, BASE + 100 * MIB)];
         parts.extend((0..10).map(|at| (BASE + at * 10 * MIB, BASE + (at + 1) * 10 * MIB)));
         assert_eq!(most(parts), 128 * MIB);
     }
 
     #[test]
-    fn a_thousand_small_ones_share_steps() {
+    fn small_allocations_share_steps() {
         assert_eq!(most(packed(&[4096; 1000])), 32 * MIB);
         assert_eq!(most(packed(&[20 * MIB, 13 * MIB])), 64 * MIB);
         assert_eq!(most(packed(&[32 * MIB])), 32 * MIB);
         assert_eq!(most(packed(&[31 * MIB; 4])), 128 * MIB);
-        // Of which no two fit into one.
+        // No two of these fit into one step.
         assert_eq!(most(packed(&[17 * MIB; 3])), 96 * MIB);
     }
 
     #[test]
-    fn what_lies_apart_takes_the_steps_it_touches() {
+    fn allocations_that_lie_apart_take_the_steps_they_touch() {
         let apart = (0..10).map(|at| (BASE + at * STEP, BASE + at * STEP + 1));
         assert_eq!(most(apart.collect()), 10 * STEP);
     }

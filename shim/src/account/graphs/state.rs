@@ -1,32 +1,33 @@
-//! The figures of a device's graph memory: what is charged, promised and reserved, and which graphs
-//! have their memory (see [`super`]). Neither the driver nor the ledger is asked here.
+//! The figures of a device's graph memory: the bytes that are charged, promised and reserved, and
+//! which graphs have their memory (see [`super`]). This file calls neither the driver nor the
+//! ledger.
 
 use super::execs::Need;
 
-/// Which stream it is: the driver's number of it, and for threads' own default streams the
-/// thread's.
+/// The identity of a stream: the driver's number of it, and for a thread's default stream the
+/// number of the thread.
 pub type Identity = (u64, u64);
 
 #[derive(Default)]
 pub struct State {
-    /// Charged for graph memory.
+    /// Bytes that are charged for graph memory.
     held: u64,
-    /// Of `held`, promised to launches under way that may make it grow.
+    /// Bytes of `held` that are promised to launches under way that may make graph memory grow.
     prepaid: u64,
-    /// Reserved by the driver as last seen.
+    /// Bytes that the driver had reserved when it was last asked.
     reserved: u64,
-    /// Launches that are being charged for.
+    /// The number of launches that are being charged for.
     paying: u32,
-    /// Needs of backed launches under way.
+    /// The bytes that backed launches under way need.
     backed: u64,
-    /// Stays charged while there are any.
+    /// Bytes that stay charged while backed launches are under way.
     floor: u64,
-    /// Launches under way that begin an epoch.
+    /// The number of launches under way that begin an epoch.
     beginning: u32,
     epoch: u64,
     /// The stream of the present epoch.
     stream: Option<Identity>,
-    /// Launches begun, and ended, so far.
+    /// The numbers of launches that have begun, and that have ended.
     begun: u64,
     ended: u64,
 }
@@ -34,55 +35,41 @@ pub struct State {
 /// A launch or an upload under way.
 pub struct Launch<'a> {
     need: &'a Need,
-    bytes: u64,
-    paid: u64,
-    backed: bool,
-    /// Begins an epoch.
+    /// The most bytes that the launch takes.
+    pub bytes: u64,
+    /// Bytes that are promised to the launch.
+    pub(super) paid: u64,
+    /// The launch is backed: its graph has its memory already.
+    pub(super) backed: bool,
+    /// The launch begins an epoch.
     begins: bool,
     epoch: u64,
     number: u64,
-    /// Reserved before it.
+    /// Bytes that were reserved before the launch.
     reserved: u64,
-    /// There was no graph memory, and no other launch under way, when it was paid for.
+    /// When the launch was paid for, there was no graph memory and no other launch under way.
     alone: bool,
-    /// So many had ended when it was to be paid for.
+    /// The number of launches that had ended when this one was to be paid for.
     ended: u64,
 }
 
-/// What a launch that cannot be paid for may wait for.
+/// The kinds of events for which a launch may wait that cannot be paid for.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// Another thread's launch was faster: it ends, or has ended meanwhile.
+    /// A launch of another thread has the bytes. It will end, or has ended meanwhile.
     Others,
-    /// What is reserved is in use, perhaps by the work of its own stream.
+    /// Work is using the reserved memory, perhaps work of the launch's own stream.
     OwnWork,
 }
 
-impl Launch<'_> {
-    /// Bytes that it takes at most.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether it has its memory.
-    pub(super) fn is_backed(&self) -> bool {
-        self.backed
-    }
-
-    /// Bytes that are promised to it.
-    pub(super) fn paid(&self) -> u64 {
-        self.paid
-    }
-}
-
-/// What is due for a launch, and the part of it that was idle.
+/// The bytes that are due for a launch, and the part of them that was idle.
 pub struct Payment {
     due: u64,
     lent: u64,
 }
 
 impl Payment {
-    /// Has the rest charged, where there is one.
+    /// Charges the rest by `charge`, where there is a rest.
     pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
         match self.rest() {
             0 => Ok(()),
@@ -96,12 +83,12 @@ impl Payment {
 }
 
 impl State {
-    /// Bytes charged for graph memory.
+    /// Returns the bytes that are charged for graph memory.
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Bytes that the driver has reserved, as last seen.
+    /// Returns the bytes that the driver had reserved when it was last asked.
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
@@ -112,13 +99,13 @@ impl State {
             .saturating_sub(self.reserved.max(floor) + self.prepaid)
     }
 
-    /// Whether launches that are paid for, or backed, are on their way.
+    /// Returns whether launches that are paid for, being paid for, or backed are under way.
     fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
 
-    /// A launch in `stream` (`None`: nobody knows which it is) of a graph that `keeps` something
-    /// allocated.
+    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph that `keeps`
+    /// something allocated or not.
     pub fn begin<'a>(
         &mut self,
         need: &'a Need,
@@ -127,7 +114,8 @@ impl State {
     ) -> Launch<'a> {
         let bytes = need.bytes();
         let same = stream.is_some() && stream == self.stream;
-        // One that leaves something allocated must not meet another thread's on its way.
+        // A launch that leaves something allocated must not run beside a backed launch of another
+        // thread.
         let apart = self.beginning == 0 && !(keeps && self.backed > 0);
         let backed = same && apart && need.epoch() == self.epoch;
         let begins = keeps || !same;
@@ -156,8 +144,8 @@ impl State {
         }
     }
 
-    /// Bytes to be charged ahead for a launch: where it begins an epoch, also for the backed ones
-    /// that it may cost their memory.
+    /// Returns the bytes to be charged ahead for a launch. A launch that begins an epoch also pays
+    /// for the backed launches under way, which may lose their memory to it.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -166,13 +154,13 @@ impl State {
         }
     }
 
-    /// A launch is to be paid for, perhaps not for the first time.
+    /// Notes that a launch is about to be paid for, perhaps not for the first time.
     pub fn approach(&self, launch: &mut Launch<'_>) {
         launch.ended = self.ended;
     }
 
-    /// What a launch may wait for that could not be paid for, having `waited` for its own work or
-    /// not.
+    /// Returns what a launch may wait for that could not be paid for. `waited`: it has waited for
+    /// the work of its own stream already.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -180,20 +168,21 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Whether there is not enough idle for a launch, and others under way may leave it more.
+    /// Returns whether the idle bytes are too few for a launch and other launches under way may
+    /// leave it more.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
 
-    /// The device was trimmed for a launch, which has none of its memory from before.
+    /// Records that the device was trimmed for a launch, which so has none of its earlier memory.
     pub fn begin_anew(&mut self, launch: &mut Launch<'_>) {
         self.epoch += 1;
         launch.epoch = self.epoch;
         launch.reserved = self.reserved;
     }
 
-    /// Promises as much of what is idle as there is of what is due to a launch, which then pays the
-    /// rest: [`State::pay`].
+    /// Promises the idle bytes to a launch, up to what is due. The launch then pays the rest:
+    /// [`State::pay`].
     pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
         let due = self.due(launch);
         let lent = self.idle().min(due);
@@ -202,7 +191,7 @@ impl State {
         Payment { due, lent }
     }
 
-    /// The rest of a payment was charged; or it could not be, and nothing is promised.
+    /// Ends a payment. `charged`: the rest of it was charged; otherwise the launch gets no bytes.
     pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
         self.paying -= 1;
         if charged {
@@ -215,8 +204,8 @@ impl State {
         }
     }
 
-    /// The driver has so much reserved. What it has grown by beyond what was paid is to be charged,
-    /// and returned.
+    /// Records the bytes that the driver has reserved. Returns the growth beyond what was paid,
+    /// which the caller has to charge.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -225,7 +214,7 @@ impl State {
         beyond
     }
 
-    /// A launch is over: nothing is promised to it any more.
+    /// Ends what was promised to a launch.
     pub fn end(&mut self, launch: &Launch<'_>) {
         self.prepaid = self.prepaid.saturating_sub(launch.paid);
         if launch.backed {
@@ -234,13 +223,13 @@ impl State {
         self.ended += 1;
     }
 
-    /// Draws conclusions from a launch that is over, after a look at what is reserved. True when it
-    /// has left what nobody uses, having failed.
+    /// Concludes a launch that is over, after the reserved bytes were read. True when it has failed
+    /// and left memory that no graph uses.
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // Who got its memory meanwhile, in an epoch that this launch did not see, is not sure
-            // of it.
+            // A graph that got its memory meanwhile, in an epoch that this launch did not see, is
+            // not sure of that memory.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {
@@ -255,19 +244,19 @@ impl State {
         false
     }
 
-    /// What no launch needs is given back: so many bytes.
+    /// Removes the bytes that no launch needs, and returns them.
     pub fn release(&mut self) -> u64 {
         let idle = self.idle();
         self.held -= idle;
         idle
     }
 
-    /// The device was trimmed: no graph is sure of its memory.
+    /// Records that the device was trimmed: no graph is sure of its memory.
     pub fn trimmed(&mut self) {
         self.epoch += 1;
     }
 
-    /// All graph memory is gone: what there was.
+    /// Records that all graph memory is gone. Returns the state before that.
     pub fn clear(&mut self) -> State {
         let gone = State {
             epoch: self.epoch + 1,
@@ -291,7 +280,7 @@ mod tests {
         Need::new(0, bytes)
     }
 
-    /// Begins and pays; so much was charged for it.
+    /// Begins and pays a launch. Returns it, and the bytes that were charged for it.
     fn start<'a>(
         state: &mut State,
         need: &'a Need,
@@ -299,7 +288,7 @@ mod tests {
         stream: Option<Identity>,
     ) -> (Launch<'a>, u64) {
         let mut launch = state.begin(need, keeps, stream);
-        let charged = if launch.is_backed() {
+        let charged = if launch.backed {
             0
         } else {
             pay(state, &mut launch)
@@ -311,7 +300,7 @@ mod tests {
         let payment = state.lend(launch);
         let mut charged = 0;
         let all = payment.complete(|rest| {
-            assert_ne!(rest, 0, "of nothing nobody is asked");
+            assert_ne!(rest, 0, "a charge of 0 bytes is not asked for");
             charged = rest;
             Ok::<_, ()>(())
         });
@@ -319,7 +308,7 @@ mod tests {
         charged
     }
 
-    /// The launch is over, and so much is reserved then; what is given back.
+    /// Ends the launch, when so many bytes are reserved. Returns the bytes that are given back.
     fn finish(state: &mut State, launch: &Launch<'_>, reserved: u64) -> u64 {
         state.end(launch);
         assert_eq!(state.see(reserved), 0);
@@ -327,52 +316,56 @@ mod tests {
         state.release()
     }
 
-    /// A whole launch.
+    /// Runs a launch from beginning to end.
     fn run(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>, reserved: u64) {
         let (launch, _) = start(state, need, keeps, stream);
         finish(state, &launch, reserved);
     }
 
-    /// Whether a launch would not be charged.
+    /// Returns whether a launch is backed, and so not charged.
     fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
         let (launch, _) = start(state, need, keeps, stream);
         let reserved = state.reserved();
         finish(state, &launch, reserved);
-        launch.is_backed()
+        launch.backed
     }
 
     #[test]
     fn a_launch_pays_ahead_and_gets_back_what_it_did_not_need() {
         let (mut state, graph) = (State::default(), need(100));
         let (launch, charged) = start(&mut state, &graph, false, S);
-        assert_eq!((charged, launch.bytes(), launch.paid()), (100, 100, 100));
+        assert_eq!((charged, launch.bytes, launch.paid), (100, 100, 100));
         assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
-        assert_eq!(state.release(), 0, "it is promised");
+        assert_eq!(state.release(), 0, "the bytes are promised");
         assert_eq!(finish(&mut state, &launch, 64), 36);
         assert_eq!((state.held(), state.reserved(), state.ended), (64, 64, 1));
         assert!(!state.under_way());
     }
 
     #[test]
-    fn what_is_idle_pays_first() {
+    fn idle_bytes_pay_first() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 100);
         assert_eq!(state.see(30), 0);
         let (launch, charged) = start(&mut state, &graph, false, S);
-        assert_eq!((charged, launch.paid()), (30, 100));
+        assert_eq!((charged, launch.paid), (30, 100));
         assert_eq!(state.release(), 0);
-        // All of it, where there is enough.
+        // All of it comes out of the idle bytes, where these are enough.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);
-        assert_eq!((charged, other.paid(), state.held()), (0, 20, 130));
+        assert_eq!((charged, other.paid, state.held()), (0, 20, 130));
         assert_eq!(state.release(), 10);
-        assert_eq!(finish(&mut state, &other, 20), 0, "promised to the first");
+        assert_eq!(
+            finish(&mut state, &other, 20),
+            0,
+            "the rest is promised to the first launch"
+        );
         assert_eq!(finish(&mut state, &launch, 100), 20);
     }
 
     #[test]
-    fn what_cannot_be_charged_is_promised_to_nobody() {
+    fn a_payment_that_fails_promises_no_bytes() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 100);
         state.see(60);
@@ -382,7 +375,7 @@ mod tests {
         assert_eq!(payment.complete(Err), Err(60));
         state.pay(&mut launch, &payment, false);
         assert!(!state.under_way());
-        assert_eq!((launch.paid(), state.release()), (0, 40));
+        assert_eq!((launch.paid, state.release()), (0, 40));
     }
 
     #[test]
@@ -390,7 +383,7 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         assert!(!state.under_way());
         let mut launch = state.begin(&graph, false, S);
-        assert!(!state.under_way(), "it has nothing yet");
+        assert!(!state.under_way(), "it has no bytes yet");
         let payment = state.lend(&launch);
         assert!(state.under_way(), "it is being charged for");
         state.pay(&mut launch, &payment, true);
@@ -398,22 +391,22 @@ mod tests {
         finish(&mut state, &launch, 100);
         assert!(!state.under_way());
         let (launch, _) = start(&mut state, &graph, false, S);
-        assert!(launch.is_backed() && state.under_way());
+        assert!(launch.backed && state.under_way());
         finish(&mut state, &launch, 100);
         assert!(!state.under_way());
     }
 
     #[test]
-    fn who_lacks_something_may_gain_by_others_under_way() {
+    fn a_launch_short_of_bytes_may_gain_by_others_under_way() {
         let (mut state, first, second) = (State::default(), need(100), need(60));
         let (launch, _) = start(&mut state, &first, false, S);
         let other = state.begin(&second, false, S);
         assert!(state.may_gain(&other));
         state.end(&launch);
-        assert!(!state.may_gain(&other), "nobody is left to wait for");
+        assert!(!state.may_gain(&other), "no launch is left to wait for");
         let (_, charged) = start(&mut state, &second, false, S);
         assert_eq!((charged, state.held()), (0, 100));
-        // 40 are idle.
+        // 40 bytes are idle.
         let (fits, more) = (need(40), need(41));
         let launches = [&fits, &more].map(|need| state.begin(need, false, S));
         assert_eq!(
@@ -423,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_paid_for_waits_for_others_and_then_once_for_its_own_work() {
+    fn an_unpaid_launch_waits_for_others_and_then_once_for_its_own_work() {
         let (mut state, graph, large) = (State::default(), need(100), need(200));
         let mut launch = state.begin(&large, false, S);
         state.approach(&mut launch);
@@ -458,11 +451,11 @@ mod tests {
             "nothing has changed"
         );
         state.see(50);
-        assert!(!is_backed(&mut state, &graph, false, S), "it is less");
+        assert!(!is_backed(&mut state, &graph, false, S), "less is reserved");
     }
 
     #[test]
-    fn nobody_is_sure_of_an_unknown_stream() {
+    fn no_launch_in_an_unknown_stream_is_backed() {
         let (mut state, graph) = (State::default(), need(100));
         for _ in 0..3 {
             assert!(!is_backed(&mut state, &graph, false, None));
@@ -471,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_keeps_something_is_alone_sure_of_its_memory() {
+    fn after_a_graph_that_keeps_memory_only_that_graph_is_backed() {
         let (mut state, graph, keeper) = (State::default(), need(100), need(100));
         run(&mut state, &graph, false, S, 100);
         run(&mut state, &keeper, true, S, 200);
@@ -482,17 +475,17 @@ mod tests {
     }
 
     #[test]
-    fn who_begins_an_epoch_pays_for_the_backed_under_way_and_those_wait_for_it() {
+    fn a_launch_that_begins_an_epoch_also_pays_for_backed_ones_under_way() {
         let (mut state, graph, other) = (State::default(), need(100), need(30));
         run(&mut state, &graph, false, S, 100);
         let (running, _) = start(&mut state, &graph, false, S);
-        assert!(running.is_backed());
+        assert!(running.backed);
         let (begins, charged) = start(&mut state, &other, false, T);
         assert_eq!(charged, 130);
-        // Nobody is backed while one begins an epoch, not even its own graph.
+        // No launch is backed while another begins an epoch, not even one of its own graph.
         other.set_epoch(state.epoch);
         let (late, charged) = start(&mut state, &other, false, T);
-        assert!(!late.is_backed() && charged == 30);
+        assert!(!late.backed && charged == 30);
         finish(&mut state, &late, 100);
         finish(&mut state, &begins, 100);
         assert!(is_backed(&mut state, &other, false, T));
@@ -501,20 +494,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_keeps_something_is_not_backed_beside_others() {
+    fn a_graph_that_keeps_memory_is_not_backed_beside_others() {
         let (mut state, graph, keeper) = (State::default(), need(100), need(100));
         run(&mut state, &keeper, true, S, 100);
         run(&mut state, &graph, false, S, 200);
         let (running, _) = start(&mut state, &graph, false, S);
-        assert!(running.is_backed());
+        assert!(running.backed);
         let (launch, charged) = start(&mut state, &keeper, true, S);
-        assert!(!launch.is_backed());
-        assert_eq!(charged, 200, "of both");
+        assert!(!launch.backed);
+        assert_eq!(charged, 200, "both pay");
         finish(&mut state, &launch, 200);
         finish(&mut state, &running, 200);
     }
 
-    /// What it got in an epoch that has passed meanwhile, others may have had since.
+    /// Other graphs may have taken the memory that a launch got in an epoch that has passed.
     #[test]
     fn an_epoch_that_passes_during_a_launch_leaves_it_unsure() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
@@ -523,7 +516,10 @@ mod tests {
         let (second, _) = start(&mut state, &other, false, S);
         finish(&mut state, &second, 100);
         finish(&mut state, &launch, 100);
-        assert!(!is_backed(&mut state, &other, false, S), "met the first");
+        assert!(
+            !is_backed(&mut state, &other, false, S),
+            "it ran beside the first"
+        );
         assert!(!is_backed(&mut state, &graph, false, S));
     }
 
@@ -535,14 +531,14 @@ mod tests {
         let mut launch = state.begin(&graph, false, T);
         assert_eq!(state.see(0), 0);
         state.begin_anew(&mut launch);
-        assert_eq!(pay(&mut state, &mut launch), 0, "what came back");
+        assert_eq!(pay(&mut state, &mut launch), 0, "the trimmed bytes pay");
         finish(&mut state, &launch, 100);
         assert!(is_backed(&mut state, &graph, false, T));
         assert!(!is_backed(&mut state, &other, false, T));
     }
 
     #[test]
-    fn after_a_trim_that_gave_nothing_back_it_alone_is_sure() {
+    fn after_a_trim_that_freed_nothing_only_the_launched_graph_is_backed() {
         let (mut state, graph, other, third) = (State::default(), need(9), need(9), need(9));
         run(&mut state, &other, false, S, 9);
         let mut launch = state.begin(&graph, false, S);
@@ -556,26 +552,26 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_takes_no_charge_from_the_backed_under_way() {
+    fn a_trim_keeps_the_charge_of_backed_launches_under_way() {
         let (mut state, graph, other) = (State::default(), need(128), need(128));
         run(&mut state, &graph, false, S, 128);
         let (first, _) = start(&mut state, &graph, false, S);
         let mut anew = state.begin(&other, false, S);
-        assert!(first.is_backed() && !anew.is_backed());
+        assert!(first.backed && !anew.backed);
         assert_eq!((state.see(64), state.release()), (0, 0));
-        // One more that has its memory, from after the trim.
+        // A second backed launch, from after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
         let (second, _) = start(&mut state, &other, false, S);
-        assert!(second.is_backed());
+        assert!(second.backed);
         assert_eq!((state.see(0), state.release()), (0, 0));
         assert_eq!(finish(&mut state, &first, 0), 0);
         assert_eq!(finish(&mut state, &second, 0), 128);
     }
 
     #[test]
-    fn what_was_kept_for_the_backed_is_not_for_later_ones() {
+    fn the_floor_of_earlier_backed_launches_does_not_outlive_them() {
         let (mut state, graph, other) = (State::default(), need(128), need(60));
         run(&mut state, &graph, false, S, 128);
         assert!(is_backed(&mut state, &graph, false, S));
@@ -583,7 +579,7 @@ mod tests {
         assert_eq!(state.release(), 68);
         run(&mut state, &graph, false, S, 60);
         let (backed, _) = start(&mut state, &graph, false, S);
-        assert!(backed.is_backed());
+        assert!(backed.backed);
         let (launch, charged) = start(&mut state, &other, false, S);
         assert_eq!(charged, 60);
         assert_eq!(finish(&mut state, &launch, 60), 60, "60 are enough");
@@ -591,31 +587,31 @@ mod tests {
     }
 
     #[test]
-    fn what_a_graph_takes_is_learnt_where_it_is_alone() {
+    fn the_need_of_a_graph_is_learnt_where_it_runs_alone() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 64);
         assert_eq!(graph.bytes(), 64);
-        // There was memory of others.
+        // There was memory of other graphs.
         let (other, third) = (need(100), need(100));
         run(&mut state, &other, false, S, 64);
         assert_eq!(other.bytes(), 100);
         state.see(0);
-        // Others run beside it, who began before it or after it.
+        // Other launches run beside it, which began before it or after it.
         let (launch, _) = start(&mut state, &other, false, S);
         let (beside, _) = start(&mut state, &third, false, S);
         finish(&mut state, &beside, 64);
         state.see(0);
         finish(&mut state, &launch, 64);
         assert_eq!((other.bytes(), third.bytes()), (100, 100));
-        // One that has its memory runs beside it, which was trimmed.
+        // A backed launch runs beside it, and the device was trimmed.
         run(&mut state, &other, false, S, 64);
         let (backed, _) = start(&mut state, &other, false, S);
-        assert!(backed.is_backed());
+        assert!(backed.backed);
         state.see(0);
         run(&mut state, &third, false, S, 64);
         assert_eq!(third.bytes(), 100);
         finish(&mut state, &backed, 64);
-        // Nothing was to be seen.
+        // No bytes were reserved.
         state.see(0);
         run(&mut state, &third, false, S, 0);
         assert_eq!(third.bytes(), 100);
@@ -626,7 +622,7 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         for (reserved, left) in [(64, true), (64, false), (32, false)] {
             let (launch, _) = start(&mut state, &graph, false, S);
-            assert!(!launch.is_backed());
+            assert!(!launch.backed);
             state.end(&launch);
             state.see(reserved);
             assert_eq!(state.conclude(&launch, false), left, "{reserved}");
@@ -636,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_launch_took_is_told_from_what_a_trim_before_it_left() {
+    fn a_failed_launch_after_a_trim_is_known_to_have_taken_memory() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 100);
         let mut launch = state.begin(&graph, false, T);
@@ -649,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_that_nobody_paid_for_is_charged() {
+    fn unpaid_growth_is_charged() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 100);
         assert_eq!((state.see(164), state.held()), (64, 164));
@@ -657,17 +653,17 @@ mod tests {
     }
 
     #[test]
-    fn with_the_last_context_all_is_gone_and_launches_under_way_end_well() {
+    fn launches_under_way_survive_the_end_of_the_last_context() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
         run(&mut state, &graph, false, S, 64);
         assert_eq!(graph.epoch(), state.epoch);
         let gone = state.clear();
         assert_eq!((gone.held(), gone.reserved()), (64, 64));
         assert_eq!((state.held(), state.reserved(), state.ended), (0, 0, 1));
-        // A graph of another device's context is still there.
+        // A graph of another device's context still exists.
         run(&mut state, &other, false, S, 100);
         assert!(!is_backed(&mut state, &graph, false, S));
-        // One is being charged for.
+        // A launch is being charged for.
         let mut paying = state.begin(&other, true, T);
         let payment = state.lend(&paying);
         state.clear();

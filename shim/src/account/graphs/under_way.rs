@@ -1,5 +1,5 @@
-//! A launch under way and its payment, as guards: what is promised to it ends with it, also on a
-//! panic.
+//! A launch under way and its payment, as guards: what is promised to the launch ends with it, also
+//! on a panic.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
@@ -13,21 +13,21 @@ pub struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// The call is over, and has `succeeded` or not: looks how much is reserved now.
+    /// Ends the launch, which has `succeeded` or not: reads how much is reserved now.
     pub fn settle(self, succeeded: bool) {
         self.memory.settle(self.book, &self.launch, succeeded);
         std::mem::forget(self);
     }
 }
 
-/// A panic: nobody knows whether the call was made. What is paid stays charged until the next look
-/// (`Process::recover`).
+/// Dropped by a panic: it is not known whether the call was made. What is paid stays charged until
+/// the next look (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();
         state.end(&self.launch);
         self.book
-            .adjust_headroom((self.launch.paid() as i64).wrapping_neg());
+            .adjust_headroom((self.launch.paid as i64).wrapping_neg());
         state.conclude(&self.launch, false);
         self.memory.settled.notify_all();
     }
@@ -48,7 +48,7 @@ impl Drop for Paying<'_, '_> {
         let mut state = self.memory.state.lock();
         state.pay(self.launch, self.payment, self.charged);
         if self.charged {
-            self.book.adjust_headroom(self.launch.paid() as i64);
+            self.book.adjust_headroom(self.launch.paid as i64);
         } else {
             self.memory.settled.notify_all();
         }

@@ -1,5 +1,5 @@
-//! Allocations of managed pools. They outlive their pool: its memory goes with the last of them
-//! (measured, H200, 580.159.04).
+//! Allocations of managed pools. They outlive their pool, whose memory is freed with the last of
+//! them (measured, H200, 580.159.04).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,14 +12,14 @@ use crate::account::maps::Map;
 #[derive(Default)]
 struct State {
     by_address: Map<DevicePtr, &'static Pool>,
-    /// Destroyed pools whose memory is not given back yet.
+    /// Destroyed pools whose memory has not been given back yet.
     leaving: Vec<&'static Pool>,
 }
 
 /// The allocations of all managed pools of a process.
 #[derive(Default)]
 pub struct Lent {
-    /// Allocations and leaving pools. Most programs have none.
+    /// The number of allocations and destroyed pools. Most programs have none.
     count: AtomicUsize,
     state: Mutex<State>,
 }
@@ -33,19 +33,19 @@ impl Lent {
         result
     }
 
-    /// Whether there are none, as in most programs.
+    /// Returns whether there are no such allocations or pools, as in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// The pool has handed out memory at this address.
+    /// Records memory at this address that the pool has handed out.
     pub fn insert(&self, address: DevicePtr, pool: &'static Pool) {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Takes the allocation at `address` out, before the driver is asked to free it. Returns its
-    /// pool; `None` for other memory.
+    /// Removes the allocation at `address` and returns its pool; `None` for other memory. Call
+    /// before the driver is asked to free it.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
         if self.is_empty() {
@@ -60,12 +60,12 @@ impl Lent {
         self.with(|state| state.by_address.remove(&address))
     }
 
-    /// The pool has been destroyed.
+    /// Records that the pool has been destroyed.
     pub fn leave(&self, pool: &'static Pool) {
         self.with(|state| state.leaving.push(pool));
     }
 
-    /// Takes out the destroyed pools that have no allocations any more.
+    /// Removes and returns the destroyed pools that have no allocations any more.
     pub fn left(&self) -> Vec<&'static Pool> {
         if self.is_empty() {
             return Vec::new();

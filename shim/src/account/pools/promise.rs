@@ -1,4 +1,5 @@
-//! What a pool has promised to a call, as a guard: the promise ends with the call, also on a panic.
+//! The bytes that a pool has promised to a call, as a guard: the promise ends with the call, also
+//! on a panic.
 
 use std::ops::Range;
 
@@ -6,8 +7,8 @@ use super::Pool;
 use crate::abi::DevicePtr;
 use crate::account::book::Book;
 
-/// Of the bytes by which a call may let its pool grow, those that are paid.
-#[must_use = "it ends at once"]
+/// The part of a call's possible growth of its pool that is paid.
+#[must_use = "the promise ends when this is dropped"]
 pub struct Promise<'a> {
     pool: &'a Pool,
     paid: u64,
@@ -15,19 +16,19 @@ pub struct Promise<'a> {
 }
 
 impl<'a> Promise<'a> {
-    /// All of the `growth` has been paid.
+    /// Guards a call whose whole `growth` has been paid.
     #[inline(always)]
     pub fn new(pool: &'a Pool, growth: u64) -> Self {
         Promise::partly(pool, growth, growth)
     }
 
-    /// Of the `growth`, `paid` bytes have been paid.
+    /// Guards a call for which `paid` bytes of the `growth` have been paid.
     #[inline(always)]
     pub fn partly(pool: &'a Pool, paid: u64, growth: u64) -> Self {
         Promise { pool, paid, growth }
     }
 
-    /// The call is over: see [`Pool::settle`].
+    /// Ends the call: see [`Pool::settle`].
     #[inline(always)]
     pub fn settle(self, book: &Book, range: Option<Range<DevicePtr>>) -> bool {
         let (pool, growth) = (self.pool, self.growth);
@@ -35,14 +36,14 @@ impl<'a> Promise<'a> {
         pool.settle(book, growth, range)
     }
 
-    /// It goes on without this guard.
+    /// Keeps the promise when this guard is gone.
     #[inline(always)]
     pub fn stays(self) {
         std::mem::forget(self);
     }
 }
 
-/// The values are handed on one by one, so that a guard need not lie in memory.
+/// The fields are passed on one by one, so that the compiler can keep a guard in registers.
 impl Drop for Promise<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -50,8 +51,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// The call was not made; or it has panicked, and what is paid stays charged until the pool is
-/// looked at (`Process::recover`).
+/// Ends the promise of a call that was not made, or that has panicked: then what is paid stays
+/// charged until the pool is looked at (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {
@@ -59,7 +60,7 @@ fn abandon(pool: &Pool, paid: u64, growth: u64) {
     pool.settled.notify_all();
 }
 
-/// A pool has grown by more than its headroom, until that has been seen to.
+/// Growth of a pool beyond its headroom, until it is charged or undone.
 pub struct Growth<'a>(pub &'a Pool);
 
 impl Drop for Growth<'_> {

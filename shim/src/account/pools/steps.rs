@@ -1,23 +1,23 @@
-//! Which steps of address space a pool's memory lies in: what lets most allocations do without a
+//! The steps of address space in which a pool's memory lies. They let most allocations do without a
 //! look at the pool.
 //!
-//! A pool's memory comes in steps of 32 MiB that are aligned to it, and an allocation that makes
-//! the pool grow lies in what it grew by, at least in part (measured, H100, 580.159.04: half a
-//! million allocations in three streams, with and without work under way). So the steps in which an
-//! allocation ever lay are all that the pool can have, whatever it gave back and took again
-//! meanwhile. As long as they are no more than the pool had when it was last looked at, it cannot
-//! have more now than it had then, if only steps that are known have been handed out since.
+//! A pool's memory comes in steps of 32 MiB that are aligned to their size, and an allocation that
+//! makes the pool grow lies at least in part in what it grew by (measured, H100, 580.159.04: half a
+//! million allocations in three streams, with and without work under way). So the pool can have no
+//! other steps than those in which an allocation ever lay, whatever it gave back and took again
+//! meanwhile. If these are no more than the pool had at the last look, and only known steps have
+//! been handed out since, then the pool has no more now than it had then.
 //!
-//! One step may escape that: the pool grows, and serves the request from an older gap after all,
-//! because work ended meanwhile that had kept it. Such a step is unused, and fits every request of
-//! up to a step, so that no other follows it as long as it stays so: the headroom pays for it. Who
-//! is given memory in it looks, and so does who asks for more than a step. Calls that run beside
-//! each other have paid for a step each.
+//! One step may escape this rule: the pool grows, and after all serves the request from an older
+//! gap, because the work that had kept the gap in use ended meanwhile. Such a step is unused and
+//! fits every request of up to a step, so no second one follows as long as it stays unused: the
+//! headroom pays for it. A call that is given memory in it looks at the pool, and so does a call
+//! for more than a step. Calls that run at the same time have each paid for a step.
 //!
-//! Where the driver puts a pool's memory at other addresses than before (it does where it has given
-//! some back, and where it puts the pieces of an unused reserve together for a request of more than
-//! a step), more steps are known than the pool has, and every allocation is looked at, until it has
-//! them all or nothing at all.
+//! The driver may put a pool's memory at new addresses: where it has given some back, and where it
+//! joins the pieces of an unused reserve for a request of more than a step. Then more steps are
+//! known than the pool has, and every allocation looks at the pool, until the pool has all known
+//! steps or none.
 
 use std::ops::Range;
 
@@ -25,19 +25,20 @@ use super::STEP;
 use crate::abi::DevicePtr;
 use crate::account::maps::Set;
 
-/// As many are known of a pool at most: 256 GiB, in 72 KiB.
+/// The most steps that are known of a pool: 256 GiB, in 72 KiB of memory.
 const MOST: usize = 8192;
 
-/// The steps of a pool that allocations have been in since it was last empty, as it is by default.
+/// The steps in which allocations of a pool have lain since it was last empty. The default is that
+/// of an empty pool.
 #[derive(Default)]
 pub struct Steps {
     known: Set<u64>,
-    /// There may be others.
+    /// The pool may have other steps, too.
     incomplete: bool,
 }
 
 impl Steps {
-    /// Of a pool that may hold memory of which nothing is known.
+    /// Returns the steps of a pool that may hold memory at unknown addresses.
     pub fn incomplete() -> Self {
         Steps {
             incomplete: true,
@@ -45,8 +46,8 @@ impl Steps {
         }
     }
 
-    /// Whether `range` lies in steps that are known, and the pool has had all of these when
-    /// `reserved` bytes were seen.
+    /// Returns whether `range` lies in known steps, and the pool had all of these when its
+    /// `reserved` bytes were read.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
         self.bytes() == reserved
@@ -54,12 +55,12 @@ impl Steps {
             && within(range).all(|step| self.known.contains(&step))
     }
 
-    /// Bytes of the steps that are known.
+    /// Returns the bytes of the known steps.
     pub fn bytes(&self) -> u64 {
         self.known.len() as u64 * STEP
     }
 
-    /// An allocation lies in `range`.
+    /// Records the steps of an allocation in `range`.
     pub fn learn(&mut self, range: &Range<DevicePtr>) {
         for step in within(range) {
             if self.known.len() == MOST {
@@ -87,25 +88,34 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_known_steps_needs_no_look() {
+    fn an_allocation_in_known_steps_needs_no_look() {
         let mut steps = Steps::default();
         assert!(!steps.cover(&at(0, 1), STEP));
         steps.learn(&at(0, 1));
         assert!(steps.cover(&at(0, 1), STEP));
-        assert!(steps.cover(&at(31, MIB), STEP), "to its end");
-        assert!(!steps.cover(&at(31, MIB + 1), STEP), "and not beyond");
+        assert!(steps.cover(&at(31, MIB), STEP), "up to the end of the step");
+        assert!(
+            !steps.cover(&at(31, MIB + 1), STEP),
+            "beyond the end of the step"
+        );
         steps.learn(&at(31, MIB + 1));
         assert!(steps.cover(&at(31, MIB + 1), 2 * STEP));
         assert!(!steps.cover(&at(64, 1), 2 * STEP));
     }
 
     #[test]
-    fn more_or_less_than_the_pool_has_says_nothing() {
+    fn a_look_is_needed_where_the_pool_has_more_or_less_than_the_known_steps() {
         let mut steps = Steps::default();
         steps.learn(&at(0, 3 * STEP));
         assert!(steps.cover(&at(0, 1), 3 * STEP));
-        assert!(!steps.cover(&at(0, 1), 2 * STEP), "given back, and which?");
-        assert!(!steps.cover(&at(0, 1), 3 * STEP + 2 * MIB), "other steps");
+        assert!(
+            !steps.cover(&at(0, 1), 2 * STEP),
+            "an unknown step was given back"
+        );
+        assert!(
+            !steps.cover(&at(0, 1), 3 * STEP + 2 * MIB),
+            "the pool has unknown steps"
+        );
         assert!(!steps.cover(&at(0, 1), 4 * STEP));
         steps = Steps::default();
         steps.learn(&at(32, 1));
@@ -114,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_is_not_known_wholly_is_looked_at_until_it_is_empty() {
+    fn a_pool_with_unknown_steps_is_looked_at_until_it_is_empty() {
         let mut steps = Steps::incomplete();
         steps.learn(&at(0, 1));
         assert!(!steps.cover(&at(0, 1), STEP));

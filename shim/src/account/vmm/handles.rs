@@ -1,28 +1,29 @@
-//! What is known by a handle, and by a number of its own, in few bytes: programs have allocations
-//! by the ten thousand.
+//! Entries by handle and by a number of their own, in few bytes each: programs have tens of
+//! thousands of allocations.
 //!
-//! Entries lie side by side in pieces that stay where they are, their number is their place. Those
+//! Entries lie in pieces of memory that never move, and an entry's number is its place. Entries
 //! whose handles fall into the same bucket are chained.
 //!
-//! A `HashMap` of numbers beside a `Vec` of entries would be shorter, but takes 50 to 105 bytes for
-//! an allocation where this takes up to 56: both double, and both are copied when they do.
+//! A `HashMap` of numbers beside a `Vec` of entries would be less code, but takes 50 to 105 bytes
+//! for an allocation where this takes up to 56: both double their memory, and both copy their
+//! entries when they do.
 
 use std::hash::Hasher;
 use std::iter;
 
 use crate::account::maps::Mix;
 
-/// The number of an entry: another's once it is gone.
+/// The number of an entry. Another entry may get it once the entry is gone.
 pub type Id = u32;
 
 const NONE: Id = Id::MAX;
 
-/// Entries of a piece.
+/// The number of entries in a piece.
 const PIECE: usize = 256;
 
 struct Slot<T> {
     handle: u64,
-    /// The next of its chain; of a free slot, the next free one.
+    /// The next entry of the chain; in a free slot, the next free slot.
     next: Id,
     entry: Option<T>,
 }
@@ -30,7 +31,7 @@ struct Slot<T> {
 /// A set of entries.
 pub struct Handles<T> {
     pieces: Vec<Vec<Slot<T>>>,
-    /// First of the chain of each bucket: a power of two of them, or none.
+    /// The first entry of each bucket's chain. The number of buckets is a power of two, or 0.
     buckets: Vec<Id>,
     free: Id,
 }
@@ -69,7 +70,7 @@ impl<T> Handles<T> {
         iter::successors(first, next).take_while(|id| *id != NONE)
     }
 
-    /// The entry that has last been entered with this handle, if it is still there.
+    /// Returns the entry that was entered last with this handle, if it is still there.
     pub fn find(&self, handle: u64) -> Option<Id> {
         self.chain(handle)
             .find(|id| self.slot(*id).is_some_and(|slot| slot.handle == handle))
@@ -84,7 +85,8 @@ impl<T> Handles<T> {
         slots.filter_map(|slot| slot.entry.as_mut())
     }
 
-    /// Enters what `handle` stands for from now on. Who had it before keeps his number only.
+    /// Records what `handle` stands for from now on. An older entry with this handle is found by
+    /// its number only.
     pub fn insert(&mut self, handle: u64, entry: T) {
         if let Some(before) = self.find(handle) {
             self.unlink(before);
@@ -114,20 +116,18 @@ impl<T> Handles<T> {
         self.link(id);
     }
 
-    /// Slots, free ones among them.
+    /// Returns the number of slots, free ones included.
     fn places(&self) -> usize {
         let last = self.pieces.last().map_or(PIECE, Vec::len);
         self.pieces.len() * PIECE + last - PIECE
     }
 
     fn push(&mut self, slot: Slot<T>) {
-        match self.pieces.last_mut() {
-            Some(piece) if piece.len() < PIECE => piece.push(slot),
-            _ => {
-                let mut piece = Vec::with_capacity(PIECE);
-                piece.push(slot);
-                self.pieces.push(piece);
-            }
+        if self.places().is_multiple_of(PIECE) {
+            self.pieces.push(Vec::with_capacity(PIECE));
+        }
+        if let Some(piece) = self.pieces.last_mut() {
+            piece.push(slot);
         }
     }
 
@@ -155,33 +155,24 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Takes an entry out of its chain, if it is in it.
+    /// Removes an entry from its chain, if it is in one.
     fn unlink(&mut self, id: Id) {
         let Some((handle, next)) = self.slot(id).map(|slot| (slot.handle, slot.next)) else {
             return;
         };
-        let mut before = None;
-        let chained = self.chain(handle).any(|at| {
-            let found = at == id;
-            if !found {
-                before = Some(at);
-            }
-            found
-        });
-        if !chained {
-            return;
-        }
         let bucket = self.bucket(handle);
+        let is_before = |at: &Id| self.slot(*at).is_some_and(|slot| slot.next == id);
+        let before = self.chain(handle).find(is_before);
         let link = match before {
             Some(before) => self.slot_mut(before).map(|slot| &mut slot.next),
-            None => self.buckets.get_mut(bucket),
+            None => self.buckets.get_mut(bucket).filter(|first| **first == id),
         };
         if let Some(link) = link {
             *link = next;
         }
     }
 
-    /// Chains everything anew, over as many buckets as there may be slots soon.
+    /// Chains all entries anew, over as many buckets as there may soon be slots.
     fn spread(&mut self) {
         let buckets = vec![NONE; self.places().next_power_of_two()];
         for mut id in std::mem::replace(&mut self.buckets, buckets) {
@@ -198,10 +189,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_what_is_there() {
+    fn entries_are_found_until_they_are_removed() {
         let mut handles = Handles::default();
         for round in 0..3 {
-            // Aligned, as handles are, and more than before.
+            // Handles are aligned. Every round has more of them than the one before.
             for handle in 1..=5000 * (round + 1) {
                 handles.insert(handle * 64, handle);
             }
@@ -210,7 +201,7 @@ mod tests {
                 assert_eq!(handles.get_mut(id), Some(&mut handle.clone()));
                 if handle % 3 != round {
                     assert_eq!(handles.remove(id), Some(handle));
-                    assert_eq!(handles.remove(id), None, "gone");
+                    assert_eq!(handles.remove(id), None, "it was removed");
                     assert_eq!(handles.find(handle * 64), None);
                 }
             }
@@ -231,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_the_last_ones_who_had_it() {
+    fn a_handle_finds_its_latest_entry() {
         let mut handles = Handles::default();
         handles.insert(5, "first");
         let first = handles.find(5).expect("entered");
@@ -241,7 +232,11 @@ mod tests {
         for handle in 6..100 {
             handles.insert(handle, "other");
         }
-        assert_eq!(handles.find(5), Some(second), "also in other buckets");
+        assert_eq!(
+            handles.find(5),
+            Some(second),
+            "also after the buckets were made anew"
+        );
         assert_eq!(handles.get_mut(first), Some(&mut "first"));
         assert_eq!(handles.remove(second), Some("second"));
         assert_eq!(handles.find(5), None);
@@ -250,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_allocation_takes_few_bytes() {
-        // And a bucket or two of four bytes.
+        // Beside these there are one or two buckets of four bytes.
         assert!(size_of::<Slot<super::super::Allocation>>() <= 48);
     }
 }

@@ -1,9 +1,10 @@
-//! `dlopen`, as a naked tail jump: seen, not wrapped.
+//! The `dlopen` of this library: a naked function that jumps to the C library's.
 //!
-//! With `RTLD_DEEPBIND` a library is bound to its own dependencies first, to libcuda past our
-//! exports and to the C library's `dlsym` past ours. Before such a library comes, the driver's own
-//! symbols are redirected (see [`super::redirect`]). The call itself goes on as it came: the real
-//! `dlopen` looks at its return address for the caller's search path.
+//! The dynamic linker binds a library that is opened with `RTLD_DEEPBIND` to its own dependencies
+//! first: to libcuda instead of the hooks, and to the C library's `dlsym` instead of this
+//! library's. So the driver's own symbols are redirected before such a library is loaded (see
+//! [`super::redirect`]). The call then goes on as the program made it: the C library's `dlopen`
+//! uses its return address to find the caller's search path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::driver::dlsym::next_versioned;
 
-/// The C library's `dlopen`. Read by the assembly below.
+/// The address of the C library's `dlopen`. The assembly below reads it.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(fallback as *mut c_void);
 
 #[cfg(target_arch = "x86_64")]
@@ -19,12 +20,13 @@ const DLOPEN_VERSION: &CStr = c"GLIBC_2.2.5";
 #[cfg(target_arch = "aarch64")]
 const DLOPEN_VERSION: &CStr = c"GLIBC_2.17";
 
-/// Stands in where the real one cannot be found: nothing can be opened.
+/// Stands in where the C library's `dlopen` cannot be found: every open fails.
 extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Remembers the C library's `dlopen` where [`next_versioned`] does not find it.
+/// Stores the address of the C library's `dlopen`, for a process where [`next_versioned`] would not
+/// find it.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
@@ -42,10 +44,10 @@ unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
     }
 }
 
-/// `dlopen` of the preloaded library.
+/// The `dlopen` of this library.
 ///
 /// # Safety
-/// As the C library's.
+/// The same as for the C library's `dlopen`.
 #[cfg(all(not(test), target_arch = "x86_64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -65,10 +67,10 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_voi
     )
 }
 
-/// `dlopen` of the preloaded library.
+/// The `dlopen` of this library.
 ///
 /// # Safety
-/// As the C library's.
+/// The same as for the C library's `dlopen`.
 #[cfg(all(not(test), target_arch = "aarch64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

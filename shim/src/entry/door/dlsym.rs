@@ -1,8 +1,8 @@
-//! `dlsym`, as a naked tail jump.
+//! The `dlsym` of this library: a naked function that jumps to the C library's.
 //!
-//! The real `dlsym` looks at its return address to know who asks (`RTLD_NEXT`, namespaces). So our
-//! export never calls it on behalf of the program: it asks [`decide`] whether the answer is a hook,
-//! and otherwise jumps on with all registers as they came.
+//! The C library's `dlsym` uses its return address to identify the caller (for `RTLD_NEXT` and
+//! namespaces), so this library must not call it on behalf of the program. The export asks
+//! [`decide`] whether the answer is a hook; otherwise it jumps on with all registers unchanged.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -11,34 +11,35 @@ use std::ffi::{CStr, c_char, c_void};
 use crate::driver::dlsym::REAL;
 use crate::driver::dlsym::{real, real_dlsym};
 
-/// Address of our hook when `name` in `handle` is a hooked function of the driver, else null ("let
-/// the real one answer").
+/// Returns the address of the hook if `name` in `handle` is a hooked function of the driver; null
+/// if the C library's `dlsym` is to answer.
 ///
-/// Runs before constructors, inside allocators and in forked children: for foreign names it looks
-/// at a few bytes and nothing else.
+/// Runs before constructors, inside allocators and in forked children. So it reads only the first
+/// bytes of a name that cannot be the driver's, and does nothing else for it.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
     if handle.is_null() || name.is_null() {
-        // RTLD_DEFAULT finds our exports by itself.
+        // With RTLD_DEFAULT the C library's `dlsym` finds the exports of this library by itself.
         return std::ptr::null();
     }
-    // SAFETY: the program passes a NUL-terminated string; reading stops at the first mismatch, so
-    // at the NUL at the latest.
+    // SAFETY: the program passes a NUL-terminated string. Reading stops at the first byte that
+    // differs, so at the NUL at the latest.
     let byte = |at: usize| unsafe { *name.add(at) } as u8;
-    let ours = match byte(0) {
+    let may_be_hooked = match byte(0) {
         b'c' => byte(1) == b'u' && byte(2).is_ascii_uppercase(),
         b'n' => byte(1) == b'v' && byte(2) == b'm' && byte(3) == b'l',
         _ => false,
     };
-    if !ours {
+    if !may_be_hooked {
         return std::ptr::null();
     }
     if handle == libc::RTLD_NEXT {
-        // Only the real one knows the caller, and may find the driver from there.
+        // Only the C library's `dlsym` knows the caller. Its search may find the driver after the
+        // caller.
         let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }
-    // SAFETY: as above.
+    // SAFETY: the program passes a NUL-terminated string.
     let found = real_dlsym(handle, unsafe { CStr::from_ptr(name) });
     if found.is_null() {
         return std::ptr::null();
@@ -47,10 +48,10 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
     translated.unwrap_or(std::ptr::null())
 }
 
-/// `dlsym` of the preloaded library.
+/// The `dlsym` of this library.
 ///
 /// # Safety
-/// As the C library's.
+/// The same as for the C library's `dlsym`.
 #[cfg(all(not(test), target_arch = "x86_64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -74,10 +75,10 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// `dlsym` of the preloaded library.
+/// The `dlsym` of this library.
 ///
 /// # Safety
-/// As the C library's.
+/// The same as for the C library's `dlsym`.
 #[cfg(all(not(test), target_arch = "aarch64"))]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

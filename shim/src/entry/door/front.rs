@@ -1,12 +1,14 @@
-//! The way past us by a library in front of us: found at the start, and closed.
+//! Finds libraries that the dynamic linker searches before this one, and makes their symbols lead
+//! to the hooks.
 //!
 //! The dynamic linker searches the libraries of `LD_PRELOAD` before those of /etc/ld.so.preload. So
-//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` before ours, and `LD_PRELOAD=libcuda.so.1`
-//! the driver's functions. Then the symbol tables of the C library and the driver (this process's
-//! copies) are made to name our functions, and so are the pointers that the linker has already
-//! bound to theirs. Other libraries keep their place: a wrapper of `dlsym` is called first, and
-//! finds ours where it looks for the C library's. Nothing recurses, as ours goes on to an address
-//! that never changes.
+//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` in front of this library's, and
+//! `LD_PRELOAD=libcuda.so.1` puts the driver's functions in front of the hooks. The start hook then
+//! changes this process's copies of the symbol tables of the C library and the drivers, so that
+//! they name this library's functions, and the pointers that the linker has already bound. A
+//! wrapper of `dlsym` keeps its place: programs call the wrapper, and the wrapper finds this
+//! library's `dlsym` where it looks for the C library's. The calls do not recurse, because this
+//! library calls the C library by an address that it has stored.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -16,20 +18,21 @@ use super::redirect::{Object, any_object, segment};
 use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
-/// Looks for `dlsym`, `dlopen` and the drivers in the libraries before us, and takes their place.
-/// `cuInit` and `nvmlInit_v2` stand for the drivers: every version has them.
+/// Looks for `dlsym`, `dlopen` and the drivers in the libraries in front of this one, and redirects
+/// them to this library. `cuInit` and `nvmlInit_v2` stand for the drivers, as every version has
+/// them.
 ///
-/// Runs as a constructor, in every program: mostly it looks at the program, the kernel's vDSO and
-/// this library, and that is all.
-pub fn take() {
+/// Runs as a constructor in every program. In most programs it looks only at the program, the
+/// kernel's vDSO and this library.
+pub fn take_precedence() {
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
     let (mut program, mut behind) = (true, false);
     any_object(&mut |info| {
-        // The program itself is always the first.
+        // The first object is always the program itself.
         if std::mem::replace(&mut program, false) {
             return false;
         }
-        if segment(info, take as *const () as usize).is_some() {
+        if segment(info, take_precedence as *const () as usize).is_some() {
             return true;
         }
         let object = Object::of(info);
@@ -48,7 +51,8 @@ fn replace() {
         let Some(object) = Object::of(info) else {
             return false;
         };
-        // Of what wraps the other two, nothing defines this one: it is the C library, or its libdl.
+        // `dlinfo` identifies the C library, or its libdl: libraries that wrap the other two
+        // functions do not define it.
         if object.address_of(c"dlinfo").is_some() {
             let pair = object
                 .address_of(c"dlsym")
@@ -62,7 +66,8 @@ fn replace() {
     };
     crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
-    // Drivers that are loaded, with their tables of addresses: none can be loaded below.
+    // The loaded drivers, and their tables of addresses: loading a driver would not be allowed
+    // inside `any_object`.
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {

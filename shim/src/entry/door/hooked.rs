@@ -1,4 +1,4 @@
-//! One real library and our functions in front of its own.
+//! A real library of the driver together with its hooks.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,11 @@ use crate::account::locks::{Place, hold};
 use crate::driver::Library;
 use crate::hook::Row;
 
-/// A real library whose first functions are those of `rows`.
+/// A real library, whose first functions are those of `rows`.
 pub struct Hooked {
     library: &'static Library,
     rows: &'static [Row],
-    /// Real address → index of the row, sorted.
+    /// The real addresses of the functions, each with the index of its row, sorted by address.
     by_address: OnceBox<Vec<(usize, usize)>>,
     redirected: AtomicBool,
 }
@@ -31,15 +31,15 @@ impl Hooked {
         }
     }
 
-    /// The real library.
+    /// Returns the real library.
     pub fn library(&self) -> &Library {
         self.library
     }
 
-    /// The hook that stands for `real`, an address that the dynamic linker or the driver handed
-    /// out; `None` when it is none of ours.
+    /// Returns the hook of the function at `real`, an address from the dynamic linker or the
+    /// driver; `None` where that function has no hook.
     ///
-    /// Does not load the library: an address cannot be of a library that is not there.
+    /// Does not load the library: if it is not loaded, the address belongs to another one.
     pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
         if !self.library.loaded() {
             return None;
@@ -62,7 +62,7 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
-    /// Rows with whether the loaded driver has them.
+    /// Returns the rows, each with whether the loaded driver has the function.
     pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {
         let present = self.library.present();
         self.rows
@@ -71,16 +71,16 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Makes the library's own symbols lead to our hooks, for whoever is bound to it past us. Only
-    /// for one that is loaded.
+    /// Makes the library's own symbols lead to the hooks, for libraries that are bound to it past
+    /// the exports. The library must be loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.library.open(libc::RTLD_NOW);
-        // Two at a time would take the right to write from each other. Nothing in it waits for the
-        // dynamic linker. The lock is this process's: a child that is forked meanwhile has one of
-        // its own, and does all of it again.
+        // One thread at a time, because the first to finish makes the pages read-only again. The
+        // work under the lock does not wait for the dynamic linker. The lock belongs to this
+        // process: a child that is forked meanwhile has its own, and redirects again.
         let redirecting = &Process::current().redirecting;
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {

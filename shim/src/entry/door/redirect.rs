@@ -1,9 +1,9 @@
-//! Symbol tables of other libraries, and pointers that the dynamic linker has bound, made to name
-//! our functions.
+//! Changes the symbol tables of other libraries, and pointers that the dynamic linker has bound, so
+//! that they lead to the functions of this library.
 //!
-//! The driver's own table is for libraries that the dynamic linker binds past every preload:
-//! whoever asks libcuda itself for a hooked name gets ours, whatever way he asks. Only the copy of
-//! this process changes: the table is a private mapping.
+//! The driver's symbol table is changed for libraries that the dynamic linker binds to the driver
+//! past every preloaded library: every lookup of a hooked name in libcuda then finds the hook. The
+//! change affects this process only, because the table is a private mapping.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -15,10 +15,10 @@ struct Dyn {
     value: usize,
 }
 
-/// The head of `struct link_map`, which is all that is public of it.
+/// The beginning of `struct link_map`: its public part.
 #[repr(C)]
 struct LinkMap {
-    /// What is added to every address in the file.
+    /// The number that is added to every address in the file.
     base: usize,
     name: *const libc::c_char,
     dynamic: *const Dyn,
@@ -37,26 +37,26 @@ const DT_GNU_HASH: isize = 0x6fff_fef5;
 const RTLD_DI_LINKMAP: libc::c_int = 2;
 
 unsafe extern "C" {
-    // Since GLIBC_2.3.3; not in the libc crate.
+    // In the C library since GLIBC_2.3.3; missing in the libc crate.
     fn dlinfo(handle: *mut c_void, request: libc::c_int, info: *mut c_void) -> libc::c_int;
 }
 
-/// Tells for the address of a function where it is to lead to, if anywhere else.
+/// Returns the new address for the function at an address; `None` if it is to stay.
 pub type Target<'a> = &'a dyn Fn(*const c_void) -> Option<*const c_void>;
 
-/// Makes the symbols of the library behind `handle` lead elsewhere. False when the table cannot be
-/// found or written; then nothing has changed.
+/// Makes the symbols of the library behind `handle` lead to their targets. Returns false, with
+/// nothing changed, where the symbol table cannot be found or written.
 pub fn redirect(handle: *mut c_void, target: Target<'_>) -> bool {
     find(handle).is_some_and(|object| object.redirect(target))
 }
 
 fn find(handle: *mut c_void) -> Option<Object> {
     let mut map: *const LinkMap = std::ptr::null();
-    // SAFETY: `handle` is a loaded library's, and the request fills one pointer.
+    // SAFETY: `handle` is the handle of a loaded library, and the request fills in one pointer.
     if unsafe { dlinfo(handle, RTLD_DI_LINKMAP, (&raw mut map).cast()) } != 0 || map.is_null() {
         return None;
     }
-    // SAFETY: the dynamic linker's record of a loaded library.
+    // SAFETY: `map` is the dynamic linker's record of a loaded library.
     unsafe { Object::read((*map).base, (*map).dynamic) }
 }
 
@@ -66,17 +66,18 @@ pub struct Object {
     symbols: *mut libc::Elf64_Sym,
     count: usize,
     names: *const libc::c_char,
-    /// Tables of relocations with their sizes in bytes: data, and the procedure linkage table.
+    /// The relocation tables with their sizes in bytes: of data, and of the procedure linkage
+    /// table.
     relocations: [(usize, usize); 2],
 }
 
 impl Object {
-    /// Returns the object that `dl_iterate_phdr` describes; `None` if it has no symbols, or is the
-    /// kernel's vDSO: the addresses in that are of several kinds, by the kernel's age.
+    /// Returns the object that `dl_iterate_phdr` describes; `None` if it has no symbols or is the
+    /// kernel's vDSO, where the meaning of addresses depends on the kernel's age.
     pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
-        // SAFETY: only asks for a figure.
+        // SAFETY: the call only returns a number.
         let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
-        // Its headers lie in its first page.
+        // The vDSO's headers lie in its first page.
         if (info.dlpi_phdr as usize).wrapping_sub(kernels) < 4096 {
             return None;
         }
@@ -84,7 +85,8 @@ impl Object {
             .iter()
             .find(|header| header.p_type == libc::PT_DYNAMIC)?;
         let base = info.dlpi_addr as usize;
-        // SAFETY: the linker's word for where the dynamic section of a loaded object lies.
+        // SAFETY: the program header gives the address of the dynamic section of this loaded
+        // object.
         unsafe {
             Object::read(
                 base,
@@ -97,7 +99,7 @@ impl Object {
     /// `dynamic` is the dynamic section of an object that is loaded at `base`, and ends with
     /// DT_NULL.
     unsafe fn read(base: usize, mut dynamic: *const Dyn) -> Option<Object> {
-        // The linker has added the base to the addresses where it can write to the section.
+        // The linker adds the base to these addresses where it can write to the section.
         let address = |value: usize| {
             if value < base {
                 base.wrapping_add(value)
@@ -112,17 +114,16 @@ impl Object {
             names: std::ptr::null(),
             relocations: [(0, 0); 2],
         };
-        // SAFETY: the caller's promise; the tables that the section names are mapped with the
-        // object. The section ends with DT_NULL, by which the dynamic linker has found its end,
-        // too.
+        // SAFETY: the caller promises a dynamic section of a loaded object that ends with DT_NULL.
+        // The tables that it names are mapped with the object.
         unsafe {
             while (*dynamic).tag != DT_NULL {
                 let value = (*dynamic).value;
                 match (*dynamic).tag {
                     DT_SYMTAB => object.symbols = address(value) as *mut libc::Elf64_Sym,
                     DT_STRTAB => object.names = address(value) as *const libc::c_char,
-                    // The second word of the older table is the number of symbols. A library has
-                    // one table or both.
+                    // The second word of a DT_HASH table is the number of symbols. A library has
+                    // this table, the GNU one, or both.
                     DT_HASH => object.count = *(address(value) as *const u32).add(1) as usize,
                     DT_GNU_HASH if object.count == 0 => {
                         object.count = gnu_count(address(value) as *const u32)
@@ -141,7 +142,7 @@ impl Object {
 
     /// Returns the defined symbols with their addresses.
     fn defined(&self) -> impl Iterator<Item = (*mut libc::Elf64_Sym, *const c_void)> {
-        // SAFETY: within the table, which stays mapped.
+        // SAFETY: `at` is within the symbol table, which stays mapped.
         let symbol = |at| unsafe {
             let symbol = self.symbols.add(at);
             let address = self.base.wrapping_add((*symbol).st_value as usize);
@@ -152,7 +153,7 @@ impl Object {
 
     /// Returns the address of the symbol `name` if this object defines it.
     pub fn address_of(&self, name: &CStr) -> Option<*const c_void> {
-        // SAFETY: the name of a symbol is an offset into the table of names, which are C strings.
+        // SAFETY: a symbol's name is an offset into the string table, which holds C strings.
         let is_it = |symbol: *mut libc::Elf64_Sym| unsafe {
             CStr::from_ptr(self.names.add((*symbol).st_name as usize)) == name
         };
@@ -160,8 +161,8 @@ impl Object {
         defined.find_map(|(symbol, address)| is_it(symbol).then_some(address))
     }
 
-    /// Makes the symbols lead elsewhere. False when the table cannot be written; then nothing has
-    /// changed.
+    /// Makes the symbols lead to their targets. Returns false, with nothing changed, where the
+    /// table cannot be written.
     pub fn redirect(&self, target: Target<'_>) -> bool {
         if !self.defined().any(|(_, address)| target(address).is_some()) {
             return true;
@@ -170,8 +171,8 @@ impl Object {
         let end = self.symbols as usize + self.count * size_of::<libc::Elf64_Sym>();
         let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
         let protect = |write| {
-            // SAFETY: pages of the library's own mapping, which stays loaded. They keep what they
-            // allow, and may be written meanwhile.
+            // SAFETY: these pages belong to the mapping of a library that stays loaded. They keep
+            // their permissions, and are writable in between.
             unsafe {
                 libc::mprotect(
                     start as *mut c_void,
@@ -185,20 +186,21 @@ impl Object {
         }
         for (symbol, address) in self.defined() {
             if let Some(target) = target(address) {
-                // SAFETY: within the table; the pages may be written now, and the linker only ever
-                // reads whole words of it.
+                // SAFETY: the symbol is within the table, whose pages are writable now. The linker
+                // reads whole words of it, so it sees the old or the new value.
                 unsafe { (*symbol).st_value = (target as usize).wrapping_sub(self.base) as u64 }
             }
         }
         protect(0)
     }
 
-    /// Makes the pointers lead elsewhere that the dynamic linker has already bound for this object,
-    /// which `info` describes. Pages that the linker made read-only after that are written as well.
+    /// Makes the pointers that the dynamic linker has already bound for this object lead to their
+    /// targets. `info` describes the object. Also changes pages that the linker made read-only
+    /// afterwards.
     pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
         for (table, bytes) in self.relocations {
             for at in 0..bytes / size_of::<Relocation>() {
-                // SAFETY: within the table, which stays mapped.
+                // SAFETY: `at` is within the relocation table, which stays mapped.
                 let entry = unsafe { &*(table as *const Relocation).add(at) };
                 let slot = self.base.wrapping_add(entry.offset);
                 let writable = || segment(info, slot).is_some_and(|flags| flags & libc::PF_W != 0);
@@ -206,14 +208,14 @@ impl Object {
                     continue;
                 }
                 let place = slot as *mut *const c_void;
-                // SAFETY: a relocated word of the object.
+                // SAFETY: `slot` is a relocated word of the object, in a writable segment of it.
                 let Some(target) = target(unsafe { place.read_unaligned() }) else {
                     continue;
                 };
                 let sealed = sealed(info, slot);
                 let protect = |write| {
-                    // SAFETY: the page of the word keeps what it allows, and may be written
-                    // meanwhile.
+                    // SAFETY: the page of the word keeps its permissions, and is writable in
+                    // between.
                     unsafe {
                         libc::mprotect(
                             (slot / page() * page()) as *mut c_void,
@@ -223,7 +225,7 @@ impl Object {
                     }
                 };
                 if !sealed || protect(libc::PROT_WRITE) {
-                    // SAFETY: a word of the object in a page that can be written now.
+                    // SAFETY: `place` is a word of the object in a page that is writable now.
                     unsafe { place.write_unaligned(target) };
                 }
                 if sealed {
@@ -242,23 +244,23 @@ struct Relocation {
     addend: i64,
 }
 
-/// The relocations that make a word the address of a symbol: in data, in the global offset table,
-/// and in the table that functions are called through.
+/// The types of relocations that put the address of a symbol into a word: in data, in the global
+/// offset table, and in the table through which functions are called.
 #[cfg(target_arch = "x86_64")]
 const POINTERS: [u32; 3] = [1, 6, 7];
 #[cfg(target_arch = "aarch64")]
 const POINTERS: [u32; 3] = [257, 1025, 1026];
 
-/// Calls `look` for the program and its libraries, in the order in which the dynamic linker has
-/// loaded them, until it returns true. Returns whether it did. `look` must not panic or load
-/// libraries.
+/// Calls `look` for the program and its libraries, in the order in which the dynamic linker loaded
+/// them, until it returns true. Returns whether it did. `look` must not panic or load libraries.
 pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool {
     unsafe extern "C" fn step(
         info: *mut libc::dl_phdr_info,
         _size: usize,
         data: *mut c_void,
     ) -> libc::c_int {
-        // SAFETY: called by `dl_iterate_phdr` with an object's headers and `look`.
+        // SAFETY: `dl_iterate_phdr` passes the headers of an object, and the `look` that it was
+        // given.
         let (info, look) = unsafe {
             (
                 &*info,
@@ -267,27 +269,29 @@ pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool
         };
         libc::c_int::from(look(info))
     }
-    // SAFETY: `step` gets `look`, which outlives the call.
+    // SAFETY: `step` gets a pointer to `look`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(step), (&raw mut look).cast()) != 0 }
 }
 
 fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
-    // SAFETY: as many headers as the linker says.
+    // SAFETY: the linker says how many headers the object has.
     unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) }
 }
 
 fn page() -> usize {
-    // SAFETY: only asks for a figure.
+    // SAFETY: the call only returns a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Number of symbols, by the GNU hash table: the highest that a bucket's chain ends with.
+/// Returns the number of symbols by the GNU hash table: one more than the highest symbol that ends
+/// a chain.
 ///
 /// # Safety
-/// `hash` is a DT_GNU_HASH table of a loaded library.
+/// `hash` is the DT_GNU_HASH table of a loaded library.
 unsafe fn gnu_count(hash: *const u32) -> usize {
-    // SAFETY: the table's layout: four words, the Bloom filter in words of 8 bytes, the buckets, a
-    // chain of hashes whose last has bit 0 set.
+    // SAFETY: the caller promises a DT_GNU_HASH table. It has four words, the Bloom filter in words
+    // of 8 bytes, the buckets, and chains of hashes, in which the last hash of a chain has bit 0
+    // set.
     unsafe {
         let (buckets, offset, bloom) = (*hash, *hash.add(1), *hash.add(2));
         let first = hash.add(4 + 2 * bloom as usize);
@@ -305,7 +309,7 @@ unsafe fn gnu_count(hash: *const u32) -> usize {
     }
 }
 
-/// Returns the flags of the segment of `info` that holds `address`; `None` if it lies elsewhere.
+/// Returns the flags of the segment of `info` that holds `address`; `None` if no segment does.
 pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
     let holds = |header: &&libc::Elf64_Phdr| {
         let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;
@@ -314,7 +318,8 @@ pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
     Some(headers(info).iter().find(holds)?.p_flags)
 }
 
-/// Whether the linker made the page of `address` read-only after relocation: it takes whole pages.
+/// Returns whether the linker made the page of `address` read-only after relocation. The linker
+/// does that for whole pages only.
 fn sealed(info: &libc::dl_phdr_info, address: usize) -> bool {
     headers(info).iter().any(|header| {
         let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;
@@ -324,7 +329,7 @@ fn sealed(info: &libc::dl_phdr_info, address: usize) -> bool {
     })
 }
 
-/// What the segment that holds `address` allows, in `PROT_` flags.
+/// Returns the permissions of the segment that holds `address`, as `PROT_` flags.
 fn protection_of(address: usize) -> Option<libc::c_int> {
     let mut found = None;
     any_object(&mut |info| {

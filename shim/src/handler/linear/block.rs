@@ -1,5 +1,5 @@
-//! How a small request's possible new block is paid, as a guard: it goes back where the request
-//! takes none, also on a panic.
+//! The payment for the new block that a small request may take, as a guard: it goes back where the
+//! request takes no block, also by a panic.
 
 use std::mem::ManuallyDrop;
 
@@ -10,14 +10,15 @@ use crate::account::request::Request;
 use crate::account::spare::Spare;
 use crate::refusal::Refused;
 
-/// What a block is paid with.
+/// The means by which a block is paid.
 #[derive(Clone, Copy)]
 enum Means<'a> {
     /// A spare block.
     Spare(&'a Spare),
-    /// A block charged for it.
+    /// A block that was charged for this request.
     Charged,
-    /// A block of the driver's reserve, which the request must not keep: the group is full.
+    /// A block lent from the driver's reserve, because the group is full. The request must not keep
+    /// it.
     Lent,
 }
 
@@ -29,7 +30,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Pays for a block: with a spare one of this thread's, or in another way.
+    /// Pays for a block: with a spare block of this thread, or else by another means.
     #[inline]
     pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         let spare = device.spares.own();
@@ -41,26 +42,26 @@ impl<'a> Block<'a> {
         Ok(Block { device, means })
     }
 
-    /// As [`Block::pay`], by a charge of its own.
+    /// Charges a block for the request, as the last means of [`Block::pay`] does.
     pub fn charge(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         device.charge(Request::insisting(symbol, BLOCK))?.spend();
         let means = Means::Charged;
         Ok(Block { device, means })
     }
 
-    /// Whether it is of the driver's reserve.
+    /// Returns whether the block was lent from the driver's reserve.
     #[inline]
     pub fn is_lent(&self) -> bool {
         matches!(self.means, Means::Lent)
     }
 
-    /// The block of the driver's reserve, where it is that.
+    /// Returns the bytes lent from the driver's reserve: a block or nothing.
     pub fn lent(self) -> Prepaid<'a> {
         let this = ManuallyDrop::new(self);
         Prepaid::lent(this.device, if this.is_lent() { BLOCK } else { 0 })
     }
 
-    /// It was not needed.
+    /// Gives the block back: the request did not take a new one.
     #[inline]
     pub fn give_back(self) {
         let this = ManuallyDrop::new(self);
@@ -71,7 +72,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// It has become a block of the program's.
+    /// Hands the block over to the program: the request took a new one.
     pub fn spend(self) {
         let Block { device, means } = *ManuallyDrop::new(self);
         match means {
@@ -88,7 +89,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Pays without a spare block of this thread's.
+/// Pays where this thread has no spare block.
 #[cold]
 fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refused> {
     if let Ok(charged) = device.charge(Request::trimming(BLOCK)) {
@@ -98,8 +99,8 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     if let Some(spare) = device.spares.take_any() {
         return Ok(Means::Spare(spare));
     }
-    // In a full group a request may still fit into a block that is held. Whether it does, its
-    // address tells.
+    // In a full group the request may still fit into a block that is already held. The address of
+    // the allocation will tell.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
@@ -107,7 +108,7 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     Ok(Means::Charged)
 }
 
-/// A panic. The values are handed on one by one, so that a guard need not lie in memory.
+/// Runs only in a panic. Passes the fields one by one, so that the guard need not lie in memory.
 impl Drop for Block<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -115,7 +116,7 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Nobody knows whether the call was made: the block stays charged until that is measured
+/// Keeps the block charged until a measurement finds out whether the driver's call was made
 /// (`Process::recover`).
 #[cold]
 #[inline(never)]

@@ -1,14 +1,13 @@
-//! Arrays and mipmapped arrays.
+//! Handlers of the functions for arrays and mipmapped arrays.
 
 use gpulimit_sim::array::{self, Kind, Mapping, Part};
 use gpulimit_sim::driver::driver;
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::tiling::{GRAIN, Shape};
 use gpulimit_sim::{Outcome, Status, capture};
 
 use crate::context::here;
 use crate::device;
-use crate::stream::implicit;
+use crate::stream::enqueue;
 use gpulimit_sim::abi::{In, Out};
 
 fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()> {
@@ -21,14 +20,14 @@ fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()
     out.put(array::create(context, shape, levels)?)
 }
 
-/// `cuArrayCreate` and `cuArray3DCreate` with 32-bit sizes: measured, no process of 64 bits has a
-/// context for them.
+/// `cuArrayCreate` and `cuArray3DCreate` with 32-bit sizes: they answer 201 in a 64-bit process
+/// (measured).
 pub fn create_v1(_array: Out<u64>, _descriptor: In<u8>) -> Outcome<()> {
     driver()?;
     Err(Status::INVALID_CONTEXT)
 }
 
-/// `CUDA_ARRAY_DESCRIPTOR`.
+/// Reads a `CUDA_ARRAY_DESCRIPTOR` and creates its array.
 pub fn create(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
     let shape = || {
         let [width, height] = descriptor.field::<[u64; 2]>(0).get()?;
@@ -45,7 +44,7 @@ pub fn create(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
     make(out, shape(), None)
 }
 
-/// `CUDA_ARRAY3D_DESCRIPTOR`.
+/// Reads a `CUDA_ARRAY3D_DESCRIPTOR`.
 fn shape(descriptor: In<u8>) -> Outcome<Shape> {
     let [width, height, depth] = descriptor.field::<[u64; 3]>(0).get()?;
     let [format, channels, flags] = descriptor.field::<[u32; 3]>(24).get()?;
@@ -96,7 +95,7 @@ pub fn descriptor_3d(out: Out<u8>, handle: u64) -> Outcome<()> {
     out.at(24).cast().put(words)
 }
 
-/// `CUDA_ARRAY_MEMORY_REQUIREMENTS`: size and alignment.
+/// Writes a `CUDA_ARRAY_MEMORY_REQUIREMENTS`: size and alignment.
 fn require(out: Out<[u64; 4]>, kind: Kind, handle: u64, ordinal: i32) -> Outcome<()> {
     driver()?;
     device::index(ordinal)?;
@@ -162,10 +161,8 @@ fn mapping(info: In<u8>) -> Outcome<Mapping> {
 }
 
 pub fn map(list: In<u8>, count: u32, handle: usize, twin: bool) -> Outcome<()> {
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     if list.is_null() || count == 0 {
         return Err(Status::INVALID_VALUE);

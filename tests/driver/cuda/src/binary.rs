@@ -1,7 +1,7 @@
-//! Code that is not text: cubins, and fat binaries with one image for each kind of GPU, compressed
-//! or not.
+//! Compiled code: cubins, and fat binaries with one image per kind of GPU, compressed or not.
 //!
-//! Of nvcc 11 to 13; the LZ4 and zstd entries of NVIDIA's libraries have the same layout.
+//! The layout is that of nvcc 11 to 13; the LZ4 and zstd entries of NVIDIA's libraries have the
+//! same.
 
 use std::borrow::Cow;
 
@@ -12,20 +12,20 @@ use ruzstd::decoding::FrameDecoder;
 const FATBIN: [u8; 8] = [0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
 const WRAPPER: [u8; 4] = [0xb1, 0x43, 0x62, 0x46];
 const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
-/// What `cuDeviceGetAttribute` says: 9.0.
+/// The compute capability that `cuDeviceGetAttribute` reports: 9.0.
 const GPU: u32 = 90;
 
-/// What is loaded of an image.
+/// The code that the driver loads from an image.
 pub enum Code<'a> {
     Text(Cow<'a, [u8]>),
-    /// Machine code with so many bytes of variables in device memory and in managed memory.
+    /// Machine code, with the bytes of its variables in device memory and in managed memory.
     Machine {
         bytes: u64,
         managed: u64,
     },
 }
 
-/// The bytes behind a pointer, as far as they themselves say.
+/// Returns the bytes of an image, whose length its header says.
 pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     if image.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -37,7 +37,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     let length = if start == FATBIN[..4] {
         16 + image.field::<u64>(8).get()?
     } else if start == ELF {
-        // The table of sections is followed by that of segments.
+        // The table of segments follows the table of sections.
         let sections =
             image.field::<u64>(40).get()? + u64::from(image.field::<u16>(60).get()?) * 64;
         let segments =
@@ -52,7 +52,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
         .map(Cow::Owned)
 }
 
-/// What the driver loads of an image.
+/// Returns the code that the driver loads from an image.
 pub fn code(image: &[u8]) -> Outcome<Code<'_>> {
     if image.starts_with(&FATBIN) {
         let (kind, code) = choice(image).ok_or(Status::NO_BINARY_FOR_GPU)?;
@@ -82,7 +82,7 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// The entry for this GPU: machine code, or else the latest text.
+/// Returns the entry of a fat binary for this GPU: machine code, or else the latest text.
 fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     let mut rest = fatbin.get(16..)?;
     let mut best = None;
@@ -104,7 +104,7 @@ fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     Some((kind, content(entry)?))
 }
 
-/// What an entry holds.
+/// Returns the content of an entry, decompressed.
 fn content(entry: &[u8]) -> Option<Cow<'_, [u8]>> {
     let (flags, packed, size) = (
         number(entry, 40, 8)?,
@@ -127,7 +127,7 @@ fn content(entry: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Borrowed(payload.get(..number(entry, 8, 8)? as usize)?))
 }
 
-/// The sizes of the sections with variables: `.nv.global` and `.nv.global.init`.
+/// Returns the size of all variables: of the sections `.nv.global` and `.nv.global.init`.
 fn variables(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let section = |index: u64| table + index as usize * 64;
@@ -144,7 +144,8 @@ fn variables(cubin: &[u8]) -> Option<u64> {
         .sum()
 }
 
-/// The sizes of the managed ones: objects whose symbols have bit 2 of `st_other` (ptxas 12.9).
+/// Returns the size of the managed variables: objects whose symbol has bit 2 of `st_other` set
+/// (ptxas 12.9).
 fn managed(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let mut sum = 0;

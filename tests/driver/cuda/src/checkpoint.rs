@@ -1,5 +1,5 @@
-//! Locking other processes, and moving their memory away and back. The structures of options say
-//! nothing that would change anything here.
+//! Locks other processes, moves their memory away and brings it back. The options are ignored: they
+//! do not change what the model does.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
@@ -9,7 +9,7 @@ pub fn state(pid: i32, state: Out<i32>) -> Outcome<()> {
     state.put(checkpoint::state(driver()?.machine, pid)?)
 }
 
-/// The first thread: which one it is on a real GPU is not known.
+/// Returns the first thread; which thread a real GPU names is not known.
 pub fn restore_thread(pid: i32, thread: Out<i32>) -> Outcome<()> {
     checkpoint::state(driver()?.machine, pid)?;
     thread.put(pid)

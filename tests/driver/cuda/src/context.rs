@@ -1,4 +1,4 @@
-//! Contexts.
+//! Handlers of the functions for contexts.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +15,7 @@ fn primary(ordinal: i32) -> Outcome<&'static Context> {
     Ok(driver()?.gpu(device::index(ordinal)?).primary)
 }
 
-/// The context of a handle, or the current one for NULL.
+/// Returns the context of a handle, or the current one for NULL.
 pub fn given(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {
@@ -29,7 +29,7 @@ pub fn given(handle: usize) -> Outcome<&'static Context> {
     }
 }
 
-/// The current context of an initialised driver.
+/// Returns the current context of an initialised driver.
 pub fn here() -> Outcome<&'static Context> {
     driver()?;
     current()
@@ -58,7 +58,7 @@ pub fn set_primary_flags(ordinal: i32, flags: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// Before CUDA 11 the flags of an active context could not be set.
+/// `cuDevicePrimaryCtxSetFlags` before CUDA 11, which refuses an active context.
 pub fn set_primary_flags_v1(ordinal: i32, flags: u32) -> Outcome<()> {
     if primary(ordinal)?.is_active() {
         return Err(Status::PRIMARY_CONTEXT_ACTIVE);

@@ -1,12 +1,11 @@
-//! Copies and fills. They are done at once; large ones move only the first part of the data (see
-//! [`space`]).
+//! Handlers of the functions that copy and fill memory. Copies and fills are done at once; large
+//! ones move only the first part of the data (see [`space`]).
 
 use gpulimit_sim::space::space;
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::{Outcome, Status};
 
 use crate::context::here;
-use crate::stream::implicit;
+use crate::stream::{enqueue, implicit};
 use gpulimit_sim::abi::In;
 
 pub fn copy(to: u64, from: u64, bytes: usize, twin: bool) -> Outcome<()> {
@@ -21,22 +20,17 @@ fn copy_now(to: u64, from: u64, bytes: usize) -> Outcome<()> {
     if to == 0 || from == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: addresses outside the device space are the C caller's.
+    // SAFETY: the C caller promises that addresses outside the device space are its own.
     unsafe { space().copy(to, from, bytes) };
     Ok(())
 }
 
 pub fn copy_async(to: u64, from: u64, bytes: usize, stream: usize, twin: bool) -> Outcome<()> {
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Ok(()),
-        found => {
-            let context = here()?;
-            if found.is_none() {
-                implicit(context, stream, twin)?;
-            }
-            copy_now(to, from, bytes)
-        }
+    if enqueue(stream, twin)? {
+        return Ok(());
     }
+    here()?;
+    copy_now(to, from, bytes)
 }
 
 pub fn copy_peer(
@@ -62,7 +56,7 @@ pub fn copy_peer_async(
     copy_async(to, from, bytes, stream, twin)
 }
 
-/// Copies of shapes are accepted and move nothing.
+/// Copies of shapes are accepted and move no data.
 pub fn copy_shape(params: In<u8>, _twin: bool) -> Outcome<()> {
     here()?;
     if params.is_null() {
@@ -85,7 +79,8 @@ fn fill_now(to: u64, value: u32, width: usize, count: usize) -> Outcome<()> {
     if count > 0 && !space().contains(to) && crate::host::find(to as usize).is_none() {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: device addresses, or pinned memory of the C caller.
+    // SAFETY: the address was just found to be in the device space or in memory that the C caller
+    // pinned.
     unsafe { space().fill(to, value, width, count) };
     Ok(())
 }
@@ -98,16 +93,11 @@ fn fill_async(
     stream: usize,
     twin: bool,
 ) -> Outcome<()> {
-    match Stream::from_handle(stream)? {
-        Some(stream) if stream.captures()? => Ok(()),
-        found => {
-            let context = here()?;
-            if found.is_none() {
-                implicit(context, stream, twin)?;
-            }
-            fill_now(to, value, width, count)
-        }
+    if enqueue(stream, twin)? {
+        return Ok(());
     }
+    here()?;
+    fill_now(to, value, width, count)
 }
 
 pub fn fill8(to: u64, value: u8, count: usize, twin: bool) -> Outcome<()> {

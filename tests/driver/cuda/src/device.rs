@@ -1,4 +1,4 @@
-//! Initialisation, errors and the GPUs.
+//! Handlers of the functions for initialisation, errors and the GPUs.
 
 use gpulimit_sim::driver::{self, driver};
 use gpulimit_sim::machine::Machine;
@@ -42,12 +42,12 @@ pub fn error_string(error: i32, text: Out<usize>) -> Outcome<()> {
     describe(error, text, |both| both.1)
 }
 
-/// The device of an ordinal.
+/// Returns the device of an ordinal.
 pub fn index(ordinal: i32) -> Outcome<usize> {
     device::resolve(driver()?.machine, ordinal)
 }
 
-/// The ordinal of a device.
+/// Returns the ordinal of a device.
 pub fn ordinal(index: usize) -> Outcome<i32> {
     let visible = device::visible(driver()?.machine);
     visible
@@ -75,20 +75,20 @@ fn place(index: usize) -> Outcome<device::Pci> {
     Ok(device::pci(device::gpu_of(driver()?.machine, index)))
 }
 
-/// Of the whole GPU.
+/// Returns the UUID of the whole GPU.
 pub fn uuid(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     uuid.put(device::uuid(device::gpu_of(driver()?.machine, index)))
 }
 
-/// Of the MIG instance, where there is one.
+/// Returns the UUID of the MIG instance, or of the GPU without MIG.
 pub fn uuid_v2(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     let instance = device::instance_uuid(driver()?.machine, index);
     uuid.put(instance.unwrap_or(device::uuid(index)))
 }
 
-/// LUIDs exist on Windows only.
+/// LUIDs only exist on Windows.
 pub fn luid(_luid: Out<u8>, _mask: Out<u32>, ordinal: i32) -> Outcome<()> {
     index(ordinal)?;
     Err(Status::NOT_SUPPORTED)
@@ -99,7 +99,7 @@ pub fn total(bytes: Out<usize>, ordinal: i32) -> Outcome<()> {
     bytes.put(device::capacity(driver()?.machine, index) as usize)
 }
 
-/// The 32-bit interface says what fits.
+/// The 32-bit interface: a size above 32 bits is reported as the largest number.
 pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     bytes.put(u32::try_from(device::capacity(driver()?.machine, index)).unwrap_or(u32::MAX))
@@ -121,14 +121,10 @@ pub fn bus_id(text: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
 }
 
 pub fn by_bus_id(out: Out<i32>, text: Text) -> Outcome<()> {
-    let wanted = text.str()?.to_uppercase();
+    let wanted = text.str()?;
     let machine = driver()?.machine;
-    let found = device::visible(machine).iter().position(|index| {
-        let id = device::pci(device::gpu_of(machine, *index)).bus_id();
-        // The domain and the function may be left out.
-        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
-            || wanted == format!("0000{id}")
-    });
+    let is_wanted = |index: &usize| device::pci(device::gpu_of(machine, *index)).is_named(wanted);
+    let found = device::visible(machine).iter().position(is_wanted);
     out.put(found.ok_or(Status::INVALID_DEVICE)? as i32)
 }
 

@@ -1,29 +1,28 @@
-//! Graphs, as far as they take memory.
+//! Handlers of the functions for graphs, which are modelled as far as they take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::graph::{Exec, Graph, Kind, Need, Node};
-use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
 use gpulimit_sim::{Outcome, Status, capture, graph};
 
 use crate::context::{given, here};
 use crate::device;
 use crate::module;
-use crate::stream::implicit;
+use crate::stream::enqueue;
 
-/// `CUgraphNodeType`.
+/// The values of `CUgraphNodeType`.
 const KERNEL: i32 = 0;
 const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
 const FREE: i32 = 11;
 const CONDITIONAL: i32 = 13;
-/// `CUgraphConditionalNodeType`.
+/// The values of `CUgraphConditionalNodeType`.
 const IF: u32 = 0;
 const WHILE: u32 = 1;
 const SWITCH: u32 = 2;
-/// `CUgraphChildGraphNodeOwnership`: the child graph becomes the node's.
+/// `CUgraphChildGraphNodeOwnership`: the node takes over the child graph.
 const MOVE: i32 = 1;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 const UPLOAD: u64 = 2;
@@ -36,8 +35,8 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
-/// Graphs that may be in no other cannot be copied either (NVIDIA's documentation; conditional
-/// nodes: measured).
+/// A graph that cannot be a child of another one cannot be copied either (NVIDIA's documentation;
+/// for conditional nodes: measured).
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -56,8 +55,8 @@ fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
         .collect()
 }
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access descriptors and their number, bytes,
-/// address.
+/// Adds a node from `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access descriptors and their
+/// number, bytes, address.
 fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
     let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
     if (pinned, kind) != (1, 1) {
@@ -70,7 +69,8 @@ fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcom
     Ok(node)
 }
 
-/// A child graph is copied, which one with memory nodes cannot be, or moved.
+/// Adds a node with a child graph, which is copied or moved. A graph with memory nodes can only be
+/// moved.
 fn child(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -84,7 +84,7 @@ fn child(
     graph.add(Kind::Child(child), after)
 }
 
-/// Nothing is ever decided: any handle will do.
+/// Returns a handle for conditions. Conditions are never evaluated, so any handle will do.
 pub fn conditional_handle(
     out: Out<u64>,
     graph: usize,
@@ -96,8 +96,8 @@ pub fn conditional_handle(
     out.put(Graph::from_handle(graph)?.handle() as u64)
 }
 
-/// `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, how many graphs, where they are, the
-/// context. Measured: without a context 201.
+/// Adds a node from `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, the number of graphs, a
+/// pointer to them, the context. Without a context the answer is 201 (measured).
 fn conditional(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -168,9 +168,10 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there
-/// is none, and the context. Measured: a kernel's library is loaded in that context or else in the
-/// current one, a function's code as well; a kernel is no function here (400).
+/// Returns the function and the need of `CUDA_KERNEL_NODE_PARAMS_v2`: the function comes first;
+/// where it is 0, the kernel at 56 and the context at 64 count. Measured: a kernel's library is
+/// loaded in that context, or else in the current one, and the code of a function is loaded, too; a
+/// kernel in the place of the function answers 400.
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -225,7 +226,7 @@ pub fn set_kernel_node_v2(node: usize, params: In<u8>) -> Outcome<()> {
     Node::from_handle(node)?.set_kernel(function, need)
 }
 
-/// `CUgraphNodeParams`, as [`add_node`] has it.
+/// Reads `CUgraphNodeParams` in the form of [`add_node`].
 pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     match params.field(0).get()? {
         KERNEL => set_kernel_node_v2(node, params.field(16)),
@@ -233,7 +234,7 @@ pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     }
 }
 
-/// `CUgraphNodeParams`: the type, and from 16 on what it takes.
+/// Adds a node from `CUgraphNodeParams`: the type, and from 16 on the parameters of that type.
 pub fn add_node(
     node: Out<usize>,
     graph: usize,
@@ -292,7 +293,7 @@ pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
     params.at(104).cast::<[u64; 2]>().put([bytes, address])
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS`: the function first, nothing else is known here.
+/// Writes a `CUDA_KERNEL_NODE_PARAMS` of this many words: the function first, the rest 0.
 fn kernel_params<const WORDS: usize>(node: usize, params: Out<u8>) -> Outcome<()> {
     let Kind::Kernel { function, .. } = Node::from_handle(node)?.kind() else {
         return Err(Status::INVALID_VALUE);
@@ -348,7 +349,7 @@ pub fn instantiate(
     Ok(())
 }
 
-/// Measured: the flag for an upload is none of this function's.
+/// The upload flag is invalid in this function (measured).
 pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Outcome<()> {
     if flags & UPLOAD != 0 {
         return Err(Status::INVALID_VALUE);
@@ -356,7 +357,7 @@ pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Out
     make(exec, graph, flags).map(drop)
 }
 
-/// `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, stream of the upload, node in error, result.
+/// Reads `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, stream of the upload, failed node, result.
 pub fn instantiate_with_params(
     exec: Out<usize>,
     graph: usize,
@@ -375,7 +376,7 @@ pub fn instantiate_with_params(
     params.put([flags, stream, 0, rest >> 32 << 32])
 }
 
-/// `CUgraphExecUpdateResult`.
+/// The values of `CUgraphExecUpdateResult`.
 const SUCCESS: i32 = 0;
 const TOPOLOGY_CHANGED: i32 = 2;
 
@@ -396,15 +397,14 @@ pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32
     updated
 }
 
-/// `CUgraphExecUpdateResultInfo`: the result, the node in error, the one that it comes from.
+/// Writes a `CUgraphExecUpdateResultInfo`: the result, the failed node, the node it comes from.
 pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> {
     let (told, updated) = update_exec(exec, graph)?;
     info.put([told as u64, 0, 0])?;
     updated
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS_v2`: the function first, from 56 on the kernel that counts where there
-/// is none.
+/// Reads `CUDA_KERNEL_NODE_PARAMS_v2`: the function first; where it is 0, the kernel at 56 counts.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let need = match params.field(0).get()? {
         0 => module::kernel_need(params.field(56).get()?)?,
@@ -428,7 +428,7 @@ pub fn set_child(exec: usize, node: usize, graph: usize) -> Outcome<()> {
     exec.set_child(Node::from_handle(node)?, Graph::from_handle(graph)?)
 }
 
-/// `CUgraphNodeParams`, as [`add_node`] has it.
+/// Reads `CUgraphNodeParams` in the form of [`add_node`].
 pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let inner = params.field(16);
     match params.field(0).get()? {
@@ -442,10 +442,8 @@ pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
 pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Err(Status::STREAM_CAPTURE_UNSUPPORTED),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
     }
     exec.upload(Name { handle, twin })
 }
@@ -453,10 +451,8 @@ pub fn upload(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
 pub fn launch(exec: usize, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     let exec = Exec::from_handle(exec)?;
-    match Stream::from_handle(handle)? {
-        Some(stream) if stream.captures()? => return Ok(()),
-        Some(_) => {}
-        None => drop(implicit(here()?, handle, twin)?),
+    if enqueue(handle, twin)? {
+        return Ok(());
     }
     exec.launch(Name { handle, twin })
 }
@@ -470,7 +466,7 @@ pub fn destroy_exec(exec: usize) -> Outcome<()> {
 pub fn destroy(graph: usize) -> Outcome<()> {
     driver()?;
     let graph = Graph::from_handle(graph)?;
-    // Measured.
+    // The body of a conditional node cannot be destroyed (measured).
     if graph.is_owned() {
         return Err(Status::INVALID_VALUE);
     }

@@ -1,4 +1,5 @@
-//! Green contexts: parts of a primary context, as far as that takes memory.
+//! Handlers of the functions for green contexts: parts of a primary context, modelled as far as
+//! they take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::context::{self, Context};
@@ -8,16 +9,16 @@ use gpulimit_sim::{Outcome, Status};
 
 use crate::device;
 
-/// `CU_GREEN_CTX_DEFAULT_STREAM`: required.
+/// `CU_GREEN_CTX_DEFAULT_STREAM`, a required flag.
 const DEFAULT_STREAM: u32 = 1;
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 const MULTIPROCESSORS: i32 = 1;
-/// Every description of resources is this one: all multiprocessors.
+/// The only description of resources: all multiprocessors.
 const DESCRIPTION: usize = 0x5200_0000_0010;
-/// From a context's handle to that of the green context that it stands for.
+/// The difference between the handles of a green context and of its `CUcontext`.
 const GREEN: usize = 8;
 
-/// `CUdevResource` has its kind first and, after 92 bytes of the driver's own, the number of
+/// Writes a `CUdevResource`: its kind, 92 bytes that the driver keeps to itself, and the number of
 /// multiprocessors.
 pub fn resource(ordinal: i32, resource: Out<u8>, kind: i32) -> Outcome<()> {
     device::index(ordinal)?;
@@ -55,7 +56,7 @@ fn given(handle: usize) -> Outcome<&'static Context> {
     Context::from_handle(handle.wrapping_sub(GREEN)).map_err(|_| Status::INVALID_HANDLE)
 }
 
-/// The primary context lives as long as its green contexts do.
+/// A primary context lives at least as long as its green contexts, so each holds a retain.
 pub fn destroy(handle: usize) -> Outcome<()> {
     let green = given(handle)?;
     let primary = green.end_green()?;
@@ -71,7 +72,7 @@ pub fn context(out: Out<usize>, handle: usize) -> Outcome<()> {
 
 pub fn stream(out: Out<usize>, handle: usize, flags: u32, priority: i32) -> Outcome<()> {
     let green = given(handle)?;
-    // `CU_STREAM_NON_BLOCKING` is required.
+    // The flag `CU_STREAM_NON_BLOCKING` is required.
     if out.is_null() || flags != 1 {
         return Err(Status::INVALID_VALUE);
     }

@@ -1,4 +1,4 @@
-//! Pinned host memory: plain host memory, which takes nothing of the GPU.
+//! Pinned host memory: ordinary host memory, which takes no GPU memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use gpulimit_sim::abi::Out;
 struct Pinned {
     bytes: usize,
     flags: u32,
-    /// Allocated here, not registered.
-    ours: bool,
+    /// Whether `cuMemHostAlloc` allocated it; otherwise it was registered.
+    allocated: bool,
 }
 
 static PINNED: Mutex<BTreeMap<usize, Pinned>> = Mutex::new(BTreeMap::new());
@@ -21,7 +21,7 @@ fn pinned() -> MutexGuard<'static, BTreeMap<usize, Pinned>> {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The pinned range in which an address lies.
+/// Returns the pinned range that contains an address: its start and bytes.
 pub fn find(address: usize) -> Option<(usize, usize)> {
     let all = pinned();
     let (start, range) = all.range(..=address).next_back()?;
@@ -41,7 +41,7 @@ pub fn allocate(pointer: Out<usize>, bytes: usize, flags: u32) -> Outcome<()> {
     let rounded = bytes
         .checked_next_multiple_of(4096)
         .ok_or(Status::OUT_OF_MEMORY)?;
-    // SAFETY: the size is a multiple of the alignment.
+    // SAFETY: the alignment is a power of two, and the size is a multiple of it.
     let address = unsafe { libc::aligned_alloc(4096, rounded) } as usize;
     if address == 0 {
         return Err(Status::OUT_OF_MEMORY);
@@ -51,7 +51,7 @@ pub fn allocate(pointer: Out<usize>, bytes: usize, flags: u32) -> Outcome<()> {
         Pinned {
             bytes,
             flags,
-            ours: true,
+            allocated: true,
         },
     );
     pointer.put(address)
@@ -62,11 +62,11 @@ pub fn free(address: usize) -> Outcome<()> {
     capture::unsafe_call()?;
     let mut all = pinned();
     match all.get(&address) {
-        Some(range) if range.ours => {}
+        Some(range) if range.allocated => {}
         _ => return Err(Status::INVALID_VALUE),
     }
     all.remove(&address);
-    // SAFETY: from `aligned_alloc` above, and just taken out of the list.
+    // SAFETY: the address came from `aligned_alloc`, and was just taken out of the list.
     unsafe { libc::free(address as *mut libc::c_void) };
     Ok(())
 }
@@ -91,7 +91,7 @@ pub fn register(address: usize, bytes: usize, flags: u32) -> Outcome<()> {
         Pinned {
             bytes,
             flags,
-            ours: false,
+            allocated: false,
         },
     );
     Ok(())
@@ -102,7 +102,7 @@ pub fn unregister(address: usize) -> Outcome<()> {
     capture::unsafe_call()?;
     let mut all = pinned();
     match all.get(&address) {
-        Some(range) if !range.ours => {}
+        Some(range) if !range.allocated => {}
         _ => return Err(Status::HOST_MEMORY_NOT_REGISTERED),
     }
     all.remove(&address);

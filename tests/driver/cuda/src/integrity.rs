@@ -1,18 +1,18 @@
-//! The answer that libcudart asks of the driver before it trusts it.
+//! The answer that libcudart demands from the driver before it trusts the driver.
 //!
-//! It is HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over what both sides know: versions,
-//! process, thread, the addresses of two export tables, the time that the caller gives, and the
-//! identity of every visible GPU. libcudart computes the same from the driver's public answers and
-//! refuses to start when they differ.
+//! The answer is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over facts that both sides know:
+//! versions, process, thread, the addresses of two export tables, the time that the caller gives,
+//! and the identity of every visible GPU. libcudart computes the same from the driver's public
+//! answers, and refuses to start when the two differ.
 
-/// A visible GPU, as it goes into the answer.
+/// A visible GPU as part of the answer.
 pub struct Gpu {
     pub uuid: [u8; 16],
     /// PCI domain, bus, device.
     pub place: [u32; 3],
 }
 
-/// What goes into the answer, beside the GPUs.
+/// The facts that the answer depends on, besides the GPUs.
 pub struct Question {
     pub driver_version: u32,
     pub version: u32,
@@ -28,7 +28,7 @@ const KEY: [u8; 16] = [
     0x14, 0x6a, 0xdd, 0xae, 0x53, 0xa9, 0xa7, 0x52, 0xaa, 0x08, 0x41, 0x36, 0x0b, 0xf5, 0x5a, 0x9f,
 ];
 
-/// The answer. For versions that end in 0 or 1 it is a constant.
+/// Returns the answer. For versions that end in 0 or 1 it is a constant.
 pub fn answer(question: &Question, gpus: &[Gpu]) -> [u64; 2] {
     match question.version % 10 {
         0 => return [0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8],
@@ -137,7 +137,7 @@ mod tests {
 
     /// The test suite of RFC 1319.
     #[test]
-    fn md2_of_the_rfc() {
+    fn md2_gives_the_digests_of_the_rfc() {
         assert_eq!(hex(""), "8350e5a3e24c153df2275c9f80692773");
         assert_eq!(hex("abc"), "da853b0d3f88d99b30283a69e6ded6bb");
         assert_eq!(

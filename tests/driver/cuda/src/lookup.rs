@@ -1,5 +1,5 @@
-//! `cuGetProcAddress`. The rules were read off eight real drivers; the two versions fail in
-//! different ways.
+//! `cuGetProcAddress`. The rules were read off eight real drivers; the function's two versions fail
+//! in different ways.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,16 +10,16 @@ use gpulimit_sim::{Outcome, Status};
 use crate::symbols::{ALIASES, SYMBOLS, Symbol};
 use gpulimit_sim::abi::{Out, Text};
 
-/// What was asked for.
+/// The result of a lookup.
 enum Answer {
     Found(usize),
-    /// The empty name, which callers use to try the door.
+    /// The name was empty; callers test with it whether the function works.
     Empty,
     Unknown,
     TooOld,
 }
 
-/// The rows by base name, so that a lookup does not read the whole table.
+/// Returns the rows sorted by base name, so that a lookup does not read the whole table.
 fn rows() -> &'static [&'static Symbol] {
     static ROWS: OnceLock<Vec<&'static Symbol>> = OnceLock::new();
     ROWS.get_or_init(|| {
@@ -43,8 +43,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     if name.is_empty() {
         return Ok(Answer::Empty);
     }
-    // A negative version asks for the newest, as one beyond the driver's does on drivers before
-    // 13.0.
+    // A negative version asks for the newest variant. So does a version above the driver's on
+    // drivers before 13.0.
     let newest = if version < 0 {
         driver
     } else {
@@ -74,7 +74,7 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     })
 }
 
-/// The per-thread twin, unless the plain function has a newer variant than it.
+/// Returns the per-thread twin, unless the plain function has a newer variant.
 fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
     match (plain, twin) {
         (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),
@@ -82,7 +82,7 @@ fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option
     }
 }
 
-/// The version of CUDA 11: not finding is an error, and leaves the pointer alone.
+/// The version of CUDA 11: a name that is not found is an error, and the pointer is not written.
 pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()> {
     match look(symbol, version, flags)? {
         Answer::Found(address) => pfn.put(address),
@@ -91,7 +91,8 @@ pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()
     }
 }
 
-/// The version of CUDA 12: not finding is a success with NULL and a status that says why.
+/// The version of CUDA 12: a name that is not found is a success with a NULL pointer and a status
+/// that says why.
 pub fn v2(
     symbol: Text,
     pfn: Out<usize>,

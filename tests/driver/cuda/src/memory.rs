@@ -1,4 +1,4 @@
-//! Linear memory and questions about pointers.
+//! Handlers of the functions for linear memory and attributes of pointers.
 
 use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
@@ -10,7 +10,7 @@ use crate::context::here;
 use crate::{device, host};
 use gpulimit_sim::abi::{In, Out};
 
-/// Free and total bytes of the current context's GPU.
+/// Returns free and total bytes of the current context's GPU.
 fn numbers() -> Outcome<(u64, u64)> {
     let index = here()?.device();
     let machine = driver()?.machine;
@@ -28,7 +28,7 @@ pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome<()> {
     total.put(numbers.1 as usize)
 }
 
-/// The 32-bit interface says what fits.
+/// The 32-bit interface: a number above 32 bits is reported as the largest number.
 pub fn info_v1(free: Out<u32>, total: Out<u32>) -> Outcome<()> {
     let numbers = numbers()?;
     free.put(u32::try_from(numbers.0).unwrap_or(u32::MAX))?;
@@ -44,7 +44,7 @@ pub fn allocate(dptr: Out<u64>, bytes: usize) -> Outcome<()> {
     dptr.put(blocks::allocate(context, bytes as u64)?)
 }
 
-/// Memory of the 32-bit interface has addresses of its own, which fit it.
+/// Memory of the 32-bit interface has addresses that fit into 32 bits.
 pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     let context = here()?;
     if dptr.is_null() {
@@ -54,7 +54,7 @@ pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     dptr.put(blocks::allocate_low(context, bytes.into())? as u32)
 }
 
-/// The pitch, and bytes of all rows.
+/// Returns the pitch and the bytes of all rows.
 fn rows(width: usize, height: usize, element: u32) -> Outcome<(usize, u64)> {
     if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
         return Err(Status::INVALID_VALUE);
@@ -115,7 +115,7 @@ pub fn free(dptr: u64) -> Outcome<()> {
     if dptr != 0 {
         work::wait_for_current();
     }
-    // Its work has ended, too.
+    // All work of the current context has ended by now, so any stream will do.
     blocks::free(dptr, Name::LEGACY)
 }
 
@@ -135,7 +135,7 @@ pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()
     Ok(())
 }
 
-/// What is mapped at an address: start, bytes and GPU.
+/// Finds the mapping that contains an address: its start, bytes and GPU.
 fn mapped(address: u64) -> Option<(u64, u64, Option<usize>)> {
     vmm::find(address).or_else(|| ipc::find(address))
 }
@@ -148,7 +148,7 @@ pub fn ipc_get(handle: Out<ipc::Handle>, address: u64) -> Outcome<()> {
     handle.put(ipc::export(address)?)
 }
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS` is the only flag, and has to be there.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS` is the only flag, and it is required.
 pub fn ipc_open(dptr: Out<u64>, handle: ipc::Handle, flags: u32) -> Outcome<()> {
     let context = here()?;
     if dptr.is_null() || flags != 1 {
@@ -162,7 +162,7 @@ pub fn ipc_close(address: u64) -> Outcome<()> {
     ipc::close(address)
 }
 
-/// What is known about a pointer, however it was allocated.
+/// The known facts about a pointer of any kind of memory.
 struct Pointer {
     found: Option<Found>,
     mapped: Option<(u64, u64, Option<usize>)>,
@@ -250,7 +250,7 @@ pub fn pointer_attribute(data: Out<u8>, attribute: i32, address: u64) -> Outcome
         .put(data, attribute, address)
 }
 
-/// Answers what it can; an unknown pointer is no error here, its attributes are 0.
+/// Writes all attributes. An unknown pointer is not an error here: its attributes are 0.
 pub fn pointer_attributes(
     count: u32,
     attributes: In<i32>,

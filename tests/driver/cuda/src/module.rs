@@ -1,20 +1,21 @@
-//! Modules, libraries, functions and launches.
+//! Handlers of the functions for modules, libraries, functions and launches.
 //!
-//! Of an image only what takes memory is read. From PTX text: `.global` variables, and per `.entry`
-//! the `.local` memory, how long the code is, and whether it uses device `malloc`, `printf` or
-//! `assert`. From machine code: the variables; every function exists in it. Managed variables take
-//! addresses and no memory of the GPU, as `cuMemAllocManaged` does.
+//! The simulated driver reads from an image only what takes memory. In PTX text these are the
+//! `.global` variables, and for each `.entry` the `.local` memory, the length of the code, and
+//! whether it uses device `malloc`, `printf` or `assert`. In machine code these are the variables;
+//! any function name exists in it. Managed variables take addresses and no GPU memory, as
+//! `cuMemAllocManaged` does.
 //!
 //! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading
-//! mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes them where
-//! `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute`,
-//! `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a node of a graph or the
-//! launch of a kernel first needs the module. The code of a module is loaded lazily as well: two
-//! kernels of 60,000 stores took nothing in `cuModuleLoadData` and 20 MiB until both were got by
-//! `cuModuleGetFunction`.
+//! mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes its
+//! variables when `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`,
+//! `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a
+//! node of a graph or the launch of a kernel first needs the module. The code of a module is loaded
+//! lazily, too: two kernels of 60,000 stores took no memory in `cuModuleLoadData`, and 20 MiB once
+//! `cuModuleGetFunction` had returned both.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use gpulimit_sim::context::{self, Context, Needs};
 use gpulimit_sim::driver::driver;
@@ -32,15 +33,16 @@ use gpulimit_sim::abi::{In, Out, Text, fatal};
 
 struct Module {
     context: &'static Context,
-    /// Context when loaded: memory of a context that went and came back is gone.
+    /// The id of the context at the load: if it has changed, the context was destroyed, and the
+    /// module's memory with it.
     generation: u64,
     image: Arc<Image>,
     start: u64,
-    /// Where its managed variables are, 0 without any.
+    /// The address of its managed variables; 0 without any.
     managed: u64,
-    /// Where its code lies, 0 before it is loaded.
+    /// The address of its code; 0 before it is loaded.
     code: u64,
-    /// Handles given out, by name.
+    /// The handles of its functions by name, as far as they were given out.
     functions: HashMap<String, usize>,
 }
 
@@ -52,19 +54,19 @@ impl Module {
 
 struct Library {
     image: Arc<Image>,
-    /// Its modules, by context.
+    /// Its modules by context.
     modules: HashMap<usize, usize>,
     kernels: HashMap<String, usize>,
 }
 
 #[derive(Clone, Copy)]
 struct Function {
-    /// A module, or for a kernel its library.
+    /// The module, or for a kernel the library.
     owner: usize,
     kernel: bool,
     local: u64,
     needs: Needs,
-    /// Its code takes memory of its own.
+    /// Whether the function's code takes memory of its own.
     long: bool,
 }
 
@@ -74,39 +76,38 @@ struct State {
     libraries: HashMap<usize, Library>,
     functions: HashMap<usize, Function>,
     last: usize,
-    /// Handles of functions that are gone, to be handed out again.
+    /// Handles of unloaded functions, to be used again.
     free: Vec<usize>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    let mut guard: MutexGuard<'_, Option<State>> =
-        STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    work(guard.get_or_insert_default())
+    work(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Handles are above this.
+/// The number below all handles.
 const NUMBERS: usize = 0x5100_0000_0000;
 
 impl State {
-    /// A number that looks like an address, for a handle.
+    /// Returns a new handle: a number that looks like an address.
     fn number(&mut self) -> usize {
         self.last += 16;
         NUMBERS + self.last
     }
 
-    /// Whether a handle was given out.
+    /// Returns whether this handle was ever given out.
     fn was(&self, handle: usize) -> bool {
         (1..=self.last).contains(&handle.wrapping_sub(NUMBERS))
     }
 
-    /// A handle for a function: where `GPULIMIT_SIM_REUSE` is set one that has been free.
+    /// Returns a handle for a function: with `GPULIMIT_SIM_REUSE` one that was freed, if there is
+    /// one.
     fn function_number(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| self.number())
     }
 
-    /// Forgets the functions that are `gone`.
+    /// Forgets the functions that `gone` selects.
     fn forget_functions(&mut self, gone: impl Fn(&Function) -> bool) {
         static REUSE: LazyLock<bool> =
             LazyLock::new(|| std::env::var_os("GPULIMIT_SIM_REUSE").is_some());
@@ -120,7 +121,7 @@ impl State {
     }
 }
 
-/// A variable: where it lies in the memory of its kind, and its size.
+/// A variable: its offset in the memory of its kind, and its size.
 #[derive(Clone, Copy)]
 struct Variable {
     is_managed: bool,
@@ -128,7 +129,7 @@ struct Variable {
     bytes: u64,
 }
 
-/// What an image holds.
+/// The content of an image.
 #[derive(Default)]
 struct Image {
     globals: HashMap<String, Variable>,
@@ -137,15 +138,15 @@ struct Image {
     managed: u64,
     locals: HashMap<String, u64>,
     needs: Needs,
-    /// Bytes.
+    /// Bytes of code.
     code: u64,
     text: bool,
 }
 
-/// Bytes of code for a store in PTX: 120,000 took 20 MiB (measured).
+/// Bytes of code per store in PTX: 120,000 stores took 20 MiB (measured).
 const PER_STORE: u64 = 174;
 
-/// `.global .align 4 .b8 name[1024][0x10];` → name and bytes.
+/// Returns name and bytes of a variable, for example of `.global .align 4 .b8 name[1024][0x10];`.
 fn variable(statement: &str) -> Option<(String, u64)> {
     let statement = statement
         .split('=')
@@ -178,7 +179,7 @@ fn variable(statement: &str) -> Option<(String, u64)> {
         .map(|bytes| (name.to_owned(), bytes))
 }
 
-/// The text without its comments.
+/// Returns the text without its comments.
 fn without_comments(text: &str) -> String {
     let mut rest = text;
     let mut found = String::new();
@@ -258,7 +259,7 @@ fn read(image: &[u8]) -> Image {
 }
 
 impl Image {
-    /// What a function needs of local memory.
+    /// Returns the bytes of local memory per thread that a function needs.
     fn local(&self, name: &str) -> Outcome<u64> {
         match self.locals.get(name) {
             Some(local) => Ok(*local),
@@ -271,7 +272,7 @@ impl Image {
         Ok(Function {
             owner,
             kernel,
-            // Measured: 1,100 bytes are told, and taken, as 1,104.
+            // The driver rounds 1,100 bytes to 1,104, in the attribute and in memory (measured).
             local: self.local(name)?.next_multiple_of(16),
             needs: self.needs,
             long: self.code >= BLOCK,
@@ -344,13 +345,13 @@ pub fn load_file(out: Out<usize>, name: Text) -> Outcome<()> {
     make(out, &file(name)?)
 }
 
-/// Eager as `CUDA_MODULE_LOADING` says; lazy is the driver's default.
+/// Returns whether `CUDA_MODULE_LOADING` asks for eager loading; lazy is the driver's default.
 fn is_eager() -> bool {
     static EAGER: OnceLock<bool> = OnceLock::new();
     *EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
 }
 
-/// Works without a current context.
+/// Loads a library; a current context is not required.
 fn make_library(out: Out<usize>, image: &[u8]) -> Outcome<()> {
     driver()?;
     if out.is_null() {
@@ -402,7 +403,7 @@ pub fn load_library_file(
     make_library(out, &file(name)?)
 }
 
-/// The library's module in the current context, which is loaded where it is not yet.
+/// Returns the library's module in the current context, and loads it first if necessary.
 fn module_of(library: usize) -> Outcome<usize> {
     module_in(library, here()?)
 }
@@ -453,7 +454,8 @@ pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()
     out.put(with(|state| state.kernel(library, name))?)
 }
 
-/// What a handle gets that is no library's.
+/// Returns the status for a handle that is not a library; any but NULL is a wrong handle that may
+/// crash.
 fn no_library(handle: usize) -> Status {
     match handle {
         0 => Status::INVALID_HANDLE,
@@ -467,8 +469,8 @@ fn names(state: &State, library: usize) -> Outcome<Vec<String>> {
     Ok(found.image.locals.keys().cloned().collect())
 }
 
-/// NVIDIA's documentation: as `cuLibraryGetKernel` of each. A handle of another kind is taken for a
-/// library without kernels (measured, H200, 580.159.04).
+/// Writes the kernels of a library as `cuLibraryGetKernel` returns them (NVIDIA's documentation). A
+/// handle of another kind is treated as a library without kernels (measured, H200, 580.159.04).
 pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     driver()?;
     if library != 0 && !with(|state| state.libraries.contains_key(&library)) {
@@ -482,8 +484,8 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Ends in a memory fault with a handle of another kind, as functions do that read a library
-/// (measured, H200, 580.159.04).
+/// Writes the number of kernels. A handle of another kind ends in a memory fault, as in the other
+/// functions that read a library (measured, H200, 580.159.04).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -529,7 +531,7 @@ fn unplace(handle: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Loads the code of a module; less than a block of it lies in what the context has.
+/// Loads the code of a module. Code below one block fits into memory that the context already has.
 fn load_code(handle: usize) -> Outcome<()> {
     static LOADING: Mutex<()> = Mutex::new(());
     let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -550,12 +552,22 @@ fn load_code(handle: usize) -> Outcome<()> {
 }
 
 impl State {
-    fn function(&mut self, module: usize, name: &str) -> Outcome<usize> {
+    /// Returns the handle of a function of a module, or of a kernel of a library.
+    fn named(&mut self, owner: usize, kernel: bool, name: &str) -> Outcome<usize> {
         let last = self.function_number();
-        let found = self.modules.get_mut(&module);
-        let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = found.image.function(module, false, name)?;
-        let handle = *found.functions.entry(name.to_owned()).or_insert(last);
+        let found = match kernel {
+            true => {
+                let library = self.libraries.get_mut(&owner);
+                library.map(|library| (&library.image, &mut library.kernels))
+            }
+            false => {
+                let module = self.modules.get_mut(&owner);
+                module.map(|module| (&module.image, &mut module.functions))
+            }
+        };
+        let (image, handles) = found.ok_or(Status::INVALID_HANDLE)?;
+        let function = image.function(owner, kernel, name)?;
+        let handle = *handles.entry(name.to_owned()).or_insert(last);
         if handle != last {
             self.free.push(last);
         }
@@ -563,17 +575,12 @@ impl State {
         Ok(handle)
     }
 
+    fn function(&mut self, module: usize, name: &str) -> Outcome<usize> {
+        self.named(module, false, name)
+    }
+
     fn kernel(&mut self, library: usize, name: &str) -> Outcome<usize> {
-        let last = self.function_number();
-        let found = self.libraries.get_mut(&library);
-        let found = found.ok_or(Status::INVALID_HANDLE)?;
-        let function = found.image.function(library, true, name)?;
-        let handle = *found.kernels.entry(name.to_owned()).or_insert(last);
-        if handle != last {
-            self.free.push(last);
-        }
-        self.functions.insert(handle, function);
-        Ok(handle)
+        self.named(library, true, name)
     }
 }
 
@@ -585,7 +592,7 @@ pub fn function(out: Out<usize>, module: usize, name: Text) -> Outcome<()> {
     out.put(function)
 }
 
-/// NVIDIA's documentation: loads nothing.
+/// Lists the functions of a module, without loading them (NVIDIA's documentation).
 pub fn functions(list: Out<usize>, count: u32, module: usize) -> Outcome<()> {
     driver()?;
     let found = with(|state| {
@@ -651,26 +658,27 @@ impl Function {
     }
 }
 
-/// What a function needs. Measured: a kernel is none here (400).
+/// Returns the need of a function; a kernel answers 400 here (measured).
 pub fn function_need(function: usize) -> Outcome<Need> {
     Ok(function_of(function)?.need())
 }
 
-/// The same of a kernel, which is loaded.
+/// Returns the need of a kernel, whose library is loaded.
 pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     let found = kernel_of(kernel)?;
     place_kernel(found)?;
     Ok(found.need())
 }
 
-/// What a node of this function needs. Measured: its code is loaded.
+/// Returns a function and its need for a node; the function's code is loaded (measured).
 pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
     let found = function_of(function)?;
     load_code(found.owner)?;
     Ok((function, found.need()))
 }
 
-/// The same of a kernel in a context. Measured: the node has its function there.
+/// Returns a kernel's function in a context, and its need, for a node: the node holds that function
+/// (measured).
 pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
     let need = kernel_of(kernel)?.need();
     Ok((function_in(kernel, context)?, need))
@@ -714,17 +722,17 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
     out.put(function_of(function)?.owner)
 }
 
-/// Measured: a kernel is none here (400).
+/// A kernel answers 400 here (measured).
 pub fn load_function(function: usize) -> Outcome<()> {
     load_code(function_of(function)?.owner)
 }
 
-/// Measured: kernels have a function of their own for this, and neither takes what the other does.
+/// A kernel answers 400 here, and a function in `cuKernelGetAttribute` (measured).
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     put_attribute(value, attribute, function_of(function)?)
 }
 
-/// Measured: it loads nothing.
+/// Loads no code (measured).
 pub fn kernel_attribute(
     value: Out<i32>,
     attribute: i32,
@@ -748,18 +756,18 @@ fn put_attribute(value: Out<i32>, attribute: i32, function: Function) -> Outcome
     })
 }
 
-/// Measured: loads the code of a function that was only listed.
+/// Loads the code of a function that was only listed (measured).
 pub fn set_function_attribute(function: usize, _attribute: i32, _value: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Measured: as [`set_function_attribute`].
+/// Does the same as [`set_function_attribute`] (measured).
 pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Measured: loads the library in all contexts of the GPU, whether one is current or not; one that
-/// is made later has to load it by itself.
+/// Loads the library in all contexts of the GPU, current or not; a context that is made later loads
+/// it when it needs it (measured).
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
@@ -777,7 +785,7 @@ pub fn set_kernel_attribute(
     Ok(())
 }
 
-/// Measured: as [`set_kernel_attribute`], after a look at the value.
+/// Checks the value and then does the same as [`set_kernel_attribute`] (measured).
 pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outcome<()> {
     if !(0..=3).contains(&config) {
         return Err(Status::INVALID_VALUE);
@@ -785,8 +793,8 @@ pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outc
     set_kernel_attribute(0, 0, kernel, ordinal)
 }
 
-/// Measured: loads the library, also for an answer of 1. What parameters there are is not read:
-/// here one of 8 bytes.
+/// Loads the library, even where the answer is 1 (measured). The parameters of a kernel are not
+/// read: the model has one of 8 bytes.
 pub fn param_info(
     kernel: usize,
     index: usize,
@@ -801,7 +809,8 @@ pub fn param_info(
     offset.put(0)
 }
 
-/// Newer than what was measured; assumed: as [`param_info`].
+/// Assumed to load the library as [`param_info`] does: the function is newer than the measured
+/// driver.
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)
@@ -872,7 +881,7 @@ pub fn launch_cooperative(
     )
 }
 
-/// `CUlaunchConfig` has seven 32-bit numbers before the stream.
+/// Reads the stream from `CUlaunchConfig`, where seven 32-bit numbers precede it.
 pub fn launch_ex(
     config: In<u8>,
     function: usize,
@@ -883,8 +892,8 @@ pub fn launch_ex(
     start(function, config.field(32).get()?, twin)
 }
 
-/// `CUDA_LAUNCH_PARAMS` is 56 bytes: the function first, the stream at 40. No two on one GPU
-/// (NVIDIA's documentation).
+/// Reads `CUDA_LAUNCH_PARAMS` of 56 bytes: the function at 0, the stream at 40. Two launches on one
+/// GPU are invalid (NVIDIA's documentation).
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
@@ -919,8 +928,8 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
-/// Measured: loads the library of a kernel, or the code of a function that was only listed, in the
-/// current context; also for an answer of 1, but not where there is no place for it.
+/// Loads the library of a kernel, or the code of a function that was only listed, in the current
+/// context, even where the answer is 1; a NULL result pointer is checked before (measured).
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;
     let found = known(function)?;

@@ -1,6 +1,6 @@
-//! Stream-ordered memory and pools.
+//! Handlers of the functions for stream-ordered memory and pools.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -24,11 +24,8 @@ pub fn allocate(dptr: Out<u64>, bytes: usize, handle: usize, twin: bool) -> Outc
         Some(stream) => stream.context,
         None => implicit(context::current()?, handle, twin)?,
     };
-    dptr.put(
-        driver
-            .current_pool(context.device())
-            .allocate(bytes as u64, Name { handle, twin })?,
-    )
+    let pool = *driver.current_pool(context.device());
+    dptr.put(pool.allocate(bytes as u64, Name { handle, twin })?)
 }
 
 pub fn allocate_from(
@@ -61,7 +58,7 @@ pub fn free(dptr: u64, handle: usize, twin: bool) -> Outcome<()> {
     }
 }
 
-/// The GPU of a `CUmemLocation`: none for the host.
+/// Returns the GPU of a `CUmemLocation`; `None` for the host.
 fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     match location {
         [1, ordinal] => device::index(ordinal)
@@ -72,7 +69,7 @@ fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     }
 }
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+/// The values `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
 const PINNED: i32 = 1;
 const MANAGED: i32 = 2;
 
@@ -82,7 +79,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     let made = match props.field::<i32>(0).get()? {
         PINNED => Pool::make(location(place)?),
         MANAGED => {
-            // Nor can they be shared, or have a largest size (H200, 580.159.04).
+            // Managed pools also cannot be shared, or have a largest size (measured, H200,
+            // 580.159.04).
             if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
                 return Err(Status::INVALID_VALUE);
             }
@@ -93,7 +91,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     pool.put(made.handle())
 }
 
-/// The GPU that a pool of managed memory is counted for: any place will do for it, also none.
+/// Returns the GPU that a managed pool belongs to in the model. Any location is valid, none
+/// included.
 fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     match place {
         [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
@@ -102,13 +101,17 @@ fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     }
 }
 
-/// The default pools of managed memory, each with the kind of its place and the number of that.
+/// The default pools of managed memory, each with its location's kind and id.
 static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
 
-fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
-    let mut pools = MANAGED_DEFAULTS
+fn managed_defaults() -> MutexGuard<'static, Vec<([i32; 2], &'static Pool)>> {
+    MANAGED_DEFAULTS
         .lock()
-        .unwrap_or_else(PoisonError::into_inner);
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
+    let mut pools = managed_defaults();
     if let Some((_, pool)) = pools.iter().find(|(known, _)| *known == place) {
         return Ok(*pool);
     }
@@ -120,25 +123,16 @@ fn managed_default(place: [i32; 2]) -> Outcome<&'static Pool> {
 pub fn destroy(pool: usize) -> Outcome<()> {
     let driver = driver()?;
     let pool = Pool::from_handle(pool)?;
-    let defaults = MANAGED_DEFAULTS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    if defaults
-        .iter()
-        .any(|(_, default)| std::ptr::eq(*default, pool))
-    {
+    let is_default = |(_, default): &([i32; 2], &Pool)| std::ptr::eq(*default, pool);
+    if managed_defaults().iter().any(is_default) {
         return Err(Status::INVALID_VALUE);
     }
-    drop(defaults);
     if let Some(device) = pool.device() {
         let gpu = driver.gpu(device);
         if std::ptr::eq(pool, gpu.default_pool) {
             return Err(Status::INVALID_VALUE);
         }
-        let mut current = gpu
-            .current_pool
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = driver.current_pool(device);
         if std::ptr::eq(*current, pool) {
             *current = gpu.default_pool;
         }
@@ -166,7 +160,7 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
     if Pool::was_destroyed(pool) {
-        // RMM's tests on an H200 (580.159.03): a memory fault in this function.
+        // RMM's tests end here in a memory fault (measured, H200, 580.159.03).
         crash();
     }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
@@ -201,15 +195,11 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // Current for managed memory: `cuMemAllocAsync` goes on taking from the other (H200,
-        // 580.159.04).
+        // A managed pool becomes current for managed memory only; `cuMemAllocAsync` still uses the
+        // other current pool (measured, H200, 580.159.04).
         return Ok(());
     }
-    *driver()?
-        .gpu(index)
-        .current_pool
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner) = pool;
+    *driver()?.current_pool(index) = pool;
     Ok(())
 }
 
@@ -217,7 +207,7 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Pinned memory has default pools on GPUs only here.
+/// Returns the GPU of a location. In the model pinned memory only has default pools on GPUs.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

@@ -1,4 +1,4 @@
-//! Streams, events and capture.
+//! Handlers of the functions for streams, events and capture.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -54,14 +54,14 @@ pub fn query(handle: usize, twin: bool) -> Outcome<()> {
     }
 }
 
-/// There is such a stream.
+/// Checks that the stream exists.
 fn known(handle: usize) -> Outcome<()> {
     driver()?;
     Stream::context_of(handle).map(drop)
 }
 
-/// Work comes to a stream: whether it is captured, as the stream is.
-fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
+/// Enters a call on a stream, and returns whether the call is captured instead of executed.
+pub fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     driver()?;
     match Stream::from_handle(handle)? {
         Some(stream) => stream.captures(),
@@ -69,7 +69,7 @@ fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     }
 }
 
-/// Work comes to a default stream of the context.
+/// Enters a call on a default stream of the context.
 #[inline(always)]
 pub fn implicit(context: &'static Context, handle: usize, twin: bool) -> Outcome<&'static Context> {
     if is_legacy(handle, twin) {
@@ -119,7 +119,7 @@ pub fn device(handle: usize, out: Out<i32>, _twin: bool) -> Outcome<()> {
     out.put(device::ordinal(Stream::context_of(handle)?.device())?)
 }
 
-/// Not among what a graph can hold.
+/// This call cannot be captured.
 pub fn attach(
     handle: usize,
     _address: u64,
@@ -167,7 +167,7 @@ pub fn begin_capture(handle: usize, twin: bool) -> Outcome<()> {
     begin_capture_v2(handle, 0, twin)
 }
 
-/// The default streams cannot be captured.
+/// Begins a capture; the default streams cannot be captured.
 pub fn begin_capture_v2(handle: usize, mode: i32, _twin: bool) -> Outcome<()> {
     driver()?;
     let stream = Stream::from_handle(handle)?.ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?;
@@ -196,7 +196,7 @@ pub fn is_capturing(handle: usize, status: Out<i32>, twin: bool) -> Outcome<()> 
         return status.put(stream.capture_status());
     }
     let context = current()?;
-    // To ask the legacy stream spoils nothing.
+    // The legacy stream may be asked without invalidating a capture.
     if is_legacy(handle, twin) && capture::holds_legacy(context) {
         return Err(Status::STREAM_CAPTURE_IMPLICIT);
     }
@@ -215,7 +215,7 @@ pub fn capture_info(handle: usize, status: Out<i32>, id: Out<u64>, twin: bool) -
     )
 }
 
-/// Which nodes come next to depend on is not modelled.
+/// The nodes that the next call will depend on are not modelled.
 pub fn capture_info_v2(
     handle: usize,
     status: Out<i32>,

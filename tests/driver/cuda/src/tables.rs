@@ -1,10 +1,9 @@
 //! `cuGetExportTable`: the private tables without which NVIDIA's libcudart does not start.
 //!
-//! What the entries mean is public knowledge (the ZLUDA project described them). A table begins
-//! with its size in bytes, except the context-local storage. Their addresses go into the integrity
-//! answer.
+//! The meaning of the entries is public knowledge (the ZLUDA project described them). A table
+//! begins with its size in bytes, except the context-local storage. The addresses of two tables are
+//! part of the integrity answer.
 
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,7 +18,7 @@ use crate::{context, device, module};
 
 type Table<const N: usize> = [Address; N];
 
-/// The size of a table, in its first entry.
+/// Returns the first entry of a table: its size in bytes.
 const fn size(entries: usize) -> Address {
     Address(std::ptr::without_provenance(entries * 8))
 }
@@ -68,7 +67,7 @@ static INTEGRITY: Table<3> = [size(3), Address(integrity as *const ()), NOTHING]
 
 static CHECKS: Table<4> = [size(4), NOTHING, Address(check as *const ()), NOTHING];
 
-/// The table with this identity.
+/// Returns the table with this UUID.
 pub fn get(table: Out<usize>, id: In<[u8; 16]>) -> Outcome<()> {
     let start = match u128::from_be_bytes(id.get()?) {
         0x6bd5fb6c_5bf4_e74a_8987_d93912fd9df9 => CUDART.as_ptr(),
@@ -106,7 +105,7 @@ extern "C" fn load_fatbin_2(image: Text, out: Out<usize>, _: usize, _: usize, _:
     code(module::load(out, image))
 }
 
-/// The primary context's handle, active or not.
+/// Returns the primary context's handle, active or not.
 extern "C" fn primary(out: Out<usize>, ordinal: i32) -> i32 {
     code(primary_handle(ordinal).and_then(|handle| out.put(handle)))
 }
@@ -119,7 +118,7 @@ extern "C" fn create(out: Out<usize>, flags: u32, ordinal: i32) -> i32 {
     code(context::create(out, flags, ordinal))
 }
 
-/// Flags that tools set to be called back; nobody does.
+/// Flags that a tool may set to be called back; the simulated driver ignores them.
 static CALLBACKS_1: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
 static CALLBACKS_2: [AtomicU32; 14] = [const { AtomicU32::new(0) }; 14];
 
@@ -133,7 +132,7 @@ extern "C" fn callbacks_2(out: Out<usize>, count: Out<usize>) {
     count.put_if(14);
 }
 
-/// The context of a handle, or the current one.
+/// Returns the context of a handle, or the current one for NULL.
 fn owner(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {
@@ -150,34 +149,21 @@ extern "C" fn storage_put(
     destructor: Option<Destructor>,
 ) -> i32 {
     code(owner(handle).map(|context| {
-        let mut storage = context
-            .storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        storage.insert(key, (value, destructor));
+        context.storage().insert(key, (value, destructor));
     }))
 }
 
 extern "C" fn storage_delete(handle: usize, key: usize) -> i32 {
     code(owner(handle).map(|context| {
-        context
-            .storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&key);
+        context.storage().remove(&key);
     }))
 }
 
 extern "C" fn storage_get(out: Out<usize>, handle: usize, key: usize) -> i32 {
     let stored = owner(handle).and_then(|context| {
-        let storage = context
-            .storage
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        storage
-            .get(&key)
-            .map(|stored| stored.0)
-            .ok_or(Status::INVALID_HANDLE)
+        let storage = context.storage();
+        let stored = storage.get(&key).ok_or(Status::INVALID_HANDLE)?;
+        Ok(stored.0)
     });
     code(stored.and_then(|value| out.put(value)))
 }
@@ -207,7 +193,7 @@ fn integrity_answer(version: u32, seconds: u64) -> Outcome<[u64; 2]> {
         driver_version: machine.knobs.driver_version.load(Relaxed),
         version,
         process: std::process::id(),
-        // SAFETY: cannot fail.
+        // SAFETY: pthread_self cannot fail and has no preconditions.
         thread: unsafe { libc::pthread_self() } as u32,
         cudart_table: CUDART.as_ptr() as usize,
         integrity_table: INTEGRITY.as_ptr() as usize,

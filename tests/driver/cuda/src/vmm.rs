@@ -1,4 +1,4 @@
-//! Virtual memory management.
+//! Handlers of the functions for virtual memory management.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;
@@ -26,12 +26,13 @@ pub fn unreserve(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unreserve(address, bytes as u64)
 }
 
-/// The GPU of a `CUmemAllocationProp`: none for host memory. The location is at offset 8.
+/// Returns the GPU of a `CUmemAllocationProp`, whose location is at offset 8; `None` for host
+/// memory.
 fn place(prop: In<u8>) -> Outcome<Option<usize>> {
     let [kind, id] = prop.field::<[i32; 2]>(8).get()?;
     let ordinal = match kind {
         1 => id,
-        // The id of a locality domain holds the GPU in its lowest byte.
+        // The lowest byte of a locality domain's id is the GPU.
         6 => id & 0xff,
         2 | 3 => return Ok(None),
         _ => return Err(Status::INVALID_VALUE),
@@ -69,7 +70,7 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unmap(address, bytes as u64)
 }
 
-/// The last descriptor's flags count; which GPU they are for is not modelled.
+/// Sets the access that the last descriptor has; the model ignores which GPU it is for.
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {
@@ -98,7 +99,7 @@ pub fn properties(prop: Out<[u8; 32]>, handle: u64) -> Outcome<()> {
     prop.put(vmm::properties(handle)?)
 }
 
-/// A file descriptor (1) is the only kind.
+/// Exports a file descriptor (1), the only kind of handle.
 pub fn export(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) -> Outcome<()> {
     driver()?;
     match (kind, flags) {
@@ -109,7 +110,7 @@ pub fn export(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) -> Outcom
     }
 }
 
-/// The descriptor is in the place of a pointer.
+/// Imports a file descriptor, which is passed in the place of a pointer.
 pub fn import(handle: Out<u64>, shareable: usize, kind: i32) -> Outcome<()> {
     driver()?;
     match kind {

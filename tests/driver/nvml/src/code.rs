@@ -1,8 +1,8 @@
-//! `nvmlReturn_t`.
+//! The result codes of NVML, `nvmlReturn_t`.
 
 use gpulimit_sim::Status;
 
-/// What an NVML call answers: nothing, or the reason it failed.
+/// The result of an NVML call: success, or the reason it failed.
 pub type Answer = Result<(), Code>;
 
 /// An `nvmlReturn_t` other than success.
@@ -19,14 +19,14 @@ impl Code {
     pub const VERSION_MISMATCH: Code = Code(25);
 }
 
-/// A pointer that could not be written or read.
+/// A failed access to a pointer is an invalid argument.
 impl From<Status> for Code {
     fn from(_: Status) -> Self {
         Code::INVALID_ARGUMENT
     }
 }
 
-/// `nvmlErrorString`, NUL-terminated.
+/// Returns the text of `nvmlErrorString`, NUL-terminated.
 pub fn describe(code: i32) -> &'static str {
     match code {
         0 => "Success\0",

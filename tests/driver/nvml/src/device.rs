@@ -1,4 +1,4 @@
-//! The GPUs and their MIG instances. NVML numbers them in PCI order and knows no visibility.
+//! The GPUs and their MIG instances. NVML numbers all of them in PCI order, visible to CUDA or not.
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use crate::code::{Answer, Code};
 use crate::own;
 use crate::system::{machine, text};
 
-/// Handles are these numbers plus 16 times the index: of the GPU, and from [`MIG`] on of the MIG
-/// instance.
+/// A handle is this number plus 16 times the index: a GPU's index, or [`MIG`] plus a MIG instance's
+/// device.
 const HANDLES: usize = 0x6e76_6d6c_0000;
 const MIG: usize = 64;
 
-/// What a handle stands for.
+/// The object that a handle stands for.
 #[derive(Clone, Copy)]
 pub enum Unit {
-    /// A GPU, whole or cut into instances.
+    /// A GPU, whole or divided into instances.
     Gpu(usize),
-    /// A MIG instance: a device.
+    /// A MIG instance; its device.
     Instance(usize),
 }
 
 impl Unit {
-    /// The GPU that it is, or is a part of.
+    /// Returns the GPU itself, or the GPU of the instance.
     fn gpu(self, machine: &Machine) -> usize {
         match self {
             Unit::Gpu(gpu) => gpu,
@@ -33,7 +33,7 @@ impl Unit {
         }
     }
 
-    /// The devices with memory of their own that it has.
+    /// Returns the devices of the unit: those with memory of their own.
     pub fn devices(self, machine: &Machine) -> Range<usize> {
         match self {
             Unit::Gpu(gpu) => device::devices_of(machine, gpu),
@@ -68,14 +68,14 @@ fn all(machine: &Machine) -> impl Iterator<Item = Unit> {
     gpus(machine).chain((0..instances).map(Unit::Instance))
 }
 
-/// The machine, and what a device handle stands for.
+/// Returns the machine, and the unit of a device handle.
 pub fn open(handle: usize) -> Result<(&'static Machine, Unit), Code> {
     let machine = machine()?;
     let unit = all(machine).find(|unit| unit.handle() == handle);
     Ok((machine, unit.ok_or(Code::INVALID_ARGUMENT)?))
 }
 
-/// As [`open`], for what only a whole GPU has.
+/// Does the same as [`open`] for a call that only a whole GPU supports.
 fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
     match open(handle)? {
         (machine, Unit::Gpu(gpu)) => Ok((machine, gpu)),
@@ -83,7 +83,7 @@ fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
     }
 }
 
-/// As [`open`], for what only a MIG instance has.
+/// Does the same as [`open`] for a call that only a MIG instance supports.
 fn open_instance(handle: usize) -> Result<(&'static Machine, usize), Code> {
     match open(handle)? {
         (machine, Unit::Instance(device)) => Ok((machine, device)),
@@ -111,16 +111,12 @@ pub fn by_uuid(uuid: Text, out: Out<usize>) -> Answer {
 
 pub fn by_bus_id(id: Text, out: Out<usize>) -> Answer {
     let machine = machine()?;
-    let wanted = id.str()?.to_uppercase();
-    let found = gpus(machine).find(|unit| {
-        let id = device::pci(unit.gpu(machine)).bus_id();
-        [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&wanted[..])
-            || wanted == format!("0000{id}")
-    });
+    let wanted = id.str()?;
+    let found = gpus(machine).find(|unit| device::pci(unit.gpu(machine)).is_named(wanted));
     Ok(out.put(found.ok_or(Code::NOT_FOUND)?.handle())?)
 }
 
-/// Of an instance, its number in the GPU.
+/// Returns a GPU's index, or an instance's number on its GPU.
 pub fn index(handle: usize, out: Out<u32>) -> Answer {
     let (machine, unit) = open(handle)?;
     let index = match unit {
@@ -140,8 +136,8 @@ pub fn uuid(handle: usize, out: Out<u8>, length: u32) -> Answer {
     text(out, &unit.uuid(machine), length)
 }
 
-/// `nvmlPciInfo_t`: legacy bus id (16 bytes), domain, bus, device, device id, subsystem id, bus id
-/// (32 bytes).
+/// Writes an `nvmlPciInfo_t`: legacy bus id (16 bytes), domain, bus, device, device id, subsystem
+/// id, bus id (32 bytes).
 pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     let (machine, unit) = open(handle)?;
     let pci = device::pci(unit.gpu(machine));
@@ -158,8 +154,8 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Total, reserved, free and used bytes; used without what the GPU keeps back, which is spread
-/// evenly over its instances. Of a GPU that is cut, the sums.
+/// Returns total, reserved, free and used bytes. Used excludes what the GPU keeps back, which is
+/// spread evenly over its instances. The figures of a divided GPU are the sums over its instances.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
     process::scan(machine, false);
@@ -179,9 +175,9 @@ fn memory(handle: usize) -> Result<[u64; 4], Code> {
     Ok(sums)
 }
 
-/// `nvmlMemory_t`: total, free, used, where used has all that is not free.
+/// Writes an `nvmlMemory_t`: total, free, used, where used is all that is not free.
 pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
-    // Version 2 of the structure, and as much as that takes.
+    // The first word is the version of the structure and its size.
     let mut whole = [0x0200_0028, 0, 0, 0, 0];
     let (total, free) = match own::memory_v2(handle, &mut whole) {
         Some(answer) => answer.map(|()| (whole[1], whole[3]))?,
@@ -190,7 +186,7 @@ pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     Ok(out.put([total, free, total - free])?)
 }
 
-/// `nvmlMemory_v2_t`: version, total, reserved, free, used.
+/// Writes an `nvmlMemory_v2_t`: version, total, reserved, free, used.
 pub fn memory_v2(handle: usize, out: Out<u64>) -> Answer {
     let memory = memory(handle)?;
     if out.is_null() {
@@ -210,7 +206,7 @@ pub fn bar1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     Ok(out.put([128 << 30, (128 << 30) - (2 << 20), 2 << 20])?)
 }
 
-/// What is the same number for every GPU.
+/// Writes a value that is the same for every GPU.
 fn constant<T>(handle: usize, out: Out<T>, value: T) -> Answer {
     open(handle)?;
     Ok(out.put(value)?)
@@ -281,7 +277,7 @@ pub fn mig_parent(handle: usize, out: Out<usize>) -> Answer {
     Ok(out.put(Unit::Gpu(device::gpu_of(machine, device)).handle())?)
 }
 
-/// The ids of GPU and compute instance that a device is; all ones for a whole GPU.
+/// Returns the ids of a device's GPU instance and compute instance; all ones for a whole GPU.
 pub fn instance_ids(machine: &Machine, device: usize) -> [u32; 2] {
     match device::instances(machine) {
         0 => [u32::MAX; 2],

@@ -10,7 +10,7 @@ use crate::code::{Answer, Code};
 use crate::device::{Unit, instance_ids, open};
 use crate::own;
 
-/// `nvmlProcessMode_t`, as far as it means one list.
+/// The values of `nvmlProcessMode_t` that name one list.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Compute = 0,
@@ -18,17 +18,17 @@ enum Mode {
     Mps = 2,
 }
 
-/// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`; the last
-/// is also what the `_v3` functions of the first R535 drivers write.
+/// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`. The `_v3`
+/// functions of the first R535 drivers also write elements of the last size.
 const V1: usize = 16;
 const V2: usize = 24;
 const DETAIL: usize = 32;
 
-/// Pid, device and bytes of what the driver lists.
+/// Returns pid, device and bytes of each process in the list.
 fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     let knobs = &machine.knobs;
-    let nobody = mode != Mode::Compute && knobs.all_lists.load(Relaxed) == 0;
-    if nobody || knobs.no_proc.load(Relaxed) != 0 {
+    let is_empty = mode != Mode::Compute && knobs.all_lists.load(Relaxed) == 0;
+    if is_empty || knobs.no_proc.load(Relaxed) != 0 {
         return Vec::new();
     }
     let Some(viewer) = &Viewer::own() else {
@@ -42,13 +42,14 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     unit.devices(machine).flat_map(held).collect()
 }
 
-/// What a library in NVML's place says of every process, and how many of them there are:
-/// `GPULIMIT_SIM_NVML_FIGURE` and `GPULIMIT_SIM_NVML_COUNT` in the environment of who asks.
+/// Reads `GPULIMIT_SIM_NVML_FIGURE` or `GPULIMIT_SIM_NVML_COUNT` of the calling process: wrong
+/// bytes for every process, and a wrong number of processes, as a library in NVML's place might
+/// report them.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// The count protocol: too little room says how much is needed.
+/// Writes a process list; if there is too little room, writes only the number of elements needed.
 fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
     let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;
@@ -75,7 +76,7 @@ fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usiz
             info.at(16).cast().put(instance_ids(machine, device))?;
         }
         if stride >= DETAIL {
-            // Nothing of it protected.
+            // None of the memory is protected.
             info.at(24).cast().put(0u64)?;
         }
     }
@@ -132,7 +133,7 @@ pub fn mps_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
     list(handle, count, infos, Mode::Mps, v3_stride(handle)?)
 }
 
-/// `nvmlProcessDetailList_v1_t`: version, mode, number of elements, elements.
+/// Reads `nvmlProcessDetailList_v1_t`: version, mode, number of elements, elements.
 pub fn details(handle: usize, details: Out<u8>) -> Answer {
     open(handle)?;
     if details.cast::<u32>().read()? != 0x0100_0018 {

@@ -1,4 +1,4 @@
-//! Every exported function, once.
+//! The table of exported functions.
 #![allow(non_snake_case)]
 
 use gpulimit_sim::abi::{Out, Site, Text};
@@ -49,22 +49,33 @@ symbols! {
     nvmlDeviceGetMemoryInfo(device: usize, memory: Out<[u64; 3]>) => device::memory_v1;
     nvmlDeviceGetMemoryInfo_v2(device: usize, memory: Out<u64>) => device::memory_v2;
     nvmlDeviceGetBAR1MemoryInfo(device: usize, memory: Out<[u64; 3]>) => device::bar1;
-    nvmlDeviceGetComputeRunningProcesses(device: usize, count: Out<u32>, infos: Out<u8>) => process::compute_v1;
-    nvmlDeviceGetComputeRunningProcesses_v2(device: usize, count: Out<u32>, infos: Out<u8>) => process::compute_v2;
-    nvmlDeviceGetComputeRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>) => process::compute_v3;
-    nvmlDeviceGetGraphicsRunningProcesses(device: usize, count: Out<u32>, infos: Out<u8>) => process::graphics_v1;
-    nvmlDeviceGetGraphicsRunningProcesses_v2(device: usize, count: Out<u32>, infos: Out<u8>) => process::graphics_v2;
-    nvmlDeviceGetGraphicsRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>) => process::graphics_v3;
-    nvmlDeviceGetMPSComputeRunningProcesses(device: usize, count: Out<u32>, infos: Out<u8>) => process::mps_v1;
-    nvmlDeviceGetMPSComputeRunningProcesses_v2(device: usize, count: Out<u32>, infos: Out<u8>) => process::mps_v2;
-    nvmlDeviceGetMPSComputeRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>) => process::mps_v3;
+    nvmlDeviceGetComputeRunningProcesses(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::compute_v1;
+    nvmlDeviceGetComputeRunningProcesses_v2(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::compute_v2;
+    nvmlDeviceGetComputeRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::compute_v3;
+    nvmlDeviceGetGraphicsRunningProcesses(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::graphics_v1;
+    nvmlDeviceGetGraphicsRunningProcesses_v2(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::graphics_v2;
+    nvmlDeviceGetGraphicsRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::graphics_v3;
+    nvmlDeviceGetMPSComputeRunningProcesses(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::mps_v1;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::mps_v2;
+    nvmlDeviceGetMPSComputeRunningProcesses_v3(device: usize, count: Out<u32>, infos: Out<u8>)
+        => process::mps_v3;
     nvmlDeviceGetRunningProcessDetailList(device: usize, list: Out<u8>) => process::details;
     nvmlDeviceGetConfComputeMemSizeInfo(device: usize, info: Out<u8>) => device::unsupported_info;
     nvmlDeviceGetMigMode(device: usize, current: Out<u32>, pending: Out<u32>) => device::mig_mode;
     nvmlDeviceIsMigDeviceHandle(device: usize, answer: Out<u32>) => device::is_mig;
     nvmlDeviceGetMaxMigDeviceCount(device: usize, count: Out<u32>) => device::max_mig_count;
-    nvmlDeviceGetMigDeviceHandleByIndex(device: usize, index: u32, mig: Out<usize>) => device::mig_handle;
-    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: usize, parent: Out<usize>) => device::mig_parent;
+    nvmlDeviceGetMigDeviceHandleByIndex(device: usize, index: u32, mig: Out<usize>)
+        => device::mig_handle;
+    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device: usize, parent: Out<usize>)
+        => device::mig_parent;
     nvmlDeviceGetGpuInstanceId(device: usize, id: Out<u32>) => device::gpu_instance;
     nvmlDeviceGetComputeInstanceId(device: usize, id: Out<u32>) => device::compute_instance;
     nvmlDeviceGetUtilizationRates(device: usize, rates: Out<[u32; 2]>) => device::utilization;
@@ -80,5 +91,6 @@ symbols! {
     nvmlDeviceGetDisplayActive(device: usize, active: Out<u32>) => device::zero;
     nvmlDeviceGetDisplayMode(device: usize, mode: Out<u32>) => device::zero;
     nvmlDeviceGetComputeMode(device: usize, mode: Out<u32>) => device::zero;
-    nvmlDeviceGetCudaComputeCapability(device: usize, major: Out<i32>, minor: Out<i32>) => device::capability;
+    nvmlDeviceGetCudaComputeCapability(device: usize, major: Out<i32>, minor: Out<i32>)
+        => device::capability;
 }

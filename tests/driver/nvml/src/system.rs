@@ -31,7 +31,7 @@ pub fn shutdown() -> Answer {
     before.map(drop).map_err(|_| Code::UNINITIALIZED)
 }
 
-/// The machine, while the library is initialised.
+/// Returns the machine while the library is initialised.
 pub fn machine() -> Result<&'static Machine, Code> {
     if USERS.load(Relaxed) == 0 {
         return Err(Code::UNINITIALIZED);
@@ -39,7 +39,7 @@ pub fn machine() -> Result<&'static Machine, Code> {
     Machine::get().map_err(|_| Code::DRIVER_NOT_LOADED)
 }
 
-/// Writes text into a buffer that must hold all of it.
+/// Writes text into a buffer that must have room for all of it.
 pub fn text(out: Out<u8>, text: &str, length: u32) -> Answer {
     if out.is_null() {
         return Err(Code::INVALID_ARGUMENT);
@@ -60,7 +60,7 @@ pub fn nvml_version(out: Out<u8>, length: u32) -> Answer {
     text(out, &format!("13.{DRIVER}"), length)
 }
 
-/// Needs no initialised library.
+/// Works before the library is initialised.
 pub fn cuda_version(version: Out<i32>) -> Answer {
     let machine = Machine::get().map_err(|_| Code::DRIVER_NOT_LOADED)?;
     Ok(version.put(machine.knobs.driver_version.load(Relaxed) as i32)?)

@@ -7,9 +7,9 @@ use gpulimit_sim::machine::{BLOCK, Machine, remove_state};
 use gpulimit_sim::{device, grant, process};
 
 const USAGE: &str = "usage: gpulimit-sim-ctl usage | reset-peak | knob NAME VALUE | remove
-  usage       what every GPU and process uses, as JSON
-  reset-peak  start the peaks anew from what is used now
-  knob        change a setting while programs run
+  usage       print the usage of every GPU and process as JSON
+  reset-peak  reset the peaks to the present usage
+  knob        change a setting, also while programs run
   remove      remove the machine's state file";
 
 fn usage(machine: &Machine) -> String {

@@ -1,7 +1,7 @@
-//! Where a graph's allocations lie: addresses are given out when nodes are added.
+//! The addresses of a graph's allocations, which are given out when nodes are added.
 //!
 //! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
-//! share them: one byte takes 32 MiB, 33 MiB take 64, twenty of 2 MiB 64, and 100, 50 and 7 MiB
+//! share a step: one byte takes 32 MiB, 33 MiB take 64, twenty of 2 MiB 64, and 100, 50 and 7 MiB
 //! together 192. NVIDIA's documentation: addresses are fixed when nodes are added; an allocation
 //! may get the address of one that is freed before it.
 
@@ -14,15 +14,15 @@ use super::memory;
 
 /// Graphs take memory in multiples of this many bytes.
 pub const STEP: u64 = 32 << 20;
-/// Sizes are rounded up to a multiple of this.
+/// Sizes are rounded up to a multiple of this many bytes.
 const GRAIN: u64 = 512;
 
-/// Addresses from `start` on, so many.
+/// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
     /// The first address.
     pub start: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -31,24 +31,24 @@ impl Range {
         self.start + self.bytes
     }
 
-    /// The steps of address space that it touches.
+    /// Returns the steps of address space that the range touches.
     pub fn steps(self) -> impl Iterator<Item = u64> {
         self.start / STEP..=(self.end() - 1) / STEP
     }
 }
 
-/// The addresses of one graph's allocations on one GPU. They go back with it.
+/// The addresses of one graph's allocations on one GPU; dropping it gives them back.
 #[derive(Default)]
 pub struct Layout {
     regions: Vec<Range>,
 }
 
 impl Layout {
-    /// An address for so many bytes beside those that are `taken`: the lowest gap in what the graph
-    /// has, else more of it.
+    /// Returns a range of `bytes` that overlaps none of `taken`: the lowest gap in the graph's
+    /// regions, or else a new region.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for no bytes, `OUT_OF_MEMORY` when there are no addresses.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
     pub fn place(&mut self, bytes: u64, taken: &BTreeSet<Range>) -> Outcome<Range> {
         if bytes == 0 {
             return Err(Status::INVALID_VALUE);
@@ -85,7 +85,7 @@ impl Layout {
 impl Drop for Layout {
     fn drop(&mut self) {
         for region in &self.regions {
-            // What a launch left allocated stays where it is, for good.
+            // Addresses that a launch left allocated are never given back.
             if memory::forget(*region) {
                 let blocks = region.bytes / crate::machine::BLOCK;
                 space().mark(region.start, blocks, Entry::NONE);

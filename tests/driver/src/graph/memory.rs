@@ -1,4 +1,4 @@
-//! The GPUs' memory for graphs: taken at an upload or a launch, shared by all graphs, given back by
+//! The GPUs' memory for graphs: taken by an upload or a launch, shared by all graphs, given back by
 //! a trim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -11,12 +11,12 @@ use crate::driver::driver;
 use crate::work;
 use crate::{Outcome, Status};
 
-/// An address that a graph allocates.
+/// A range that a graph's node allocates.
 struct Known {
     bytes: u64,
     context: usize,
     device: usize,
-    /// Allocated by a launch and not freed since.
+    /// Whether a launch allocated it and it was not freed since.
     live: bool,
 }
 
@@ -38,8 +38,8 @@ struct Share {
 }
 
 impl Share {
-    /// Bytes that running graphs use, other streams' than this one: graphs of one stream follow
-    /// each other.
+    /// Returns the bytes that running graphs use on streams other than `except`. Graphs of one
+    /// stream run one after the other, so each stream counts with its largest graph.
     fn running(&mut self, except: Option<u64>) -> u64 {
         self.running.retain(|running| !work::is_over(running.end));
         let mut streams = HashMap::<u64, u64>::new();
@@ -71,7 +71,7 @@ impl Memory {
         self.shares.entry(device).or_default()
     }
 
-    /// Steps and bytes that launches have left allocated.
+    /// Returns the steps and the bytes that launches have left allocated.
     fn live(&self, device: usize) -> (BTreeSet<u64>, u64) {
         let live = || {
             let known = self.known.iter();
@@ -85,27 +85,27 @@ impl Memory {
         (steps, live().map(|(_, known)| known.bytes).sum())
     }
 
-    /// Makes room for a graph's memory on a GPU beside what is in use.
+    /// Makes room for a graph's memory on a GPU besides what is in use.
     fn reserve(&mut self, device: usize, plan: &Plan, stream: u64) -> Outcome<()> {
         let (mut steps, live) = self.live(device);
         steps.extend(plan.steps(device));
         let share = self.share(device);
         let wanted = steps.len() as u64 * STEP + share.running(Some(stream));
-        // Measured: what was taken before there was no more stays reserved when the launch fails.
+        // Measured: a launch that fails keeps what it has taken.
         while share.reserved < wanted {
             driver()?.take(device, STEP)?;
             share.reserved += STEP;
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
-        // Measured: 100, 50 and 7 MiB together use 160 of 192; what is used stays so until it is
-        // trimmed.
+        // Measured: 100, 50 and 7 MiB together use 160 of 192, and the used figure falls only with
+        // a trim.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
         Ok(())
     }
 
-    /// Marks an address as freed; false when it was not allocated.
+    /// Marks an address as freed; returns false when it was not allocated.
     fn free(&mut self, address: u64) -> bool {
         let known = self.known.get_mut(&address).filter(|known| known.live);
         known.is_some_and(|known| std::mem::replace(&mut known.live, false))
@@ -123,11 +123,11 @@ pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
         .try_for_each(|device| memory.reserve(device, plan, stream))
 }
 
-/// Launches a graph; `run` tells when it ends.
+/// Launches a graph; `run` returns when it ends.
 ///
 /// # Errors
-/// `OUT_OF_MEMORY`, or `INVALID_VALUE` when what the last launch left allocated was not freed,
-/// unless it is to be freed.
+/// `OUT_OF_MEMORY`; `INVALID_VALUE` when memory that the last launch left allocated was not freed,
+/// and `auto_free` is not set.
 pub fn launch(
     plan: &Plan,
     stream: u64,
@@ -164,7 +164,7 @@ pub fn launch(
     Ok(())
 }
 
-/// A node was added that allocates there.
+/// Notes the range of a new node that allocates.
 pub fn learn(range: Range, context: &Context, device: usize) {
     let known = Known {
         bytes: range.bytes,
@@ -175,12 +175,13 @@ pub fn learn(range: Range, context: &Context, device: usize) {
     memory().known.insert(range.start, known);
 }
 
-/// Whether any graph allocates this address.
+/// Returns whether any graph allocates this address.
 pub fn is_known(address: u64) -> bool {
     memory().known.contains_key(&address)
 }
 
-/// The graph with these addresses goes; false when a launch left something allocated there.
+/// Forgets the addresses of a graph that is being destroyed; returns false when a launch left
+/// memory allocated there.
 pub fn forget(region: Range) -> bool {
     let mut memory = memory();
     let inside = region.start..region.start + region.bytes;
@@ -194,7 +195,7 @@ pub fn forget(region: Range) -> bool {
 /// Frees an address that a launch left allocated. The memory stays for other graphs.
 ///
 /// # Errors
-/// `INVALID_VALUE` when it is none.
+/// `INVALID_VALUE` when the address is not allocated.
 pub fn free(address: u64) -> Outcome<()> {
     if memory().free(address) {
         Ok(())
@@ -203,14 +204,15 @@ pub fn free(address: u64) -> Outcome<()> {
     }
 }
 
-/// The allocation in which an address lies: its start, bytes and context.
+/// Finds the allocation that contains an address: its start, bytes and context.
 pub fn find(address: u64) -> Option<(u64, u64, Option<&'static Context>)> {
     let memory = memory();
     let (start, known) = memory.known.range(..=address).next_back()?;
     (address < start + known.bytes).then(|| (*start, known.bytes, context::by_index(known.context)))
 }
 
-/// `cuDeviceGraphMemTrim`: gives back what no allocation and no running graph uses.
+/// `cuDeviceGraphMemTrim`: gives back the memory that neither an allocation nor a running graph
+/// uses.
 pub fn trim(device: usize) {
     let Ok(driver) = driver() else { return };
     let mut memory = memory();
@@ -222,10 +224,10 @@ pub fn trim(device: usize) {
     share.used = live.next_multiple_of(STEP).min(kept);
 }
 
-/// A `CUgraphMem_attribute` by its number.
+/// Returns a `CUgraphMem_attribute` by its number.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown one.
+/// `INVALID_VALUE` for an unknown number.
 pub fn attribute(device: usize, attribute: i32) -> Outcome<u64> {
     let mut memory = memory();
     let share = memory.share(device);
@@ -238,7 +240,7 @@ pub fn attribute(device: usize, attribute: i32) -> Outcome<u64> {
     })
 }
 
-/// Starts a high-water mark anew.
+/// Resets a high-water mark.
 ///
 /// # Errors
 /// `INVALID_VALUE` for another attribute or value.
@@ -253,7 +255,7 @@ pub fn set_attribute(device: usize, attribute: i32, value: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Drops all graph memory of a GPU: its last context went.
+/// Gives back all graph memory of a GPU whose last context was destroyed.
 pub fn clear_all(device: usize) {
     let Ok(driver) = driver() else { return };
     let mut memory = memory();

@@ -1,4 +1,5 @@
-//! Arrays and mipmapped arrays, line by line of what was measured on an H100 (580.159.04).
+//! Tests of arrays and mipmapped arrays against the figures that were measured on an H100
+//! (580.159.04).
 
 use crate::rig::{CONTEXT, Cuda, MIB, alone, used};
 
@@ -9,7 +10,7 @@ const DEFERRED: u32 = 0x80;
 const SPARSE: u32 = 0x40;
 const GRAIN: u64 = 64 << 10;
 
-/// `CUDA_ARRAY3D_DESCRIPTOR`.
+/// Returns the `CUDA_ARRAY3D_DESCRIPTOR` of a shape.
 fn descriptor([width, height, depth, format, channels, flags]: Shape) -> [u64; 5] {
     let words = u64::from(format) | u64::from(channels) << 32;
     let sizes = [width, height, depth].map(u64::from);
@@ -42,7 +43,7 @@ fn destroy_mipmapped(cuda: &Cuda, array: u64) -> i32 {
     cuda.call("cuMipmappedArrayDestroy", &[array as usize])
 }
 
-/// Size and alignment that `function` tells of an array.
+/// Returns size and alignment of an array as `function` reports them.
 fn requirement(cuda: &Cuda, function: &str, array: u64) -> Result<(u64, u64), i32> {
     let mut told = [0u64; 4];
     match cuda.call(function, &[told.as_mut_ptr() as usize, array as usize, 0]) {
@@ -51,7 +52,7 @@ fn requirement(cuda: &Cuda, function: &str, array: u64) -> Result<(u64, u64), i3
     }
 }
 
-/// Shape, MiB taken, 64 KiB required.
+/// Shape, MiB taken, and 64 KiB units required.
 const ARRAYS: &[(Shape, u64, u64)] = &[
     ([1024, 1024, 0, 32, 4, 0], 16, 256),
     ([4096, 4096, 0, 32, 4, 0], 256, 4096),
@@ -87,7 +88,7 @@ const ARRAYS: &[(Shape, u64, u64)] = &[
     ([8000, 5000, 0, 16, 4, 2], 314, 5000),
 ];
 
-/// Shape, levels, MiB taken, 64 KiB required.
+/// Shape, levels, MiB taken, and 64 KiB units required.
 const MIPMAPS: &[(Shape, usize, u64, u64)] = &[
     ([4096, 1024, 0, 32, 4, 0], 4, 86, 1360),
     ([1024, 1024, 0, 32, 4, 0], 11, 22, 342),
@@ -100,7 +101,7 @@ const MIPMAPS: &[(Shape, usize, u64, u64)] = &[
 ];
 
 #[test]
-fn what_arrays_take_and_require() {
+fn arrays_take_and_require_the_measured_bytes() {
     alone(&[], |cuda| {
         cuda.start();
         for (shape, taken, required) in ARRAYS {
@@ -116,7 +117,11 @@ fn what_arrays_take_and_require() {
                 Ok((required * GRAIN, GRAIN)),
                 "{shape:?}"
             );
-            assert_eq!(cuda.beyond(), taken * MIB, "that takes nothing");
+            assert_eq!(
+                cuda.beyond(),
+                taken * MIB,
+                "a deferred array takes no memory"
+            );
             assert_eq!(destroy(cuda, deferred) + destroy(cuda, array), 0);
             assert_eq!(cuda.beyond(), 0, "{shape:?}");
         }
@@ -124,7 +129,7 @@ fn what_arrays_take_and_require() {
 }
 
 #[test]
-fn what_mipmapped_arrays_take_and_require() {
+fn mipmapped_arrays_take_and_require_the_measured_bytes() {
     alone(&[], |cuda| {
         cuda.start();
         for (shape, levels, taken, required) in MIPMAPS {
@@ -148,7 +153,7 @@ fn what_mipmapped_arrays_take_and_require() {
 fn small_arrays_share_blocks() {
     alone(&[], |cuda| {
         cuda.start();
-        // Shape, and after how many of them each further block comes.
+        // The shape, and the number of arrays after which each further block is taken.
         for (shape, per_block, block) in [
             ([1, 0, 0, 1, 1, 0], 32, 2),
             ([64, 64, 0, 32, 4, 0], 32, 2),
@@ -164,7 +169,11 @@ fn small_arrays_share_blocks() {
             }
             let all = cuda.beyond();
             let linear = cuda.alloc(1000).expect("memory");
-            assert_eq!(cuda.beyond(), all + 2 * MIB, "not beside linear memory");
+            assert_eq!(
+                cuda.beyond(),
+                all + 2 * MIB,
+                "arrays do not share blocks with linear memory"
+            );
             for array in live {
                 assert_eq!(destroy(cuda, array), 0);
             }
@@ -176,7 +185,7 @@ fn small_arrays_share_blocks() {
 }
 
 #[test]
-fn a_block_goes_with_its_last_array_and_a_gap_is_used_again() {
+fn a_block_is_freed_with_its_last_array_and_gaps_are_reused() {
     alone(&[], |cuda| {
         cuda.start();
         let mut live: Vec<u64> = (0..64)
@@ -186,9 +195,13 @@ fn a_block_goes_with_its_last_array_and_a_gap_is_used_again() {
         for array in live.drain(1..32) {
             assert_eq!(destroy(cuda, array), 0);
         }
-        assert_eq!(cuda.beyond(), 4 * MIB, "one is left in the first block");
+        assert_eq!(
+            cuda.beyond(),
+            4 * MIB,
+            "one array is left in the first block"
+        );
         let again = create(cuda, [300, 300, 0, 32, 4, 0]).expect("an array");
-        assert_eq!(cuda.beyond(), 4 * MIB, "it fits beside that one");
+        assert_eq!(cuda.beyond(), 4 * MIB, "it fits into the first block");
         assert_eq!(destroy(cuda, again), 0);
         assert_eq!(destroy(cuda, live.remove(0)), 0);
         assert_eq!(cuda.beyond(), 2 * MIB);
@@ -196,7 +209,7 @@ fn a_block_goes_with_its_last_array_and_a_gap_is_used_again() {
 }
 
 #[test]
-fn contexts_share_no_blocks_and_take_their_arrays_along() {
+fn contexts_do_not_share_array_blocks_and_free_their_arrays() {
     alone(&[], |cuda| {
         cuda.start();
         let small = create(cuda, [1, 0, 0, 1, 1, 0]).expect("an array");
@@ -217,7 +230,7 @@ fn contexts_share_no_blocks_and_take_their_arrays_along() {
 }
 
 #[test]
-fn every_way_to_create_one() {
+fn every_function_that_creates_an_array() {
     alone(&[], |cuda| {
         cuda.start();
         let float4 = 0x20u64 | 4 << 32;
@@ -249,10 +262,10 @@ fn every_way_to_create_one() {
     });
 }
 
-/// Creating one spoils a capture in the global mode; in the relaxed one a twin may be made and
-/// asked.
+/// Creating an array invalidates a capture in the global mode. In the relaxed mode the twin with
+/// deferred mapping may be created and queried.
 #[test]
-fn arrays_and_captures() {
+fn creating_an_array_invalidates_a_global_capture() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = cuda.get("cuStreamCreate", &[1]).expect("a stream") as usize;
@@ -278,13 +291,13 @@ fn arrays_and_captures() {
 }
 
 #[test]
-fn levels_belong_to_their_array() {
+fn levels_are_destroyed_with_their_array() {
     alone(&[], |cuda| {
         cuda.start();
         let whole = create_mipmapped(cuda, [1000, 600, 0, 32, 4, 0], 100).expect("an array");
         let taken = cuda.beyond();
         let level = |number| cuda.get("cuMipmappedArrayGetLevel", &[whole as usize, number]);
-        assert_eq!(level(10), Err(1), "there are ten");
+        assert_eq!(level(10), Err(1), "the array has ten levels");
         let third = level(3).expect("a level");
         let mut told = [0u64; 5];
         let places = [told.as_mut_ptr() as usize, third as usize];
@@ -292,7 +305,7 @@ fn levels_belong_to_their_array() {
         assert_eq!(told[..3], [125, 75, 0]);
         assert_eq!(cuda.beyond(), taken);
         for _ in 0..2 {
-            assert_eq!(destroy(cuda, third), 0, "nothing happens to it");
+            assert_eq!(destroy(cuda, third), 0, "destroying a level does nothing");
             assert_eq!(cuda.call("cuArray3DGetDescriptor_v2", &places), 0);
         }
         assert_eq!(destroy(cuda, whole), 400, "another kind of handle");
@@ -303,7 +316,7 @@ fn levels_belong_to_their_array() {
 }
 
 #[test]
-fn what_there_is_not() {
+fn invalid_shapes_are_refused() {
     alone(&[], |cuda| {
         cuda.start();
         for shape in [
@@ -339,7 +352,7 @@ fn what_there_is_not() {
     });
 }
 
-/// A driver of this version does not know the flag.
+/// Checks that a driver of this version does not know the flag.
 fn unknown(version: &str, flag: u32) {
     alone(&[("GPULIMIT_SIM_DRIVER_VERSION", version)], |cuda| {
         cuda.start();
@@ -359,7 +372,7 @@ fn deferred_mapping_came_with_11_6() {
     unknown("11050", DEFERRED);
 }
 
-/// `CUarrayMapInfo`: `[kind, array, level, layer, offset…, extent…]`, and the memory, or none to
+/// Returns a `CUarrayMapInfo`; `part` is level, layer, offset and extent, and `memory` is `None` to
 /// unmap.
 fn map_info(kind: u64, array: u64, part: [u32; 8], memory: Option<u64>) -> [u64; 12] {
     let pair = |at: usize| u64::from(part[at]) | u64::from(part[at + 1]) << 32;
@@ -385,7 +398,7 @@ fn map(cuda: &Cuda, infos: &[[u64; 12]]) -> i32 {
     cuda.call("cuMemMapArrayAsync", &arguments)
 }
 
-/// `CU_MEM_CREATE_USAGE_TILE_POOL`.
+/// Creates memory with the usage `CU_MEM_CREATE_USAGE_TILE_POOL`.
 fn tile_pool(cuda: &Cuda, bytes: u64) -> Result<u64, i32> {
     let mut properties = [0u8; 32];
     (properties[0], properties[8], properties[26]) = (1, 1, 1);
@@ -402,32 +415,36 @@ fn release(cuda: &Cuda, handle: u64) -> i32 {
 }
 
 #[test]
-fn mapped_memory_goes_with_its_handle() {
+fn mapped_memory_is_freed_with_its_handle() {
     alone(&[], |cuda| {
         cuda.start();
         assert_eq!(tile_pool(cuda, 64 << 10), Err(1), "2 MiB at least");
         let array = create(cuda, [8192, 8192, 0, 32, 4, SPARSE]).expect("an array");
         assert_eq!(cuda.beyond(), 0);
-        // 8 × 4 tiles of 64 × 64 elements.
+        // A range of 8 × 4 tiles of 64 × 64 elements.
         let tiles = [0, 0, 0, 0, 0, 512, 256, 1];
         let one = memory(cuda, 2 * MIB);
         assert_eq!(map(cuda, &[map_info(0, array, tiles, Some(one))]), 0);
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
         assert_eq!(cuda.beyond(), 2 * MIB);
         assert_eq!(release(cuda, one), 0);
-        assert_eq!(cuda.beyond(), 0, "at once");
+        assert_eq!(
+            cuda.beyond(),
+            0,
+            "released memory is freed although it is mapped"
+        );
         assert_eq!(map(cuda, &[map_info(0, array, tiles, None)]), 0);
         let two = memory(cuda, 2 * MIB);
         assert_eq!(map(cuda, &[map_info(0, array, tiles, Some(two))]), 0);
         assert_eq!(destroy(cuda, array), 0);
-        assert_eq!(cuda.beyond(), 2 * MIB, "it stays without the array");
+        assert_eq!(cuda.beyond(), 2 * MIB, "the memory outlives the array");
         assert_eq!(release(cuda, two), 0);
         assert_eq!(cuda.beyond(), 0);
     });
 }
 
 #[test]
-fn what_cannot_be_mapped() {
+fn invalid_mappings_are_refused() {
     alone(&[], |cuda| {
         cuda.start();
         let plain = create(cuda, [1024, 1024, 0, 32, 4, 0]).expect("an array");
@@ -447,7 +464,11 @@ fn what_cannot_be_mapped() {
         ];
         assert_eq!(map(cuda, &both), 1);
         assert_eq!(release(cuda, one), 0);
-        assert_eq!(cuda.beyond(), 16 * MIB, "nothing of that was done");
+        assert_eq!(
+            cuda.beyond(),
+            16 * MIB,
+            "none of the calls changed anything"
+        );
     });
 }
 

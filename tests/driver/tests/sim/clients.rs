@@ -1,8 +1,8 @@
-//! Real clients: NVIDIA's own libcudart, and cudarc.
+//! Tests with real programs on the simulated driver: NVIDIA's own libcudart, and cudarc.
 
 use crate::rig::{Library, MIB, Machine, alone, role, root, used};
 
-/// Runs the runtime interface of one libcudart, fetched where it is not there yet.
+/// Exercises the runtime interface of one libcudart, which is fetched first if it is missing.
 fn runtime(version: &str) {
     if role().is_none() {
         let fetched = std::process::Command::new(root().join("scripts/wheels")).status();
@@ -54,7 +54,7 @@ fn runtime(version: &str) {
         runtime.call(properties, &[buffer.as_mut_ptr() as usize, 0]),
         0
     );
-    // name[256], uuid, luid, its mask, then totalGlobalMem.
+    // cudaDeviceProp begins with name[256], uuid, luid and its mask; totalGlobalMem follows.
     assert_eq!(buffer[36], 85_017_493_504);
     assert_eq!(
         buffer[32].to_be_bytes()[..],
@@ -77,7 +77,7 @@ fn runtime(version: &str) {
     assert_eq!(runtime.call("cudaStreamDestroy", &[stream]), 0);
     assert_eq!(runtime.call("cudaDeviceSynchronize", &[]), 0);
     assert_eq!(used(), crate::rig::CONTEXT);
-    // cudaChannelFormatDesc: four floats.
+    // A cudaChannelFormatDesc of four floats.
     let float4 = [32i32, 32, 32, 32, 2];
     let array = runtime
         .get("cudaMallocArray", &[float4.as_ptr() as usize, 1000, 1000])

@@ -1,4 +1,5 @@
-//! Stream capture and graphs, as measured on an H100 (580.159.04) and as NVIDIA documents them.
+//! Tests of stream capture and graphs, as measured on an H100 (580.159.04) and as NVIDIA documents
+//! them.
 
 use crate::rig::{Cuda, MIB, alone};
 
@@ -24,13 +25,13 @@ fn end(cuda: &Cuda, stream: usize) -> Result<usize, i32> {
     match cuda.call("cuStreamEndCapture", &[stream, &raw mut graph as usize]) {
         0 => Ok(graph),
         error => {
-            assert_eq!(graph, 0, "no graph of a spoilt capture");
+            assert_eq!(graph, 0, "an invalid capture has no graph");
             Err(error)
         }
     }
 }
 
-/// 0 none, 1 under way, 2 spoilt.
+/// Returns the capture status: 0 none, 1 under way, 2 invalid.
 fn status(cuda: &Cuda, stream: usize) -> i32 {
     let mut status = 77i32;
     let answer = &raw mut status as usize;
@@ -52,7 +53,7 @@ fn reserved(cuda: &Cuda) -> i32 {
 }
 
 #[test]
-fn an_unsafe_call_spoils_a_global_capture() {
+fn an_unsafe_call_invalidates_a_global_capture() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -84,7 +85,7 @@ fn an_unsafe_call_spoils_a_global_capture() {
 }
 
 #[test]
-fn what_spoils_a_global_capture() {
+fn every_call_that_invalidates_a_global_capture() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -113,7 +114,7 @@ fn what_spoils_a_global_capture() {
             ("cuCtxSynchronize", &[], UNSUPPORTED),
             ("cuStreamSynchronize", &[stream], UNSUPPORTED),
             ("cuStreamQuery", &[stream], UNSUPPORTED),
-            // What is allowed.
+            // Allowed calls.
             ("cuMemGetInfo_v2", &free, 0),
             ("cuStreamGetCtx", &[stream, out], 0),
             ("cuCtxGetCurrent", &[out], 0),
@@ -130,13 +131,13 @@ fn what_spoils_a_global_capture() {
                 _ => assert_eq!(end(cuda, stream), Err(INVALIDATED), "{name}"),
             }
         }
-        assert_eq!(cuda.free(memory as u64), 0, "it was not freed");
+        assert_eq!(cuda.free(memory as u64), 0, "the memory is still allocated");
         assert_eq!(cuda.beyond(), 0);
     });
 }
 
 #[test]
-fn the_modes() {
+fn capture_modes_decide_which_threads_may_make_unsafe_calls() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -146,7 +147,8 @@ fn the_modes() {
         let mut none = 3i32;
         let none = [&raw mut none as usize];
         assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &none), 1);
-        // Capture's mode, own thread's mode, other thread's mode, whether each may.
+        // The capture's mode, the own thread's mode, the other thread's mode, and whether a call of
+        // each thread is allowed.
         for (capture, own, other, may) in [
             (GLOBAL, 0, 0, (false, false)),
             (GLOBAL, 1, 1, (false, true)),
@@ -192,13 +194,17 @@ fn the_legacy_stream_and_a_capture() {
         let asked = [0, &raw mut status as usize];
         assert_eq!(cuda.call("cuStreamIsCapturing", &asked), IMPLICIT);
         assert_eq!(cuda.call("cuStreamIsCapturing_ptsz", &asked), 0);
-        assert_eq!(self::status(cuda, blocking), 1, "asking spoils nothing");
+        assert_eq!(
+            self::status(cuda, blocking),
+            1,
+            "the query leaves the capture valid"
+        );
         assert_eq!(self::status(cuda, other), 0);
         assert_eq!(cuda.call("cuMemsetD8Async", &[memory, 0, 16, other]), 0);
         assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), IMPLICIT);
         assert_eq!(end(cuda, blocking), Err(INVALIDATED));
         assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), 0);
-        // A stream that goes takes its capture along.
+        // Destroying a stream ends its capture.
         begin(cuda, blocking, GLOBAL);
         assert_eq!(cuda.call("cuStreamDestroy_v2", &[blocking]), 0);
         assert_eq!(reserved(cuda), 0);
@@ -206,7 +212,7 @@ fn the_legacy_stream_and_a_capture() {
 }
 
 #[test]
-fn what_is_told_of_a_capture() {
+fn capture_info_reports_status_and_graph() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -221,11 +227,15 @@ fn what_is_told_of_a_capture() {
         assert_eq!(cuda.call("cuStreamGetCaptureInfo_v3", &three), 0);
         assert_eq!((told[0], told[3], told[4], told[5]), (1, 0, 0, 0));
         assert!(told[1] > 0);
-        assert_eq!(end(cuda, stream), Ok(told[2] as usize), "the same graph");
+        assert_eq!(
+            end(cuda, stream),
+            Ok(told[2] as usize),
+            "the graph is the one that was reported"
+        );
         begin(cuda, stream, THREAD_LOCAL);
         let first = told[1];
         assert_eq!(cuda.call("cuStreamGetCaptureInfo_v2_ptsz", &two), 0);
-        assert_ne!(told[1], first, "every capture has its number");
+        assert_ne!(told[1], first, "every capture has a new number");
         assert!(end(cuda, stream).is_ok());
     });
 }
@@ -238,7 +248,7 @@ fn memory(cuda: &Cuda, attribute: usize) -> u64 {
 }
 
 #[test]
-fn memory_nodes_line_by_line() {
+fn memory_nodes_take_memory_at_the_upload() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -275,8 +285,12 @@ fn memory_nodes_line_by_line() {
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
         assert_eq!(cuda.beyond(), 2 * MIB, "trimmed");
         assert_eq!((memory(cuda, 0), memory(cuda, 1)), (0, 64 * MIB));
-        assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 1, "gone is gone");
-        // The second executable graph costs nothing.
+        assert_eq!(
+            cuda.call("cuGraphExecDestroy", &[exec]),
+            1,
+            "it is destroyed"
+        );
+        // The second executable graph of a context takes no memory.
         let mut log = [0u8; 16];
         let arguments = [graph, 0, log.as_mut_ptr() as usize, 16];
         let exec = cuda
@@ -292,7 +306,7 @@ fn memory_nodes_line_by_line() {
 }
 
 #[test]
-fn what_a_launch_leaves_allocated() {
+fn a_launch_may_leave_memory_allocated() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -303,10 +317,10 @@ fn what_a_launch_leaves_allocated() {
         assert_eq!(
             cuda.call("cuMemFreeAsync", &[4096, stream]),
             1,
-            "no graph's memory"
+            "no graph allocates this address"
         );
         let graph = end(cuda, stream).expect("a graph");
-        // CUDA_GRAPH_INSTANTIATE_PARAMS: uploaded at once.
+        // CUDA_GRAPH_INSTANTIATE_PARAMS with the upload flag.
         let mut params = [2u64, stream as u64, 7, 0xffff_ffff];
         let exec = cuda
             .get(
@@ -319,13 +333,13 @@ fn what_a_launch_leaves_allocated() {
         assert_eq!(
             cuda.call("cuMemFreeAsync", &[address, stream]),
             1,
-            "not yet"
+            "no launch has allocated it"
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(
             cuda.call("cuGraphLaunch", &[exec, stream]),
             1,
-            "the first's memory is not freed"
+            "the first launch's memory is not freed"
         );
         assert_eq!((memory(cuda, 0), memory(cuda, 2)), (32 * MIB, 32 * MIB));
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
@@ -339,8 +353,8 @@ fn what_a_launch_leaves_allocated() {
     });
 }
 
-/// A graph with nodes that allocate, one after the other: its handle, the addresses, and the last
-/// node.
+/// Makes a graph with nodes that allocate, one after the other. Returns its handle, the addresses,
+/// and the last node.
 fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
     let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
     let (mut addresses, mut last) = (Vec::new(), 0usize);
@@ -360,7 +374,7 @@ fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
     (graph, addresses, last)
 }
 
-/// The same with nodes that free them all at the end.
+/// Makes such a graph whose last nodes free all the memory.
 fn freed_graph(cuda: &Cuda, sizes: &[u64]) -> usize {
     let (graph, addresses, mut last) = graph_of(cuda, sizes);
     for address in addresses {
@@ -381,13 +395,13 @@ fn executable(cuda: &Cuda, graph: usize, flags: usize) -> usize {
 }
 
 #[test]
-fn memory_comes_in_steps() {
+fn graph_memory_grows_in_steps() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
         executable(cuda, freed_graph(cuda, &[]), 0);
         let before = cuda.beyond();
-        // Sizes, what an upload takes, and what of it counts as used: MiB.
+        // The sizes, then in MiB what an upload takes and what of it counts as used.
         let twenty = [2 * MIB; 20];
         for (sizes, reserved, used) in [
             (&[100 * MIB][..], 128, 128),
@@ -416,7 +430,7 @@ fn memory_comes_in_steps() {
 }
 
 #[test]
-fn what_is_kept_must_be_freed_before_the_next_launch() {
+fn memory_left_by_a_launch_must_be_freed_before_the_next() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -425,22 +439,26 @@ fn what_is_kept_must_be_freed_before_the_next_launch() {
         assert_eq!(
             cuda.get("cuGraphInstantiateWithFlags", &[graph, 2]),
             Err(1),
-            "no flag of this function"
+            "the upload flag is invalid here"
         );
         let exec = executable(cuda, graph, 0);
         assert_eq!(
             cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]),
             Err(1),
-            "one at a time"
+            "only one executable graph at a time"
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 1);
-        // Another graph's launch cannot have it.
+        // The launch of another graph does not reuse that memory.
         let other = executable(cuda, freed_graph(cuda, &[80 * MIB]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[other, stream]), 0);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
         assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), 0);
-        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "freeing gives no memory");
+        assert_eq!(
+            memory(cuda, 2),
+            (128 + 96) * MIB,
+            "freeing keeps the memory reserved"
+        );
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
         assert_eq!(memory(cuda, 2), 0);
         assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 0);
@@ -449,7 +467,7 @@ fn what_is_kept_must_be_freed_before_the_next_launch() {
             assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0, "auto-free");
         }
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // A graph that frees it.
+        // A second graph that frees the address.
         let freeing = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
         let node = cuda.get("cuGraphAddMemFreeNode", &[freeing, 0, 0, address]);
         assert!(node.is_ok());
@@ -457,12 +475,12 @@ fn what_is_kept_must_be_freed_before_the_next_launch() {
         assert_eq!(again, Err(1));
         let freeing = executable(cuda, freeing, 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[freeing, stream]), 0);
-        assert_eq!(cuda.free(address as u64), 1, "it is freed");
+        assert_eq!(cuda.free(address as u64), 1, "the graph has freed it");
     });
 }
 
 #[test]
-fn graphs_share_memory_where_they_cannot_run_at_once() {
+fn graphs_share_memory_unless_they_run_at_once() {
     alone(&[("GPULIMIT_SIM_WORK", "1000000000")], |cuda| {
         cuda.start();
         let (one, two) = (stream(cuda, 1), stream(cuda, 1));
@@ -472,9 +490,9 @@ fn graphs_share_memory_where_they_cannot_run_at_once() {
             assert_eq!(memory(cuda, 2), 128 * MIB, "on one stream");
         }
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(memory(cuda, 2), 128 * MIB, "they run");
+        assert_eq!(memory(cuda, 2), 128 * MIB, "both graphs are running");
         assert_eq!(cuda.call("cuGraphLaunch", &[graphs[1], two]), 0);
-        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "beside each other");
+        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "on two streams at once");
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[graphs[0], two]), 0);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
@@ -501,9 +519,9 @@ fn a_launch_that_is_too_large_keeps_what_it_took() {
     });
 }
 
-/// NVIDIA's documentation: an allocation may get the address of one that is freed before it.
+/// NVIDIA's documentation: an allocation may get an address that is freed before it.
 #[test]
-fn addresses_of_what_is_freed_before() {
+fn an_allocation_gets_an_address_that_is_freed_before_it() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
@@ -522,7 +540,7 @@ fn addresses_of_what_is_freed_before() {
         let exec = executable(cuda, end(cuda, stream).expect("a graph"), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // Not where nothing says which comes first.
+        // Without an order between the nodes the address is not reused.
         let (graph, addresses, last) = graph_of(cuda, &[100 * MIB]);
         let arguments = [graph, &raw const last as usize, 1, addresses[0] as usize];
         assert!(cuda.get("cuGraphAddMemFreeNode", &arguments).is_ok());
@@ -535,11 +553,11 @@ fn addresses_of_what_is_freed_before() {
 }
 
 #[test]
-fn nodes_tell_what_they_are() {
+fn nodes_report_type_and_parameters() {
     alone(&[("GPULIMIT_SIM_GPUS", "2")], |cuda| {
         cuda.start();
         let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
-        // CUgraphNodeParams: 3 MiB on the second GPU.
+        // CUgraphNodeParams of an allocation of 3 MiB on the second GPU.
         let mut params = [0u64; 32];
         (params[0], params[2], params[3], params[15]) = (10, 1, 1 | 1 << 32, 3 * MIB);
         let place = params.as_mut_ptr() as usize;
@@ -558,7 +576,7 @@ fn nodes_tell_what_they_are() {
         assert_eq!(
             cuda.get("cuGraphAddChildGraphNode", &[outer, 0, 0, graph]),
             Err(801),
-            "memory nodes are not copied"
+            "a graph with memory nodes cannot be copied"
         );
         let moved = [4u64, 0, graph as u64, 1];
         let mut params = [0u64; 32];
@@ -608,11 +626,11 @@ fn nodes_tell_what_they_are() {
     });
 }
 
-/// Of a kernel with 8 KiB of local memory in the body of a conditional node: nodes 0, instantiated
-/// +1850. No such graph is copied or put into another (801), its body is not destroyed by itself
-/// (1) and goes with it.
+/// A kernel with 8 KiB of local memory in a body takes nothing when the nodes are added, and 1850
+/// MiB at the instantiation. A graph with a conditional node cannot be copied or put into another
+/// (801). A body cannot be destroyed alone (1); it is destroyed with the node's graph.
 #[test]
-fn bodies_of_conditional_nodes() {
+fn conditional_nodes_own_their_bodies() {
     alone(&[], |cuda| {
         cuda.start();
         let ptx =
@@ -642,11 +660,11 @@ fn bodies_of_conditional_nodes() {
         assert_eq!(
             add(graph, 3, context).err(),
             Some(1),
-            "if, else, and what else?"
+            "an if node has two bodies at most"
         );
         assert_eq!(add(graph, 1, 0).err(), Some(201));
         let (node, list) = add(graph, 2, context).expect("a node");
-        // SAFETY: the driver's list of two.
+        // SAFETY: the driver returned a list of two handles, which it never frees.
         let bodies = unsafe { [list.read(), list.add(1).read()] };
         let mut kind = 0i32;
         assert_eq!(

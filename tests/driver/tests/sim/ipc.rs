@@ -1,4 +1,4 @@
-//! Linear memory that other processes open.
+//! Tests of linear memory that other processes open.
 
 use gpulimit_sim::ipc::Handle;
 
@@ -17,7 +17,7 @@ fn export(cuda: &Cuda, address: u64) -> Result<Handle, i32> {
 }
 
 fn open(cuda: &Cuda, name: &str, handle: Handle, flags: u32) -> Result<u64, i32> {
-    // SAFETY: the driver's function, with the arguments of its header.
+    // SAFETY: the driver's function has this signature in its header.
     let function: extern "C" fn(*mut u64, Handle, u32) -> i32 =
         unsafe { std::mem::transmute(cuda.find(name)) };
     let mut address = 0;
@@ -32,15 +32,19 @@ fn close(cuda: &Cuda, address: u64) -> i32 {
 }
 
 #[test]
-fn what_cannot_be_shared_or_opened() {
+fn invalid_exports_and_opens_are_refused() {
     alone(&[], |cuda| {
         cuda.start();
         let mut memory = cuda.alloc(SIZE).expect("memory");
         let handle = export(cuda, memory).expect("a handle");
         for name in ["cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"] {
-            assert_eq!(open(cuda, name, handle, 1), Err(201), "its own");
-            assert_eq!(open(cuda, name, handle, 0), Err(1), "no flag");
-            assert_eq!(open(cuda, name, Handle([7; 8]), 1), Err(1), "none");
+            assert_eq!(
+                open(cuda, name, handle, 1),
+                Err(201),
+                "the exporter cannot open it"
+            );
+            assert_eq!(open(cuda, name, handle, 0), Err(1), "the flag is missing");
+            assert_eq!(open(cuda, name, Handle([7; 8]), 1), Err(1), "not a handle");
         }
         assert_eq!(close(cuda, memory), 1);
         assert_eq!(export(cuda, 5).err(), Some(1));
@@ -49,7 +53,11 @@ fn what_cannot_be_shared_or_opened() {
         assert_eq!(cuda.beyond(), SIZE);
         assert_eq!(cuda.free(memory), 0);
         assert_eq!(cuda.beyond(), 0);
-        assert_eq!(open(cuda, "cuIpcOpenMemHandle", handle, 1), Err(1), "gone");
+        assert_eq!(
+            open(cuda, "cuIpcOpenMemHandle", handle, 1),
+            Err(1),
+            "the memory is freed"
+        );
         let managed = cuda.get("cuMemAllocManaged", &[SIZE as usize, 1]);
         let pooled = cuda.get("cuMemAllocAsync", &[SIZE as usize, 0]);
         for address in [managed, pooled] {
@@ -58,7 +66,7 @@ fn what_cannot_be_shared_or_opened() {
     });
 }
 
-/// A process that is told by letters: the handle is in the file that its role names.
+/// Obeys single letters on standard input. The role names the file with the handle.
 fn told(path: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -81,9 +89,12 @@ fn told(path: &str) {
                 }
                 let address = open(&cuda, "cuIpcOpenMemHandle_v2", Handle(words), 1);
                 let address = address.expect("open");
-                assert!(opened == 0 || opened == address, "the same each time");
+                assert!(
+                    opened == 0 || opened == address,
+                    "a second open returns the same address"
+                );
                 opened = address;
-                assert_eq!(cuda.free(opened), 1, "another's");
+                assert_eq!(cuda.free(opened), 1, "cuMemFree of opened memory");
                 let mut device = 7;
                 let place = (&raw mut device) as usize;
                 let arguments = [place, 9, opened as usize];
@@ -95,7 +106,7 @@ fn told(path: &str) {
             }
             b'g' => {
                 assert_eq!(close(&cuda, opened), 0);
-                assert_eq!(close(&cuda, opened), 1, "no more");
+                assert_eq!(close(&cuda, opened), 1, "closed once too often");
                 opened = 0;
             }
             b'r' => {
@@ -110,7 +121,7 @@ fn told(path: &str) {
 }
 
 #[test]
-fn it_counts_for_its_owner_and_then_for_who_has_it_open() {
+fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
     if let Some(role) = role() {
         return told(&role);
     }
@@ -133,7 +144,7 @@ fn it_counts_for_its_owner_and_then_for_who_has_it_open() {
         assert_eq!(held([&owner, &opener]), [0, size]);
         assert_eq!(machine.used(), two + size);
         say(&mut opener, "c");
-        assert_eq!(held([&owner, &opener]), [0, size], "open once more");
+        assert_eq!(held([&owner, &opener]), [0, size], "it is still open once");
         say(&mut opener, "g");
         assert_eq!(machine.used(), two);
         say(&mut owner, letter);
@@ -142,8 +153,12 @@ fn it_counts_for_its_owner_and_then_for_who_has_it_open() {
         say(&mut owner, "f");
         assert_eq!(machine.used(), two);
     }
-    assert_eq!(machine.number("peak"), two + SIZE, "never twice");
-    // A context that goes.
+    assert_eq!(
+        machine.number("peak"),
+        two + SIZE,
+        "no peak counts it twice"
+    );
+    // Destroying a context has the same effect as freeing and closing.
     say(&mut owner, "a");
     say(&mut opener, "or");
     assert_eq!(held([&owner, &opener]), [SIZE, 0]);
@@ -152,7 +167,7 @@ fn it_counts_for_its_owner_and_then_for_who_has_it_open() {
     assert_eq!(held([&owner, &opener]), [0, SIZE]);
     say(&mut opener, "r");
     assert_eq!(machine.used(), two);
-    // And a process.
+    // Killing the owner has the effect of freeing, after the lag.
     say(&mut owner, "a");
     say(&mut opener, "o");
     kill(owner);

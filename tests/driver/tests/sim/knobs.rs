@@ -1,11 +1,11 @@
-//! Latency, failure, and several GPUs.
+//! Tests of the knobs for latency and failure, and of machines with several GPUs.
 
 use std::time::{Duration, Instant};
 
 use crate::rig::{Cuda, Library, Machine, alone, expect_line, role};
 
 #[test]
-fn failures_and_latency() {
+fn knobs_make_calls_fail_and_wait() {
     let knobs = [
         ("GPULIMIT_SIM_FAIL", "cuMemCreate:2,cuMemAlloc_v2:2@3"),
         ("GPULIMIT_SIM_LATENCY", "cuMemFree_v2:3000000"),
@@ -94,7 +94,8 @@ fn nvml_uuids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Runs the test's other half with these variables on a machine of three GPUs whose orders differ.
+/// Runs the test's other half with these variables on a machine of three GPUs, where the orders of
+/// CUDA and NVML differ.
 fn with_three(variables: &[(&str, &str)], expected: &str) {
     let mut knobs = vec![("GPULIMIT_SIM_GPUS", "3"), ("GPULIMIT_SIM_REVERSED", "1")];
     knobs.extend(variables);
@@ -102,7 +103,7 @@ fn with_three(variables: &[(&str, &str)], expected: &str) {
 }
 
 #[test]
-fn order_and_visibility() {
+fn device_order_and_visibility() {
     if let Some(expected) = role() {
         let nvml = nvml_uuids();
         let cuda: String = cuda_uuids()
@@ -139,14 +140,14 @@ fn order_and_visibility() {
 }
 
 #[test]
-fn no_visible_gpu() {
+fn init_fails_without_a_visible_gpu() {
     alone(&[("CUDA_VISIBLE_DEVICES", "-1")], |cuda| {
         assert_eq!(cuda.call("cuInit", &[0]), 100)
     });
 }
 
-/// What a process sees of two GPUs cut into two: how many devices, and the UUIDs of the first, of
-/// its GPU and its own.
+/// Returns what a process sees of two GPUs with two instances each: the number of devices, and for
+/// the first device the UUID of its GPU and its own.
 fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let uuid = |name: &str| {
@@ -159,11 +160,11 @@ fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
 }
 
 #[test]
-fn instances_of_gpus() {
+fn mig_instances_match_nvml() {
     if let Some(expected) = role() {
         let cuda = Cuda::load();
         let (count, whole, own) = seen(&cuda);
-        assert_eq!(count, 1, "of all instances one");
+        assert_eq!(count, 1, "a process sees one instance");
         let nvml = Library::open("libnvidia-ml.so.1").expect("NVML");
         assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
         let written = |device: usize| {
@@ -251,7 +252,7 @@ fn instances_of_gpus() {
 #[test]
 fn nvml_calls_its_own_exports() {
     const OWN: (&str, &str) = ("GPULIMIT_SIM_OWN_EXPORTS", "1");
-    // The answers show which way the calls go.
+    // The failure codes show which functions NVML has called.
     let fail = "nvmlDeviceGetMemoryInfo_v2:13,nvmlDeviceGetMPSComputeRunningProcesses_v3:14";
     alone(&[OWN, ("GPULIMIT_SIM_FAIL", fail)], |cuda| {
         cuda.start();

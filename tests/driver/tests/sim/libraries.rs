@@ -1,5 +1,5 @@
-//! When modules and libraries take their variables, and what the first launch takes: as measured on
-//! an H100 (580.159.04) with a variable of 64 MiB.
+//! Tests of when modules and libraries take the memory of their variables, and of what the first
+//! launch takes: measured on an H100 (580.159.04) with a variable of 64 MiB.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -21,7 +21,7 @@ fn library(cuda: &Cuda, from: &str, what: usize) -> usize {
     cuda.get(from, &arguments).expect("a library") as usize
 }
 
-fn module_takes_it_at_load(cuda: &Cuda) {
+fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
     let module = cuda
         .get("cuModuleLoadData", &[BIG.as_ptr() as usize])
         .expect("a module") as usize;
@@ -36,8 +36,8 @@ fn module_takes_it_at_load(cuda: &Cuda) {
     assert_eq!(cuda.beyond(), 0);
 }
 
-/// Every way to a library's module, and what is taken before and after it.
-fn library_takes_it(cuda: &Cuda, before: u64) {
+/// Loads a library's module in every possible way; `before` is taken before that, 64 MiB after it.
+fn library_takes_its_variable(cuda: &Cuda, before: u64) {
     let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
     std::fs::write(&file, BIG.to_bytes()).expect("written");
     let path = std::ffi::CString::new(file.to_str().expect("a path")).expect("no NUL");
@@ -74,7 +74,11 @@ fn library_takes_it(cuda: &Cuda, before: u64) {
                 let arguments = [both[0], both[1], module as usize, big];
                 assert_eq!(cuda.call("cuModuleGetGlobal_v2", &arguments), 0);
             }
-            _ => assert_eq!(launch(cuda, kernel), 0, "a kernel is as good as a function"),
+            _ => assert_eq!(
+                launch(cuda, kernel),
+                0,
+                "a kernel can be launched as a function"
+            ),
         }
         assert_eq!(cuda.beyond(), 64 * MIB, "way {way}");
         assert_eq!(cuda.call("cuLibraryUnload", &[library]), 0);
@@ -96,36 +100,36 @@ fn mode(cuda: &Cuda) -> i32 {
 fn is_lazy(cuda: &Cuda) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let early = library(cuda, "cuLibraryLoadData", BIG.as_ptr() as usize);
-    assert_eq!(used(), 0, "needs no context");
+    assert_eq!(used(), 0, "loading needs no context and takes no memory");
     cuda.start();
     assert_eq!(cuda.call("cuLibraryUnload", &[early]), 0);
     assert_eq!(mode(cuda), 2);
-    module_takes_it_at_load(cuda);
-    library_takes_it(cuda, 0);
+    module_takes_its_variable_at_the_load(cuda);
+    library_takes_its_variable(cuda, 0);
 }
 
 #[test]
-fn unset() {
+fn loading_is_lazy_by_default() {
     alone(&[], is_lazy);
 }
 
 #[test]
-fn lazy() {
+fn lazy_loading() {
     alone(&[("CUDA_MODULE_LOADING", "LAZY")], is_lazy);
 }
 
 #[test]
-fn eager() {
+fn eager_loading() {
     alone(&[("CUDA_MODULE_LOADING", "EAGER")], |cuda| {
         cuda.start();
         assert_eq!(mode(cuda), 1);
-        module_takes_it_at_load(cuda);
-        library_takes_it(cuda, 64 * MIB);
+        module_takes_its_variable_at_the_load(cuda);
+        library_takes_its_variable(cuda, 64 * MIB);
     });
 }
 
 #[test]
-fn a_library_that_finds_no_room() {
+fn a_library_that_does_not_fit_answers_out_of_memory() {
     let capacity = (32 << 20) + crate::rig::CONTEXT;
     alone(
         &[("GPULIMIT_SIM_CAPACITY", &capacity.to_string())],
@@ -145,7 +149,7 @@ fn a_library_that_finds_no_room() {
 }
 
 #[test]
-fn the_first_launch() {
+fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
     let taken = 92 * MIB;
     alone(
         &[("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", &taken.to_string())],
@@ -165,7 +169,7 @@ fn the_first_launch() {
                 assert_eq!(cuda.beyond(), taken);
                 assert_eq!(launch(cuda, function), 0);
                 assert_eq!(cuda.call("cuModuleUnload", &[module]), 0);
-                assert_eq!(cuda.beyond(), taken, "kept until the context goes");
+                assert_eq!(cuda.beyond(), taken, "kept until the context is destroyed");
                 assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
                 assert_eq!(used(), 0);
                 cuda.start();
@@ -174,9 +178,10 @@ fn the_first_launch() {
     );
 }
 
-/// Fat binaries of nvcc 13.5: the machine code for this GPU has 300 MiB and a table, the text 50.
+/// Fat binaries of nvcc 13.5: the machine code for this GPU has 300 MiB and a table, the text 50
+/// MiB.
 #[test]
-fn compressed_code() {
+fn compressed_fat_binaries_are_read() {
     const LZ4: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/lz4.fatbin");
     const ZSTD: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/zstd.fatbin");
     alone(&[], |cuda| {
@@ -204,8 +209,8 @@ fn compressed_code() {
     });
 }
 
-/// The parameters of nodes with a kernel: the function, grid and block from 8 on, the kernel at 56,
-/// the context at 64; the type is 16 before.
+/// Returns the `CUgraphNodeParams` of a kernel node, whose parameters begin at 16: the function
+/// first, grid and block from 8 on, the kernel at 56, the context at 64.
 fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     let mut params = [0; 32];
     params[3..6].fill(1 << 32 | 1);
@@ -213,7 +218,7 @@ fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     params
 }
 
-/// Every way to load a library by its kernel: the answer.
+/// Returns all calls that load a library by its kernel.
 fn ways(cuda: &Cuda, kernel: usize) -> Vec<(&'static str, Vec<usize>)> {
     let place = Box::leak(Box::new([0usize; 8])).as_mut_ptr() as usize;
     let graph = || cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
@@ -280,17 +285,17 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each took 64 MiB, in the current context; the last two that in each of two contexts, whichever
-/// was current, and none later. Without a current one the others answered 201.
+/// Each call takes 64 MiB in the current context, and without a current context answers 201. The
+/// last two calls take it in each of two contexts, whichever is current, and in no later context.
 #[test]
-fn whatever_needs_a_kernel_loads_its_library() {
+fn every_use_of_a_kernel_loads_its_library() {
     alone(&[], |cuda| {
         cuda.start();
         let primary = cuda
             .get("cuDevicePrimaryCtxRetain", &[0])
             .expect("a context") as usize;
         let other = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
-        // One of the two that are current one above the other.
+        // Leave one of the two contexts below the other on the stack.
         assert_eq!(cuda.call("cuCtxSetCurrent", &[0]), 0);
         let before = cuda.beyond();
         let count = ways(cuda, kernel(cuda).1).len();
@@ -344,14 +349,14 @@ fn whatever_needs_a_kernel_loads_its_library() {
         assert_eq!(
             cuda.beyond() - before,
             64 * MIB,
-            "there, and not in the current one"
+            "loaded in the named context, not in the current one"
         );
     });
 }
 
-/// What failed, and took 64 MiB or none.
+/// Calls that fail, some of which take 64 MiB all the same.
 #[test]
-fn answers_for_what_is_wrong() {
+fn wrong_arguments_get_the_measured_answers() {
     alone(&[], |cuda| {
         cuda.start();
         let mut place = [0u64; 2];

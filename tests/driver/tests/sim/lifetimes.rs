@@ -1,8 +1,8 @@
-//! When memory goes back.
+//! Tests of when memory is freed.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
-/// `CUmemAllocationProp` of pinned memory on the first GPU.
+/// Returns the `CUmemAllocationProp` of pinned memory on the first GPU.
 fn properties() -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[0] = 1;
@@ -19,7 +19,7 @@ fn create(cuda: &Cuda, bytes: u64) -> Result<u64, i32> {
 }
 
 #[test]
-fn physical_memory_lives_while_handles_or_mappings_do() {
+fn physical_memory_is_kept_by_handles_and_mappings() {
     alone(&[], |cuda| {
         cuda.start();
         let size = 4 * MIB;
@@ -31,7 +31,7 @@ fn physical_memory_lives_while_handles_or_mappings_do() {
         let address = cuda
             .get("cuMemAddressReserve", &[size as usize, 0, 0, 0])
             .expect("addresses");
-        assert_eq!(cuda.beyond(), 0, "addresses take nothing");
+        assert_eq!(cuda.beyond(), 0, "addresses take no memory");
         let handle = create(cuda, size).expect("memory");
         assert_eq!(cuda.beyond(), size);
         let at = [address as usize, size as usize, 0, handle as usize, 0];
@@ -39,7 +39,7 @@ fn physical_memory_lives_while_handles_or_mappings_do() {
         assert_eq!(cuda.call("cuMemMap", &at), 208, "already mapped");
         assert_eq!(cuda.call("cuMemRelease", &[handle as usize]), 0);
         assert_eq!(cuda.beyond(), size, "still mapped");
-        // What NCCL does to free: retain, release, unmap, release.
+        // NCCL frees in this order: retain, release, unmap, release.
         let again = cuda
             .get("cuMemRetainAllocationHandle", &[address as usize])
             .expect("the handle");
@@ -53,7 +53,7 @@ fn physical_memory_lives_while_handles_or_mappings_do() {
             cuda.call("cuMemUnmap", &[address as usize, size as usize]),
             0
         );
-        assert_eq!(cuda.beyond(), size, "still a handle");
+        assert_eq!(cuda.beyond(), size, "a handle is left");
         assert_eq!(cuda.call("cuMemRelease", &[again as usize]), 0);
         assert_eq!(cuda.beyond(), 0);
         assert_eq!(cuda.call("cuMemRelease", &[again as usize]), 1);
@@ -65,7 +65,7 @@ fn physical_memory_lives_while_handles_or_mappings_do() {
 }
 
 #[test]
-fn a_context_takes_all_its_memory_along() {
+fn destroying_a_context_frees_all_its_memory() {
     alone(&[], |cuda| {
         cuda.start();
         let context = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
@@ -81,13 +81,13 @@ fn a_context_takes_all_its_memory_along() {
             .expect("the context below is current again");
         assert_eq!(cuda.beyond(), 32 * MIB);
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset", &[0]), 0);
-        assert_eq!(used(), 0, "the last context takes the pools along");
+        assert_eq!(used(), 0, "the pools are freed with the last context");
         assert_eq!(cuda.alloc(1), Err(709));
     });
 }
 
 #[test]
-fn a_captured_allocation_takes_nothing() {
+fn a_captured_allocation_takes_no_memory() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = cuda.get("cuStreamCreate", &[1]).expect("a stream") as usize;
@@ -156,7 +156,8 @@ fn capacity_holds_against_threads() {
             // SAFETY: the driver's functions may be called from any thread.
             unsafe impl Sync for Shared<'_> {}
             let shared = &Shared(cuda);
-            // All have what they can get at one moment, however few processors there are.
+            // The barrier makes all threads hold their memory at one moment, however few processors
+            // there are.
             let all = &std::sync::Barrier::new(8);
             let refused: u64 = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8u64)
@@ -193,7 +194,7 @@ fn capacity_holds_against_threads() {
                     .map(|thread| thread.join().expect("a thread"))
                     .sum()
             });
-            assert!(refused > 0, "there was too little for all");
+            assert!(refused > 0, "the capacity is too small for all threads");
             assert_eq!(cuda.beyond(), 0);
             let machine = gpulimit_sim::machine::Machine::get().expect("a machine");
             let peak = gpulimit_sim::grant::peak(machine, 0) * 2 * MIB;

@@ -1,5 +1,5 @@
-//! What contexts set aside for kernels: their limits, local memory, the device's malloc and printf,
-//! green contexts. Measured on an H100, 580.159.04, where not said otherwise.
+//! Tests of the memory that contexts set aside for kernels: limits, local memory, device malloc and
+//! printf, green contexts. Measured on an H100 (580.159.04) unless stated otherwise.
 
 use crate::rig::{Cuda, MIB, alone};
 
@@ -15,7 +15,8 @@ fn set(cuda: &Cuda, limit: usize, value: usize) -> i32 {
 
 fn module(cuda: &Cuda, local: usize, uses: &str) -> usize {
     let ptx = format!(
-        ".version 8.0\n.target sm_90\n{uses}\n.visible .entry work()\n{{\n.local .align 4 .b8 depot[{local}];\nret;\n}}\0"
+        ".version 8.0\n.target sm_90\n{uses}\n.visible .entry work()\n{{\n\
+             .local .align 4 .b8 depot[{local}];\nret;\n}}\0"
     );
     cuda.get("cuModuleLoadData", &[ptx.as_ptr() as usize])
         .expect("a module") as usize
@@ -31,7 +32,7 @@ fn launch(cuda: &Cuda, function: usize) -> i32 {
 }
 
 #[test]
-fn every_limit_starts_as_it_does() {
+fn limits_start_at_the_measured_values() {
     alone(&[], |cuda| {
         cuda.start();
         let starts = [
@@ -57,7 +58,7 @@ fn every_limit_starts_as_it_does() {
 }
 
 #[test]
-fn the_stack_limit_takes_and_gives_whole_blocks_rounded_down() {
+fn the_stack_limit_takes_and_frees_whole_blocks_rounded_down() {
     alone(&[], |cuda| {
         cuda.start();
         for (value, now, mib) in [
@@ -85,7 +86,7 @@ fn the_stack_limit_takes_and_gives_whole_blocks_rounded_down() {
 }
 
 #[test]
-fn the_other_limits_take_nothing() {
+fn the_other_limits_take_no_memory() {
     alone(&[], |cuda| {
         cuda.start();
         for (limit, value, now) in [
@@ -104,7 +105,7 @@ fn the_other_limits_take_nothing() {
     });
 }
 
-/// 1,100 bytes: told as 1,104, +20 MiB. A second context has a stack of its own.
+/// A kernel of 1,100 bytes reports 1,104 and takes 20 MiB. A second context has a stack of its own.
 #[test]
 fn a_launch_grows_the_local_memory_of_its_context() {
     alone(&[], |cuda| {
@@ -141,7 +142,7 @@ fn a_kernel_below_a_lowered_limit_takes_what_it_needs() {
 }
 
 #[test]
-fn launches_raise_the_stack_limit_and_lowering_it_gives_back() {
+fn launches_raise_the_stack_limit_and_lowering_it_frees_memory() {
     alone(&[], |cuda| {
         cuda.start();
         let launch = |local| {
@@ -170,8 +171,8 @@ fn launches_raise_the_stack_limit_and_lowering_it_gives_back() {
     });
 }
 
-/// 400,000 bytes a thread on a GPU of 80 GiB. That the next launch takes it again is assumed, and
-/// that a limit that fails does the same.
+/// A kernel of 400,000 bytes per thread on a GPU of 80 GiB. Assumed, not measured: the next launch
+/// takes the memory again, and a stack limit that fails does the same.
 #[test]
 fn growth_that_fails_frees_the_local_memory() {
     alone(&[], |cuda| {
@@ -194,8 +195,8 @@ fn growth_that_fails_frees_the_local_memory() {
     });
 }
 
-/// A kernel of 8,192 bytes in a graph: captured 0, instantiated 1848 and 2 for the first graph,
-/// launched 0.
+/// A kernel of 8,192 bytes in a graph takes 0 when captured, 1848 MiB when instantiated (and 2 for
+/// the first graph), 0 when launched.
 #[test]
 fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     alone(&[], |cuda| {
@@ -219,7 +220,7 @@ fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     });
 }
 
-/// A graph of one launch.
+/// Captures a graph of one launch.
 fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0);
     let arguments = [function, 1, 1, 1, 1, 1, 1, 0, stream];
@@ -230,9 +231,9 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A kernel of 8,192 bytes put into an executable graph takes its 1848 MiB in that call. When the
-/// limit has been lowered, the same call again takes nothing, and the upload takes it again. With a
-/// kernel that uses malloc comes its heap.
+/// A kernel of 8,192 bytes put into an executable graph takes its 1848 MiB in that call. After the
+/// limit was lowered, the same call takes no memory, and the upload takes it again. A kernel that
+/// uses malloc also takes its heap.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -306,7 +307,7 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
         let mut told = [7u64; 3];
         let arguments = [exec, other, told.as_mut_ptr() as usize];
         assert_eq!(cuda.call("cuGraphExecUpdate_v2", &arguments), 910);
-        assert_eq!(told[0], 2, "the topology has changed");
+        assert_eq!(told[0], 2, "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED");
         let params = [large as u64; 9];
         let arguments = [exec, node, params.as_ptr() as usize];
         assert_eq!(
@@ -321,10 +322,10 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module that uses assert took 92 MiB, of which 2 for its variable, and nothing after one that
-/// uses malloc; the limit of printf is then fixed.
+/// A module that uses assert takes 92 MiB, 2 of them for its variable, and nothing after a module
+/// that uses malloc. After that the limit of printf can no longer be set.
 #[test]
-fn assert_takes_90_where_malloc_has_not_been_before() {
+fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
     alone(&[], |cuda| {
         cuda.start();
@@ -360,10 +361,10 @@ fn assert_takes_90_where_malloc_has_not_been_before() {
     });
 }
 
-/// Two kernels of 60,000 stores: 0 when loaded, 20 when both had been got, launched 0. Listed
-/// functions are loaded by whatever needs them.
+/// Two kernels of 60,000 stores take 0 when loaded, 20 MiB when both are looked up, 0 when
+/// launched. Functions that were only listed are loaded by the first call that needs their code.
 #[test]
-fn code_is_loaded_when_a_function_is_got() {
+fn code_is_loaded_when_a_function_is_looked_up() {
     alone(&[], |cuda| {
         cuda.start();
         let kernel = |name: &str| {
@@ -412,37 +413,38 @@ fn code_is_loaded_when_a_function_is_got() {
     });
 }
 
-/// With a heap of 256 MiB: loading took 138 MiB, the first launch 258.
+/// With a heap of 256 MiB the load takes 138 MiB, and the first launch 258.
 #[test]
-fn the_heap_comes_with_the_module_and_the_launch() {
+fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
     alone(&[], |cuda| {
         cuda.start();
         assert_eq!(set(cuda, HEAP, 256 << 20), 0);
-        let user = module(
-            cuda,
-            0,
-            ".extern .func (.param .b64 r) malloc (.param .b64 n);",
-        );
+        let user = module(cuda, 0, MALLOC);
         assert_eq!(cuda.beyond(), 138 * MIB);
         let other = module(cuda, 0, "");
         assert_eq!(launch(cuda, function(cuda, other)), 0);
-        assert_eq!(cuda.beyond(), 138 * MIB, "not for others");
+        assert_eq!(
+            cuda.beyond(),
+            138 * MIB,
+            "a kernel without malloc takes no heap"
+        );
         for _ in 0..2 {
             assert_eq!(launch(cuda, function(cuda, user)), 0);
             assert_eq!(cuda.beyond(), 396 * MIB);
             assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
         }
         assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
-        assert_eq!(cuda.beyond(), 396 * MIB, "kept");
+        assert_eq!(cuda.beyond(), 396 * MIB, "the heap outlives the module");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(crate::rig::used(), 0);
     });
 }
 
-/// For a variable of the module 2 MiB, and 62 more, which stay, whatever the limit is.
+/// A module's variable takes 2 MiB. Another 62 MiB stay with the context, whatever the limit is.
 #[test]
 fn printf_takes_the_same_for_every_limit() {
-    let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n.global .align 1 .b8 s[4];";
+    let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
+        .global .align 1 .b8 s[4];";
     alone(&[], |cuda| {
         cuda.start();
         for (limit, stays) in [(None, 62), (Some(16), 62), (Some(64), 62), (Some(1024), 62)] {
@@ -458,19 +460,24 @@ fn printf_takes_the_same_for_every_limit() {
             assert_eq!(set(cuda, PRINTF, 16 << 20), 1, "in use");
             assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
             assert_eq!(cuda.beyond(), before + stays * MIB, "{limit:?}");
-            assert_eq!(set(cuda, PRINTF, 16 << 20), 1, "still");
+            assert_eq!(
+                set(cuda, PRINTF, 16 << 20),
+                1,
+                "the limit stays fixed after the unload"
+            );
             assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
             assert_eq!(cuda.beyond(), 0);
         }
     });
 }
 
-/// Kernels and functions tell by functions of their own, which load nothing.
+/// Kernels and functions report through different functions, which load no code.
 #[test]
-fn kernels_tell_their_local_memory() {
+fn kernels_report_their_local_memory() {
     alone(&[], |cuda| {
         cuda.start();
-        let ptx = c".version 8.0\n.global .align 4 .b8 big[67108864];\n.visible .entry work()\n{\n.local .align 4 .b8 depot[4096];\nret;\n}\n";
+        let ptx = c".version 8.0\n.global .align 4 .b8 big[67108864];\n\
+            .visible .entry work()\n{\n.local .align 4 .b8 depot[4096];\nret;\n}\n";
         let arguments = [ptx.as_ptr() as usize, 0, 0, 0, 0, 0, 0];
         let library = cuda
             .get("cuLibraryLoadData", &arguments)
@@ -502,11 +509,9 @@ fn kernels_tell_their_local_memory() {
     });
 }
 
-/// Of modules that use malloc the first takes 138 MiB, with the first launch come the heap and 2
-/// MiB.
+/// The first module that uses malloc takes 138 MiB. The first launch takes the heap and 2 MiB more.
 #[test]
-fn every_heap_comes_with_2_more() {
-    let malloc = ".extern .func (.param .b64 r) malloc (.param .b64 n);";
+fn a_heap_takes_2_mib_more_than_its_limit() {
     alone(&[], |cuda| {
         cuda.start();
         for (limit, taken) in [
@@ -520,7 +525,7 @@ fn every_heap_comes_with_2_more() {
             if let Some(limit) = limit {
                 assert_eq!(set(cuda, HEAP, limit << 20), 0);
             }
-            let modules = [module(cuda, 0, malloc), module(cuda, 0, malloc)];
+            let modules = [module(cuda, 0, MALLOC), module(cuda, 0, MALLOC)];
             assert_eq!(cuda.beyond(), before + 138 * MIB);
             for module in modules {
                 assert_eq!(launch(cuda, function(cuda, module)), 0);
@@ -571,19 +576,24 @@ fn every_way_to_launch_takes_local_memory() {
     });
 }
 
-/// Each with a stream: 6 MiB, 12, 16, 22, for good; what is allocated in one, or taken by its
-/// kernels, is the primary context's.
+/// Returns a description of all multiprocessors.
+fn description(cuda: &Cuda) -> usize {
+    let mut resource = [0u32; 36];
+    let place = resource.as_mut_ptr() as usize;
+    assert_eq!(cuda.call("cuDeviceGetDevResource", &[0, place, 1]), 0);
+    assert_eq!((resource[0], resource[24]), (1, 132));
+    cuda.get("cuDevResourceGenerateDesc", &[place, 1])
+        .expect("a description") as usize
+}
+
+/// Four green contexts with a stream each take 6 MiB, 12, 16, 22, until the primary context is
+/// destroyed. Memory that is allocated in a green context or taken by its kernels belongs to the
+/// primary context.
 #[test]
-fn green_contexts_are_parts_of_the_primary_one() {
+fn green_contexts_are_parts_of_the_primary_context() {
     alone(&[], |cuda| {
         assert_eq!(cuda.call("cuInit", &[0]), 0);
-        let mut resource = [0u32; 36];
-        let place = resource.as_mut_ptr() as usize;
-        assert_eq!(cuda.call("cuDeviceGetDevResource", &[0, place, 1]), 0);
-        assert_eq!((resource[0], resource[24]), (1, 132));
-        let description = cuda
-            .get("cuDevResourceGenerateDesc", &[place, 1])
-            .expect("a description") as usize;
+        let description = description(cuda);
         let create = |flags| cuda.get("cuGreenCtxCreate", &[description, 0, flags]);
         assert_eq!(create(0), Err(1));
         assert_eq!(crate::rig::used(), 0);
@@ -599,7 +609,7 @@ fn green_contexts_are_parts_of_the_primary_one() {
             let arguments = [stream, &raw mut of_stream as usize];
             assert_eq!(cuda.call("cuStreamGetCtx", &arguments), 0);
             assert_eq!(of_stream, context);
-            assert_eq!(cuda.beyond(), taken * MIB, "and the primary context");
+            assert_eq!(cuda.beyond(), taken * MIB, "besides the primary context");
             greens.push(green);
         }
         let primary = cuda
@@ -628,17 +638,12 @@ fn green_contexts_are_parts_of_the_primary_one() {
     });
 }
 
-/// The primary context goes with the last of them.
+/// The primary context is destroyed with the last green context.
 #[test]
-fn green_contexts_hold_the_primary_one() {
+fn green_contexts_keep_the_primary_context_alive() {
     alone(&[], |cuda| {
         assert_eq!(cuda.call("cuInit", &[0]), 0);
-        let mut resource = [0u32; 36];
-        let place = resource.as_mut_ptr() as usize;
-        assert_eq!(cuda.call("cuDeviceGetDevResource", &[0, place, 1]), 0);
-        let description = cuda
-            .get("cuDevResourceGenerateDesc", &[place, 1])
-            .expect("a description") as usize;
+        let description = description(cuda);
         let green = || {
             cuda.get("cuGreenCtxCreate", &[description, 0, 1])
                 .expect("a green context") as usize

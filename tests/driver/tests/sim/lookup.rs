@@ -1,8 +1,8 @@
-//! The rules of `cuGetProcAddress`, as read off real drivers.
+//! Tests of the rules of `cuGetProcAddress`, which were read off real drivers.
 
 use crate::rig::{Cuda, alone};
 
-/// Version 2: code, pointer, status.
+/// Calls version 2; returns code, pointer and status.
 fn v2(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usize, i32) {
     let (mut found, mut status) = (0xdead_usize, 77i32);
     let arguments = [
@@ -15,7 +15,7 @@ fn v2(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usi
     (cuda.call("cuGetProcAddress_v2", &arguments), found, status)
 }
 
-/// Version 1: code, pointer.
+/// Calls version 1; returns code and pointer.
 fn v1(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usize) {
     let mut found = 0xdead_usize;
     let arguments = [
@@ -28,7 +28,7 @@ fn v1(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usi
 }
 
 #[test]
-fn the_newest_variant_that_the_version_allows() {
+fn a_lookup_returns_the_newest_variant_of_the_version() {
     alone(&[], |cuda| {
         let at = |name| cuda.find(name);
         for (name, version, flags, found) in [
@@ -77,26 +77,26 @@ fn the_newest_variant_that_the_version_allows() {
 }
 
 #[test]
-fn not_finding() {
+fn a_failed_lookup_answers_as_its_version_does() {
     alone(&[], |cuda| {
         assert_eq!(
             v2(cuda, c"cuMemAlloc_v2", 12_000, 0),
             (0, 0, 1),
-            "only base names"
+            "exported names are not base names"
         );
         assert_eq!(v2(cuda, c"cuMemAllocAsync_ptsz", 12_000, 0), (0, 0, 1));
         assert_eq!(v2(cuda, c"cuNoSuchThing", 12_000, 0), (0, 0, 1));
         assert_eq!(
             v2(cuda, c"cuMemAllocAsync", 11_010, 0),
             (0, 0, 2),
-            "too old a version"
+            "the version is older than the function"
         );
         assert_eq!(v2(cuda, c"", 0, 0).0, 0);
         assert_eq!(v2(cuda, c"", 0, 0).1, 0);
         assert_eq!(
             v2(cuda, c"cuMemAlloc", 13_010, 0),
             (1, 0xdead, 77),
-            "beyond the driver"
+            "the version is newer than the driver"
         );
         assert_eq!(
             v2(cuda, c"cuMemAlloc", 12_000, 4),
@@ -123,12 +123,12 @@ fn not_finding() {
 }
 
 #[test]
-fn an_older_driver_hides_what_came_later() {
+fn an_older_driver_hides_newer_functions() {
     alone(&[("GPULIMIT_SIM_DRIVER_VERSION", "12020")], |cuda| {
         assert_eq!(
             v2(cuda, c"cuCtxCreate", 13_000, 0),
             (0, cuda.find("cuCtxCreate_v3"), 0),
-            "the newest it has"
+            "the newest variant that the driver has"
         );
         assert_eq!(v2(cuda, c"cuMemGetMemPool", 13_000, 0), (0, 0, 1));
     });

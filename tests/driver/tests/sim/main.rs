@@ -1,6 +1,7 @@
-//! The simulated driver behaves as the measured facts say.
+//! Tests that the simulated driver behaves as the measured driver does.
 //!
-//! Every test runs in processes of its own (see `rig`), as a driver's state is its process's.
+//! Every test runs in processes of its own (see `rig`), because a driver's state belongs to one
+//! process.
 #![allow(unsafe_code, missing_docs)]
 
 mod arrays;

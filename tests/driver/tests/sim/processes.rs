@@ -1,4 +1,4 @@
-//! Several processes on one machine, and what their deaths leave.
+//! Tests of several processes on one machine, and of what happens to the memory of dead processes.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn hold() {
 const HELD: u64 = CONTEXT + (1 << 30);
 
 #[test]
-fn the_killed_keep_their_memory_for_a_while() {
+fn a_killed_process_keeps_its_memory_for_the_lag() {
     if role().is_some() {
         return hold();
     }
@@ -28,7 +28,7 @@ fn the_killed_keep_their_memory_for_a_while() {
     assert_eq!(machine.used(), HELD);
     child.kill().expect("killed");
     child.wait().expect("gone");
-    assert_eq!(machine.used(), HELD, "the driver has not let go");
+    assert_eq!(machine.used(), HELD, "the memory stays used for the lag");
     let usage = machine.usage();
     assert!(
         usage.contains(&format!("\"pid\":{}", child.id())) && usage.contains("\"dying\":true"),
@@ -52,7 +52,7 @@ fn the_killed_keep_their_memory_for_a_while() {
 }
 
 #[test]
-fn exit_gives_everything_back() {
+fn an_exit_frees_all_memory() {
     if role().is_some() {
         return hold();
     }
@@ -65,7 +65,7 @@ fn exit_gives_everything_back() {
 }
 
 #[test]
-fn one_process_sees_what_the_others_took() {
+fn a_process_sees_the_memory_of_the_others() {
     match role().as_deref() {
         Some("hold") => return hold(),
         Some(_) => {
@@ -92,13 +92,13 @@ fn one_process_sees_what_the_others_took() {
     child.wait().expect("gone");
 }
 
-/// Expects two holders, one of them this process with a context.
+/// Expects two holders in NVML's lists, one of them this process with a context.
 fn processes_by_nvml() {
     let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
     assert_eq!(
         nvml.call("nvmlDeviceGetCount_v2", &[0]),
         1,
-        "not before nvmlInit"
+        "NVML is not initialised"
     );
     assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
     let mut device = 0usize;
@@ -168,8 +168,8 @@ fn processes_by_nvml() {
     );
 }
 
-/// Calls every kind of process list with this room: the status, the number and the first process's
-/// pid and bytes.
+/// Calls every kind of process list with room for two. Returns each one's name, its status, the
+/// number of elements, and the first element's pid and bytes.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {
@@ -209,7 +209,7 @@ fn first_gpu(nvml: &Library) -> usize {
 }
 
 #[test]
-fn every_list_of_processes() {
+fn every_nvml_list_of_processes() {
     alone(&[], |cuda| {
         cuda.start();
         let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
@@ -226,9 +226,9 @@ fn every_list_of_processes() {
         let mut list = [0x0200_0018u64, 2, 0];
         let name = "nvmlDeviceGetRunningProcessDetailList";
         let detailed = |list: &mut [u64; 3]| nvml.call(name, &[device, list.as_mut_ptr() as usize]);
-        assert_eq!(detailed(&mut list), 25, "no such version");
+        assert_eq!(detailed(&mut list), 25, "unknown version of the structure");
         list = [0x0100_0018 | 9 << 32, 0, 0];
-        assert_eq!(detailed(&mut list), 2, "no such mode");
+        assert_eq!(detailed(&mut list), 2, "unknown mode");
         list = [0x0100_0018, 0, 0];
         assert_eq!((detailed(&mut list), list[1]), (7, 1));
     });
@@ -254,15 +254,15 @@ fn lists_of_graphics_and_mps_and_of_the_first_535_drivers() {
 #[test]
 fn contexts_do_not_survive_fork() {
     alone(&[], |cuda| {
-        // A child of a process that has not initialised works.
+        // A forked child works if its parent had not initialised the driver.
         let in_child = |body: &dyn Fn() -> bool| {
             // SAFETY: the child only calls the driver and exits.
             match unsafe { libc::fork() } {
-                // SAFETY: ends the child without the runner's exit handlers.
+                // SAFETY: _exit ends the child without the test runner's exit handlers.
                 0 => unsafe { libc::_exit(if body() { 0 } else { 1 }) },
                 child => {
                     let mut status = 0;
-                    // SAFETY: our own child.
+                    // SAFETY: `child` is a child of this process.
                     unsafe { libc::waitpid(child, &mut status, 0) };
                     status == 0
                 }
@@ -276,7 +276,7 @@ fn contexts_do_not_survive_fork() {
         assert!(in_child(
             &|| cuda.call("cuInit", &[0]) == 3 && cuda.alloc(1) == Err(3)
         ));
-        assert!(cuda.alloc(1).is_ok(), "the parent goes on");
+        assert!(cuda.alloc(1).is_ok(), "the parent still works");
     });
 }
 
@@ -302,7 +302,7 @@ fn churn(seed: u64) {
             live.push(address);
         }
         if random >> 58 == 0 {
-            // So that newcomers find room for a context.
+            // Free everything, so that new processes find room for a context.
             live.drain(..)
                 .for_each(|address| assert_eq!(cuda.free(address), 0));
         } else if live.len() > 20 {
@@ -328,11 +328,11 @@ fn capacity_holds_against_killed_and_stopped_processes() {
     for child in &mut children {
         expect_line(child, "churning");
     }
-    // One stops wherever it is; the others are killed and started again.
-    // SAFETY: our own child.
+    // One process is stopped wherever it is; the others are killed and started again. SAFETY: the
+    // process is a child of this one and not yet waited for.
     unsafe { libc::kill(children[0].id() as i32, libc::SIGSTOP) };
     let peak = || machine.number("peak");
-    // On a slow machine they live too short to take much.
+    // On a slow machine the processes may be killed before they take much memory.
     for kills in 0..1000u64 {
         if kills >= 25 && peak() > capacity / 2 {
             break;

@@ -1,5 +1,5 @@
-//! Machines and processes for tests: a test's body runs in children of the test process, which are
-//! the same test again in a role.
+//! Machines and processes for tests. The body of a test runs in children of the test process; a
+//! child is the same test, started again with a role.
 
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The folder with the built libraries.
+/// Returns the folder with the built libraries.
 fn libraries() -> &'static Path {
     static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
-        // …/target/debug/deps/sim-0123 → …/target
+        // The path is …/target/debug/deps/sim-0123; its third parent is …/target.
         let exe = std::env::current_exe().expect("the test's own path");
         let target = exe.ancestors().nth(3).expect("a target folder").to_owned();
         let mut build = Command::new(root().join("scripts/sim"));
@@ -40,7 +40,7 @@ fn libraries() -> &'static Path {
     })
 }
 
-/// A machine of this test alone.
+/// A machine that only this test uses.
 pub struct Machine {
     state: PathBuf,
     knobs: Vec<(String, String)>,
@@ -72,7 +72,7 @@ impl Machine {
         command
     }
 
-    /// Starts the calling test again, in a role.
+    /// Starts the calling test again with a role.
     pub fn spawn(&self, role: &str) -> Child {
         let test = std::thread::current()
             .name()
@@ -86,7 +86,7 @@ impl Machine {
         command.spawn().expect("the test starts again")
     }
 
-    /// Runs the test in a role and expects it to pass.
+    /// Runs the test with a role and expects it to pass.
     pub fn run(&self, role: &str) {
         let output = self.spawn(role).wait_with_output().expect("the child ends");
         assert!(
@@ -110,7 +110,7 @@ impl Machine {
         self.ctl(&["knob", name, value]);
     }
 
-    /// A number of the first GPU.
+    /// Returns a number from the usage of the first GPU.
     pub fn number(&self, field: &str) -> u64 {
         let usage = self.ctl(&["usage"]);
         let start = usage.find(&format!("\"{field}\":")).expect("the field") + field.len() + 3;
@@ -137,7 +137,7 @@ impl Drop for Machine {
     }
 }
 
-/// The role of this process; none in the test that the runner started.
+/// Returns the role of this process; `None` in the test that the test runner started.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
@@ -150,11 +150,12 @@ pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
     }
 }
 
-/// Waits until it is so; false after two minutes, as machines are slow.
-pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
+/// Waits until the condition holds; returns false after two minutes, because test machines can be
+/// slow.
+pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
-        if so() {
+        if holds() {
             return true;
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -162,14 +163,14 @@ pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// A line from a child's output that starts with the word.
+/// Returns the next line of a child's output from `word` on.
 pub fn expect_line(child: &mut Child, word: &str) -> String {
     use std::io::Read;
     let out = child.stdout.as_mut().expect("piped");
     let (mut line, mut byte) = (String::new(), [0]);
     while out.read(&mut byte).expect("readable") == 1 {
         if byte[0] == b'\n' {
-            // The runner's own words may stand before it on the line.
+            // Text of the test runner may precede the word on the line.
             if let Some(at) = line.find(word) {
                 return line[at..].to_owned();
             }
@@ -181,7 +182,7 @@ pub fn expect_line(child: &mut Child, word: &str) -> String {
     panic!("the child ended without saying {word}");
 }
 
-/// Blocks until the other side closes our input.
+/// Blocks until the parent closes this process's standard input.
 pub fn wait_for_close() {
     let _ = std::io::read_to_string(std::io::stdin());
 }
@@ -194,21 +195,22 @@ impl Library {
         Self::open_with(path, libc::RTLD_NOW)
     }
 
-    /// With these flags of `dlopen`.
+    /// Opens the library with these flags of `dlopen`.
     pub fn open_with(path: &str, flags: i32) -> Option<Library> {
         let path = CString::new(path).expect("no NUL");
-        // SAFETY: a NUL-terminated path.
+        // SAFETY: `path` is NUL-terminated, and loading the library runs no code that the test must
+        // guard against.
         let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
         (!handle.is_null()).then_some(Library(handle))
     }
 
     pub fn find(&self, name: &str) -> usize {
         let name = CString::new(name).expect("no NUL");
-        // SAFETY: an open library and a NUL-terminated name.
+        // SAFETY: the library is open and `name` is NUL-terminated.
         unsafe { libc::dlsym(self.0, name.as_ptr()) as usize }
     }
 
-    /// Calls a function; arguments beyond its own are harmless in the C calling convention.
+    /// Calls a function. Arguments past the function's own do no harm in the C calling convention.
     pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
         type Function = extern "C" fn(
             usize,
@@ -228,15 +230,15 @@ impl Library {
         assert_ne!(address, 0, "{name} is exported");
         let mut a = [0; 12];
         a[..arguments.len()].copy_from_slice(arguments);
-        // SAFETY: a function of the driver interface, which takes integers and pointers that the
-        // tests keep alive.
+        // SAFETY: a function of the driver interface, which takes integers and pointers; the tests
+        // keep what these point to alive.
         let function: Function = unsafe { std::mem::transmute(address) };
         function(
             a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],
         )
     }
 
-    /// Calls a function whose first argument is where the result goes.
+    /// Calls a function whose first argument is a pointer to the result.
     pub fn get(&self, name: &str, arguments: &[usize]) -> Result<u64, i32> {
         let mut result = 0u64;
         let mut all = vec![&raw mut result as usize];
@@ -263,7 +265,7 @@ impl Cuda {
         Cuda(Library::open("libcuda.so.1").expect("the simulated libcuda"))
     }
 
-    /// Initialises, and makes the primary context of the first GPU current.
+    /// Initialises the driver, and makes the primary context of the first GPU current.
     pub fn start(&self) {
         assert_eq!(self.call("cuInit", &[0]), 0);
         let context = self
@@ -280,13 +282,13 @@ impl Cuda {
         self.call("cuMemFree_v2", &[address as usize])
     }
 
-    /// What the machine says is used of the first GPU, beyond one context.
+    /// Returns the bytes used of the first GPU beyond one context, as the machine counts them.
     pub fn beyond(&self) -> u64 {
         used() - CONTEXT
     }
 }
 
-/// What the machine says is used of the first GPU.
+/// Returns the bytes used of the first GPU, as the machine counts them.
 pub fn used() -> u64 {
     let machine = machine::Machine::get().expect("a machine");
     process::scan(machine, true);

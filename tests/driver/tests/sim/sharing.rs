@@ -1,4 +1,4 @@
-//! Allocations that other processes import.
+//! Tests of allocations that other processes import.
 
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -9,7 +9,8 @@ use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, eventually, expect_line, ro
 
 const SIZE: u64 = 4 * MIB;
 
-/// `CUmemAllocationProp` of pinned memory on the first GPU, to be exported as a file descriptor.
+/// Returns the `CUmemAllocationProp` of pinned memory on the first GPU; `kind` 1 allows its export
+/// as a file descriptor.
 fn properties(kind: u8) -> [u8; 32] {
     let mut bytes = [0; 32];
     (bytes[0], bytes[4], bytes[8]) = (1, kind, 1);
@@ -38,22 +39,22 @@ fn import(cuda: &Cuda, descriptor: i32) -> usize {
 }
 
 fn close(descriptor: i32) {
-    // SAFETY: a descriptor that the driver gave us.
+    // SAFETY: the descriptor came from the driver, and the test is its only user.
     assert_eq!(unsafe { libc::close(descriptor) }, 0);
 }
 
 #[test]
-fn with_oneself() {
+fn a_process_can_import_its_own_export() {
     alone(&[], |cuda| {
         cuda.start();
         let plain = create(cuda, 0);
-        assert_eq!(export(cuda, plain), Err(1), "not made for it");
+        assert_eq!(export(cuda, plain), Err(1), "not created for export");
         assert_eq!(cuda.call("cuMemRelease", &[plain]), 0);
         let handle = create(cuda, 1);
         let descriptor = export(cuda, handle).expect("a descriptor");
         let again = import(cuda, descriptor);
         assert_ne!(handle, again);
-        assert_eq!(export(cuda, again), Err(1), "an import");
+        assert_eq!(export(cuda, again), Err(1), "an import cannot be exported");
         let mut told = [0u8; 32];
         let arguments = [told.as_mut_ptr() as usize, again];
         let name = "cuMemGetAllocationPropertiesFromHandle";
@@ -71,12 +72,13 @@ fn with_oneself() {
         assert_eq!(
             cuda.get("cuMemImportFromShareableHandle", &[0, 1]),
             Err(1),
-            "not one of ours"
+            "the descriptor is not an exported allocation"
         );
     });
 }
 
-/// What the roles of these tests do: a process that is told by letters, and says when it is done.
+/// Obeys single letters on standard input, and answers each. The role is "export" or the path of a
+/// descriptor.
 fn told(role: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -113,8 +115,8 @@ fn told(role: &str) {
     });
 }
 
-/// Says that it is ready, does what the letters of its input tell, and says each time that it is
-/// done, and what came of it.
+/// Prints "ready", calls `obey` for each letter on standard input, and prints "done" with its
+/// result.
 pub fn serve<T: Display>(mut obey: impl FnMut(u8) -> T) {
     println!("ready");
     let mut letter = [0];
@@ -133,7 +135,7 @@ pub fn say(child: &mut Child, letters: &str) -> String {
     line
 }
 
-/// An exporter and so many processes that have its descriptor.
+/// Starts an exporter, and `others` processes that have the exporter's descriptor.
 fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     let mut exporter = machine.spawn("export");
     let line = say(&mut exporter, "e");
@@ -153,7 +155,7 @@ pub fn kill(mut child: Child) {
 }
 
 #[test]
-fn it_counts_for_its_exporter_or_for_the_only_import() {
+fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
     if let Some(role) = role() {
         return told(&role);
     }
@@ -166,20 +168,36 @@ fn it_counts_for_its_exporter_or_for_the_only_import() {
     let three = 3 * CONTEXT;
     say(first, "imr");
     say(second, "i");
-    assert_eq!(machine.used(), three + SIZE, "taken once");
+    assert_eq!(machine.used(), three + SIZE, "it takes memory once");
     let held = [&exporter, first, second].map(holds);
-    assert_eq!(held, [SIZE, 0, 0], "the exporter's as long as he has it");
+    assert_eq!(
+        held,
+        [SIZE, 0, 0],
+        "it counts for the exporter while that holds it"
+    );
     say(&mut exporter, "r");
     let held = [&exporter, first, second].map(holds);
-    assert_eq!(held, [0, 0, 0], "nobody's: a descriptor is open");
+    assert_eq!(
+        held,
+        [0, 0, 0],
+        "it counts for no process while a descriptor is open"
+    );
     assert_eq!(machine.used(), three + SIZE);
     say(&mut exporter, "c");
-    assert_eq!([&exporter, first, second].map(holds), [0, 0, 0], "two");
+    assert_eq!(
+        [&exporter, first, second].map(holds),
+        [0, 0, 0],
+        "it counts for no process while two have imported it"
+    );
     say(second, "r");
     assert_eq!([&exporter, first, second].map(holds), [0, SIZE, 0]);
     say(first, "u");
     assert_eq!(machine.used(), three);
-    assert_eq!(machine.number("peak"), three + SIZE, "never twice");
+    assert_eq!(
+        machine.number("peak"),
+        three + SIZE,
+        "no peak counts it twice"
+    );
     say(&mut exporter, "eri");
     assert_eq!(holds(&exporter), 0, "its own descriptor is open");
     say(&mut exporter, "c");
@@ -189,13 +207,13 @@ fn it_counts_for_its_exporter_or_for_the_only_import() {
     say(&mut exporter, "erc");
     assert!(
         eventually(|| machine.used() == three),
-        "with the descriptor"
+        "closing the last descriptor frees it"
     );
     [exporter].into_iter().chain(others).for_each(kill);
 }
 
 #[test]
-fn the_dead_leave_it_to_the_living() {
+fn memory_of_a_dead_exporter_counts_for_its_importer() {
     if let Some(role) = role() {
         return told(&role);
     }
@@ -205,7 +223,11 @@ fn the_dead_leave_it_to_the_living() {
     say(&mut importer, "im");
     let dead = exporter.id();
     kill(exporter);
-    assert_eq!(holds(&machine, dead), CONTEXT + SIZE, "until it is reaped");
+    assert_eq!(
+        holds(&machine, dead),
+        CONTEXT + SIZE,
+        "it counts for the dead exporter until the lag is over"
+    );
     assert!(eventually(|| machine.used() == CONTEXT + SIZE));
     assert_eq!(holds(&machine, importer.id()), CONTEXT + SIZE);
     kill(importer);

@@ -1,9 +1,9 @@
-//! What every call takes, line by line of what was measured on an H100.
+//! Tests of the memory that each call takes, against the figures that were measured on an H100.
 
 use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, role, used};
 
 #[test]
-fn totals() {
+fn total_and_free_memory_match_the_context() {
     alone(&[], |cuda| {
         assert_eq!(cuda.call("cuInit", &[0]), 0);
         assert_eq!(cuda.get("cuDeviceTotalMem_v2", &[0]), Ok(85_017_493_504));
@@ -37,7 +37,7 @@ fn every_context_costs_the_same() {
         assert_eq!(
             cuda.call("cuCtxDestroy_v2", &[more[0] as usize]),
             709,
-            "gone is gone"
+            "it is destroyed"
         );
         assert_eq!(cuda.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
         assert_eq!(used(), 0);
@@ -45,8 +45,8 @@ fn every_context_costs_the_same() {
     });
 }
 
-/// Allocates `per_block` requests and sees one block, one more and sees two, frees all and sees
-/// none.
+/// Checks that `per_block` requests fit into one block, that one more takes a second, and that
+/// freeing all of them frees both.
 fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
@@ -67,10 +67,10 @@ fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     );
     let blocks: std::collections::BTreeSet<u64> =
         live.iter().map(|address| address / (2 * MIB)).collect();
-    assert_eq!(blocks.len(), 2, "the addresses tell the blocks");
+    assert_eq!(blocks.len(), 2, "the requests lie in two blocks");
     let last = live.pop().expect("one");
     assert_eq!(cuda.free(last), 0);
-    assert_eq!(cuda.beyond(), 2 * MIB, "an empty block goes back");
+    assert_eq!(cuda.beyond(), 2 * MIB, "an empty block is freed");
     for (index, address) in live.iter().enumerate() {
         assert_eq!(
             cuda.beyond(),
@@ -118,7 +118,7 @@ fn requests_of_all_sizes_share_blocks() {
             }
             assert_eq!(cuda.beyond(), 0, "{mix:?}");
         }
-        // What is freed makes room for what is larger.
+        // Freed requests make room for a larger one.
         let four: Vec<u64> = (0..4)
             .map(|_| cuda.alloc(524_288).expect("memory"))
             .collect();
@@ -134,7 +134,7 @@ fn requests_of_all_sizes_share_blocks() {
 }
 
 #[test]
-fn no_small_request_straddles_and_no_large_one_shares() {
+fn small_requests_never_straddle_and_large_ones_never_share() {
     alone(&[], |cuda| {
         cuda.start();
         let block = 2 * MIB;
@@ -155,7 +155,7 @@ fn no_small_request_straddles_and_no_large_one_shares() {
         assert!(
             live.iter()
                 .all(|address| !(large..large + 2 * block).contains(address)),
-            "its second block is its own, too"
+            "its second block is not shared"
         );
         live.push(large);
         for address in live {
@@ -255,7 +255,7 @@ fn pitch_is_a_multiple_of_512() {
 }
 
 #[test]
-fn managed_and_pinned_memory_take_nothing() {
+fn managed_and_pinned_memory_take_no_gpu_memory() {
     alone(&[], |cuda| {
         cuda.start();
         let managed = cuda
@@ -294,9 +294,16 @@ fn a_small_context_has_few_multiprocessors() {
         let (count, threads) = (attribute(16), attribute(39));
         assert_eq!((count.to_string(), threads), (processors, 2048));
         let before = used();
-        assert!(count * threads * 1024 <= before, "the bound holds");
+        assert!(
+            count * threads * 1024 <= before,
+            "a context is not smaller than the stacks"
+        );
         assert_eq!(cuda.call("cuCtxSetLimit", &[0, 2048]), 0);
-        assert_eq!(used() - before, count * threads * 1024, "as do the stacks");
+        assert_eq!(
+            used() - before,
+            count * threads * 1024,
+            "each thread gets 1024 more bytes of stack"
+        );
         return;
     }
     for (context, processors) in [
@@ -312,7 +319,7 @@ fn a_small_context_has_few_multiprocessors() {
 }
 
 #[test]
-fn a_launch_takes_local_memory_for_good() {
+fn a_launch_keeps_its_local_memory() {
     alone(&[], |cuda| {
         cuda.start();
         let mut taken = 0;
@@ -324,7 +331,8 @@ fn a_launch_takes_local_memory_for_good() {
             (4096, 16_632),
         ] {
             let ptx = format!(
-                ".version 8.0\n.target sm_90\n.visible .entry work()\n{{\n.local .align 4 .b8 depot[{local}];\nret;\n}}\0"
+                ".version 8.0\n.target sm_90\n.visible .entry work()\n{{\n\
+                 .local .align 4 .b8 depot[{local}];\nret;\n}}\0"
             );
             let module = cuda
                 .get("cuModuleLoadData", &[ptx.as_ptr() as usize])
@@ -343,7 +351,7 @@ fn a_launch_takes_local_memory_for_good() {
                 ),
                 0
             );
-            assert_eq!(told, local, "the driver tells before the launch");
+            assert_eq!(told, local, "the driver reports it before the launch");
             assert_eq!(cuda.beyond(), taken);
             assert_eq!(
                 cuda.call("cuLaunchKernel", &[function as usize, 1, 1, 1, 1, 1, 1]),
@@ -352,7 +360,7 @@ fn a_launch_takes_local_memory_for_good() {
             taken = mib * MIB;
             assert_eq!(cuda.beyond(), taken, "local {local}");
             assert_eq!(cuda.call("cuModuleUnload", &[module as usize]), 0);
-            assert_eq!(cuda.beyond(), taken, "never given back");
+            assert_eq!(cuda.beyond(), taken, "unloading does not free local memory");
         }
     });
 }
@@ -376,14 +384,14 @@ fn a_module_takes_its_variables() {
             .get("cuModuleGetGlobal_v2", &arguments)
             .expect("the variable");
         assert_eq!(bytes, 1 << 30);
-        assert_eq!(cuda.free(address), 1, "not the program's to free");
+        assert_eq!(cuda.free(address), 1, "a program cannot free a variable");
         assert_eq!(cuda.call("cuModuleUnload", &[module as usize]), 0);
         assert_eq!(cuda.beyond(), 0);
     });
 }
 
 #[test]
-fn streams_stay_with_the_context() {
+fn stream_memory_stays_with_the_context() {
     alone(&[], |cuda| {
         cuda.start();
         let (mut taken, mut steps) = (0, Vec::new());
@@ -413,7 +421,7 @@ fn streams_stay_with_the_context() {
         }
         assert_eq!(cuda.beyond(), 2240 * MIB);
         cuda.get("cuStreamCreate", &[1]).expect("a stream");
-        assert_eq!(cuda.beyond(), 2240 * MIB, "made again");
+        assert_eq!(cuda.beyond(), 2240 * MIB, "a new stream reuses the memory");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(used(), 0);
     });
@@ -450,15 +458,19 @@ fn pools_grow_in_steps() {
             );
             assert_eq!(cuda.call("cuMemFreeAsync", &[address as usize, 0]), 0);
             assert_eq!(attribute(7), 0);
-            assert_eq!(cuda.beyond(), reserved * MIB, "freeing gives nothing back");
+            assert_eq!(
+                cuda.beyond(),
+                reserved * MIB,
+                "freeing keeps the memory in the pool"
+            );
             assert_eq!(cuda.call("cuStreamSynchronize", &[0]), 0);
             assert_eq!(
                 (attribute(5), cuda.beyond()),
                 (0, 0),
-                "the synchronise does"
+                "a synchronise frees it"
             );
         }
-        // With the threshold raised it stays until trimmed.
+        // With the threshold raised the memory stays until it is trimmed.
         let mut threshold = u64::MAX;
         assert_eq!(
             cuda.call(
@@ -471,7 +483,7 @@ fn pools_grow_in_steps() {
             cuda.get("cuMemAllocAsync", &[100 << 20, 0]),
             cuda.get("cuMemAllocAsync", &[20 << 20, 0]),
         );
-        assert_eq!(cuda.beyond(), 128 * MIB, "the second fits the gap");
+        assert_eq!(cuda.beyond(), 128 * MIB, "the second fits into the gap");
         for address in [one, two] {
             assert_eq!(
                 cuda.call("cuMemFreeAsync", &[address.expect("memory") as usize, 0]),
@@ -481,13 +493,17 @@ fn pools_grow_in_steps() {
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
         assert_eq!(cuda.beyond(), 128 * MIB);
         assert_eq!(cuda.call("cuMemPoolTrimTo", &[pool, 50 << 20]), 0);
-        assert_eq!(cuda.beyond(), 64 * MIB, "keeps at least what it was told");
-        // A live pointer holds its step; cuMemAlloc that runs out takes the rest.
+        assert_eq!(
+            cuda.beyond(),
+            64 * MIB,
+            "a trim keeps at least the bytes asked for"
+        );
+        // A live pointer keeps its step; a cuMemAlloc that finds no room takes the rest.
         let live = cuda.get("cuMemAllocAsync", &[1 << 20, 0]).expect("memory");
         let free = 85_017_493_504 - used();
         let large = cuda
             .alloc(free / (2 * MIB) * (2 * MIB) + 32 * MIB)
-            .expect("the idle step is given up");
+            .expect("the idle step is freed");
         assert_eq!(attribute(5), 32 * MIB);
         assert_eq!(cuda.alloc(64 * MIB), Err(2));
         assert_eq!((cuda.free(large), cuda.free(live)), (0, 0));
@@ -503,7 +519,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
             let mut address = [0u32, 7];
             let place = address.as_mut_ptr() as usize;
             let status = cuda.call("cuMemAlloc", &[place, bytes | garbage]);
-            assert_eq!(address[1], 7, "four bytes");
+            assert_eq!(address[1], 7, "only four bytes are written");
             (status, address[0] as usize)
         };
         let (status, small) = allocate(1000);
@@ -517,7 +533,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
         let arguments = [pitched, pitch, 1000 | garbage, 4096 | garbage, 4 | garbage];
         assert_eq!(cuda.call("cuMemAllocPitch", &arguments), 0);
         assert_eq!((places[1], cuda.beyond()), (1024, 12 * MIB));
-        // It is memory as any other.
+        // The memory can be copied like any other.
         let data = [1u8, 2, 3, 4];
         let mut back = [0u8; 4];
         let from = data.as_ptr() as usize;
@@ -530,7 +546,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
         assert_eq!(cuda.call("cuMemFree", &[places[0] as usize | garbage]), 0);
         assert_eq!(cuda.call("cuMemFree", &[small]), 1, "twice");
         assert_eq!(cuda.beyond(), 0);
-        assert_eq!(allocate(1000), (0, small), "the place again");
+        assert_eq!(allocate(1000), (0, small), "the address is used again");
         let mut numbers = [0u32; 3];
         let (free, total) = (&raw mut numbers[0] as usize, &raw mut numbers[1] as usize);
         assert_eq!(cuda.call("cuMemGetInfo", &[free, total]), 0);
@@ -540,11 +556,11 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
     });
 }
 
-/// Managed memory (H200, 580.159.04): its pools have the figures of other pools, at any place and
-/// at none, cannot be shared, and come back to the addresses that they have had. No figure of a
-/// process shows it, nor managed variables. `cuMemCreate` makes none.
+/// Managed memory (measured, H200, 580.159.04). Its pools report the figures of other pools, at any
+/// location and at none; they cannot be shared, and use their addresses again. Neither the pools
+/// nor managed variables count for any process. `cuMemCreate` cannot create managed memory.
 #[test]
-fn managed_pools_and_variables() {
+fn managed_memory_counts_for_no_process() {
     alone(&[], |cuda| {
         cuda.start();
         let properties = |kind: i32, handles: i32, place: i32| {

@@ -1,7 +1,7 @@
-//! Streams that are busy: what waits for them, and what may be done with memory that they still
-//! use.
+//! Tests of busy streams: which calls wait for them, and when memory that they still use is free
+//! again.
 //!
-//! What must be seen busy has work for an hour, so that no test depends on how fast it runs itself.
+//! A stream that must be seen busy has work for an hour, so that no test depends on its own speed.
 
 use std::ffi::CStr;
 
@@ -71,7 +71,7 @@ impl Program<'_> {
         assert_eq!(self.call("cuStreamSynchronize", &[stream]), 0);
     }
 
-    /// An event that is recorded on the stream.
+    /// Returns an event that was recorded on the stream.
     fn event(&self, stream: usize) -> usize {
         let event = self.get("cuEventCreate", &[0]).expect("an event") as usize;
         assert_eq!(self.call("cuEventRecord", &[event, stream]), 0);
@@ -91,7 +91,7 @@ impl Program<'_> {
         assert_eq!(self.call("cuMemFreeAsync", &arguments), 0);
     }
 
-    /// Memory that was freed on the stream, and where it was.
+    /// Allocates memory and frees it on the stream; returns its address.
     fn freed(&self, bytes: u64, stream: usize) -> u64 {
         let address = self.take(bytes, stream).expect("memory");
         self.free_on(address, stream);
@@ -111,7 +111,7 @@ impl Program<'_> {
         assert_eq!(self.call("cuMemPoolSetAttribute", &arguments), 0);
     }
 
-    /// Reserved and used bytes of the pool.
+    /// Returns reserved and used bytes of the pool.
     fn bytes(&self) -> (u64, u64) {
         let read = |number: usize| {
             let mut value = 0u64;
@@ -140,7 +140,7 @@ fn a_launch_keeps_its_stream_busy() {
         let elapsed = program.get("cuEventElapsedTime", &[before, after]);
         assert_eq!(elapsed, Err(NOT_READY));
         program.launch(idle, 0);
-        assert_eq!(program.query(idle), 0, "the knob is off again");
+        assert_eq!(program.query(idle), 0, "the knob is off");
     });
 }
 
@@ -184,13 +184,13 @@ fn waiting_lasts_as_long_as_the_work() {
             assert_eq!(program.call("cuEventElapsedTime", &arguments), 0, "{way}");
             assert!(ms >= 299.0, "{way}: the events are as far apart");
         }
-        // An idle stream beside one that never ends is not waited for.
+        // The wait for one stream does not wait for another, which never ends.
         let busy = program.stream();
         program.launch(busy, HOUR);
         program.launch(stream, SHORT);
         program.sync(stream);
         assert_eq!((program.query(stream), program.query(busy)), (0, NOT_READY));
-        assert_eq!(program.free(0), 0, "nothing to free, nothing to wait for");
+        assert_eq!(program.free(0), 0, "cuMemFree of 0 does not wait");
     });
 }
 
@@ -214,7 +214,7 @@ fn a_stream_waits_for_an_event() {
 }
 
 #[test]
-fn a_captured_wait_and_launch_are_not_done() {
+fn captured_waits_and_launches_are_not_executed() {
     busy(&[], |program| {
         let (worker, captured) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
@@ -260,7 +260,11 @@ fn blocking_streams_wait_for_the_legacy_stream() {
             (program.query(0), program.query(LEGACY)),
             (NOT_READY, NOT_READY)
         );
-        assert_eq!(program.query(blocking), 0, "nothing came to it since");
+        assert_eq!(
+            program.query(blocking),
+            0,
+            "an idle blocking stream is not made busy"
+        );
         let events = [blocking, PER_THREAD, other].map(|stream| program.event(stream));
         let answers = events.map(|event| program.query_event(event));
         assert_eq!(answers, [NOT_READY, NOT_READY, 0]);
@@ -278,7 +282,7 @@ fn every_thread_has_a_stream_of_its_own() {
         assert_eq!(
             program.query(0),
             NOT_READY,
-            "the legacy stream waits for it"
+            "the legacy stream waits for the thread's stream"
         );
         let elsewhere = std::thread::spawn(|| {
             let cuda = Cuda::load();
@@ -298,22 +302,27 @@ fn freed_memory_waits_for_its_stream() {
         assert_eq!(program.bytes(), (STEP, 0), "it counts as unused at once");
         program.trim();
         program.sync(other);
-        assert_eq!(program.bytes(), (STEP, 0), "but is not given back");
+        assert_eq!(program.bytes(), (STEP, 0), "a trim does not free it");
         let elsewhere = program.freed(STEP, other);
-        assert_ne!(elsewhere, place, "nor given to another stream");
+        assert_ne!(elsewhere, place, "another stream does not get it");
         assert_eq!(program.bytes(), (2 * STEP, 0));
         program.trim();
-        assert_eq!(program.bytes(), (STEP, 0), "an idle stream uses nothing");
+        assert_eq!(
+            program.bytes(),
+            (STEP, 0),
+            "memory freed on an idle stream is trimmed"
+        );
         assert_eq!(program.take(STEP, worker), Ok(place));
     });
 }
 
 #[test]
-fn its_own_stream_may_use_a_part() {
+fn a_stream_may_reuse_a_part_of_its_pending_memory() {
     busy(&[], |program| {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
-        // Freed in halves, used again as quarters and a half that touches both.
+        // The memory is freed in halves, and used again as quarters and as a half that touches
+        // both.
         let half = STEP / 2;
         let low = program.take(half, worker).expect("memory");
         let high = program.take(half, worker).expect("memory");
@@ -324,7 +333,11 @@ fn its_own_stream_may_use_a_part() {
         assert_eq!(program.take(half, worker), Ok(first + half / 2));
         let rest = first + half + half / 2;
         let elsewhere = program.take(half / 2, other).expect("memory");
-        assert_eq!(program.bytes().0, 2 * STEP, "the rest is still pending");
+        assert_eq!(
+            program.bytes().0,
+            2 * STEP,
+            "the rest is still in use by its stream"
+        );
         assert_ne!(elsewhere, rest);
         assert_eq!(program.take(half / 2, worker), Ok(rest));
     });
@@ -338,12 +351,16 @@ fn memory_is_free_when_the_work_has_ended() {
         let place = program.freed(STEP, worker);
         program.set_pool(4, u64::MAX);
         program.sync(worker);
-        assert_eq!(program.take(STEP, other), Ok(place), "for other streams");
+        assert_eq!(
+            program.take(STEP, other),
+            Ok(place),
+            "other streams can use it"
+        );
         program.launch(worker, SHORT);
         program.free_on(place, worker);
         program.sync(worker);
         program.trim();
-        assert_eq!(program.bytes(), (0, 0), "and for the machine");
+        assert_eq!(program.bytes(), (0, 0), "a trim frees it");
     });
 }
 
@@ -366,19 +383,31 @@ fn a_destroyed_pool_ends_with_the_work() {
 }
 
 #[test]
-fn without_room_another_stream_waits_for_it() {
-    // One step fits, a second does not.
+fn a_stream_waits_for_pending_memory_if_the_pool_cannot_grow() {
+    // The GPU has room for one step, but not for two.
     let capacity = (CONTEXT + 48 * MIB).to_string();
     busy(&[("GPULIMIT_SIM_CAPACITY", &capacity)], |program| {
         let (worker, other, third) = (program.stream(), program.stream(), program.stream());
         program.launch(worker, HOUR);
         let place = program.freed(STEP, worker);
-        assert_eq!(program.alloc(20 * MIB), Err(2), "it is not trimmed");
+        assert_eq!(
+            program.alloc(20 * MIB),
+            Err(2),
+            "pending memory is not trimmed"
+        );
         program.set_pool(3, 0);
-        assert_eq!(program.take(STEP, other), Err(2), "nor waited for");
+        assert_eq!(
+            program.take(STEP, other),
+            Err(2),
+            "the pool's setting forbids waiting"
+        );
         assert_eq!(program.query(other), 0);
         program.set_pool(3, 1);
-        assert_eq!(program.take(STEP + 1, other), Err(2), "it does not fit");
+        assert_eq!(
+            program.take(STEP + 1, other),
+            Err(2),
+            "it does not fit into the pending memory"
+        );
         assert_eq!(program.query(other), 0);
         assert_eq!(program.take(STEP / 2, other), Ok(place));
         assert_eq!(program.query(other), NOT_READY);
@@ -389,7 +418,7 @@ fn without_room_another_stream_waits_for_it() {
 }
 
 #[test]
-fn work_goes_with_its_context() {
+fn work_ends_with_its_context() {
     busy(&[], |program| {
         let stream = program.blocking_stream();
         program.launch(stream, HOUR);

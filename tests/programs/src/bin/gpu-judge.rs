@@ -1,15 +1,15 @@
-//! Watches a simulated machine and a ledger from outside, as often as it can:
+//! Watches a simulated machine and a ledger from outside, as often as possible:
 //! `gpu-judge LEDGER CAP MICROSECONDS`.
 //!
-//! At every look the first GPU's used bytes are at most CAP, and what the ledger has granted is at
-//! least what the driver has given; but for shared memory that its exporter has let go of, whose
-//! new holder is charged late, within the bounds that ARCHITECTURE.md names. The driver's figure
-//! carries the number of its last operation: where that is the same before and after the ledger was
-//! read, nothing was taken or given back in between, and the two can be compared although they were
-//! not read at once. It says `looking` when it begins, and ends with a look after the end of
-//! standard input; then it says how often it looked, how many looks could be compared, and the
-//! least and the most by which the ledger was ahead. The first look at which something is wrong is
-//! its last: status 1.
+//! At every look, the first GPU's used bytes must be at most CAP, and the bytes granted by the
+//! ledger at least those given by the driver. The exception is shared memory that its exporter has
+//! released: its new holder is charged late, within the bounds that ARCHITECTURE.md names. The
+//! driver's figure carries the number of its last operation. If the number is the same before and
+//! after the ledger was read, no memory was taken or freed in between, and the two can be compared
+//! although they were not read at once. The judge prints `looking` when it begins, and ends with a
+//! look after the end of standard input; then it prints the number of looks, the number of looks
+//! that could be compared, and the least and the most by which the ledger was ahead. A look that
+//! finds a mistake is the last one, and the exit status is 1.
 
 use std::io::Read;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ use gpulimit_sim::{device, grant, shared};
 
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// What was seen.
+/// The figures of all looks.
 #[derive(Default)]
 struct Seen {
     looks: u64,
@@ -48,11 +48,11 @@ fn watch(path: &str, cap: u64, pause: Duration) -> Result<Seen, String> {
         seen.looks += 1;
         let before = machine.devices[0].word.load(SeqCst);
         let granted = ledger.find_device(&id).map(|gpu| ledger.charged(gpu));
-        // After the ledger: who gave a charge back had let go of the memory before.
+        // This is read after the ledger, since a process frees memory before it uncharges it.
         let unowned = shared::unowned(machine, 0);
         let used = (grant::used(machine, 0) * BLOCK).saturating_sub(unowned);
         let still = machine.devices[0].word.load(SeqCst) == before;
-        // Where something is shared, memory may have left its exporter between the two looks.
+        // If memory is shared, some may have left its exporter between the two looks.
         let is_shared = machine.births.load(SeqCst) > 0;
         if used > cap && (still || !is_shared) {
             return Err(format!("{used} bytes used of {cap}"));

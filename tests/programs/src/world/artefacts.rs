@@ -1,17 +1,17 @@
-//! What the tests run, built when it is first asked for.
+//! The programs and libraries that the tests run, built at their first use.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The repository.
+/// Returns the path of the repository.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// …/target/debug, of the running test.
+/// Returns the build folder of the running test, …/target/debug.
 fn built() -> PathBuf {
-    // …/target/debug/deps/shim-0123
+    // The test is …/target/debug/deps/shim-0123.
     let test = std::env::current_exe().expect("the test's own path");
     test.ancestors().nth(2).expect("a profile").to_owned()
 }
@@ -20,14 +20,14 @@ fn target() -> PathBuf {
     built().parent().expect("a target folder").to_owned()
 }
 
-/// What scripts/aarch64 and scripts/userlands have built instead, for other systems than cargo's: a
-/// folder laid out as ours.
+/// Returns the folder, laid out like cargo's, that scripts/aarch64 and scripts/userlands have built
+/// for other systems.
 fn elsewhere() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_BUILT").map(PathBuf::from)
 }
 
-/// Where the preloaded library is that is tested instead of cargo's: the one that users get, or
-/// what scripts/prove-hooks wants.
+/// Returns the path of the preloaded library to test instead of cargo's: the released one, or one
+/// that scripts/prove-hooks has built.
 fn other_library() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_LIBRARY").map(PathBuf::from)
 }
@@ -62,13 +62,12 @@ fn built_once() -> &'static Path {
     })
 }
 
-/// The folder with the simulated `libcuda.so.1` and its companions.
+/// Returns the folder with the simulated `libcuda.so.1` and its companions.
 pub fn driver() -> PathBuf {
     built_once().join("sim-driver")
 }
 
-/// Puts a library of the simulated driver into `folder` that lacks a function, as those of older
-/// drivers do.
+/// Puts a library of the simulated driver into `folder` that lacks a function, as older drivers do.
 pub fn older(library: &str, lacks: &str, folder: &Path) {
     let name = format!("\0{lacks}\0");
     let mut bytes = std::fs::read(driver().join(library)).expect("a library");
@@ -82,13 +81,13 @@ pub fn older(library: &str, lacks: &str, folder: &Path) {
     std::fs::write(folder.join(library), bytes).expect("written");
 }
 
-/// `libgpulimit.so`.
+/// Returns the path of `libgpulimit.so`.
 pub fn shim() -> PathBuf {
     other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so"))
 }
 
-/// As [`shim`], of a debug build, which panics where `GPULIMIT_FAULT` says. `None` where the tests
-/// run what was built elsewhere.
+/// Returns a debug build of the library, which panics at the point that `GPULIMIT_FAULT` names.
+/// `None` if the tests run files built elsewhere.
 pub fn faulty_shim() -> Option<PathBuf> {
     static BUILT: OnceLock<()> = OnceLock::new();
     if elsewhere().is_some() {
@@ -106,7 +105,7 @@ pub fn faulty_shim() -> Option<PathBuf> {
     Some(target().join("debug/libgpulimit.so"))
 }
 
-/// `gpulimit`, the controller.
+/// Returns the path of `gpulimit`, the controller.
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
     let build = || built_program("gpulimit");
@@ -116,14 +115,14 @@ pub fn controller() -> PathBuf {
         .clone()
 }
 
-/// `fill`, the program of the demo.
+/// Returns the path of `fill`, the program of the demo.
 pub fn demo() -> PathBuf {
     static DEMO: OnceLock<PathBuf> = OnceLock::new();
     DEMO.get_or_init(|| built_program("fill")).clone()
 }
 
-/// A program of another package, built: of what the tests are built of, which other features would
-/// have built anew.
+/// Builds a program of another package with the features of the tests, since other features would
+/// need another build.
 pub fn built_program(name: &str) -> PathBuf {
     if let Some(folder) = elsewhere() {
         return folder.join("debug").join(name);
@@ -138,13 +137,13 @@ pub fn built_program(name: &str) -> PathBuf {
     target().join("debug").join(name)
 }
 
-/// `gpu-script`.
+/// Returns the path of `gpu-script`.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| built().join("gpu-script"))
 }
 
-/// A script of tests/scripts.
+/// Returns the path of a script in tests/scripts.
 pub fn script(name: &str) -> PathBuf {
     repository().join("tests/scripts").join(name)
 }
@@ -154,7 +153,7 @@ pub fn compile(name: &str, arguments: &[&str]) -> PathBuf {
     compile_for(name, "", arguments)
 }
 
-/// The same with a file name of its own, told apart by `tag`.
+/// Compiles a C file into a program whose file name ends in `tag`.
 pub fn compile_for(name: &str, tag: &str, arguments: &[&str]) -> PathBuf {
     build(name, tag, arguments)
 }
@@ -164,7 +163,7 @@ pub fn library(name: &str, arguments: &[&str]) -> PathBuf {
     library_for(name, "", arguments)
 }
 
-/// The same with a file name of its own, told apart by `tag`.
+/// Compiles a C file into a shared library whose file name ends in `tag`.
 pub fn library_for(name: &str, tag: &str, arguments: &[&str]) -> PathBuf {
     let shared: Vec<_> = ["-shared", "-fPIC"]
         .iter()
@@ -179,7 +178,8 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
     let folder = built_once().join("c-programs");
     std::fs::create_dir_all(&folder).expect("a folder");
     let place = folder.join(format!("{name}{suffix}"));
-    // Under a name of its own, then put in place as a whole: other test processes build the same.
+    // The file is built under another name and then renamed, since other test processes build the
+    // same one.
     let draft = folder.join(format!(
         ".{name}.{:?}.{}",
         std::thread::current().id(),
@@ -198,18 +198,18 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
     place
 }
 
-/// NVIDIA's own runtime of this major version, as scripts/wheels fetches it; none where it cannot
-/// be had.
+/// Returns NVIDIA's own runtime of this major version, which scripts/wheels fetches; `None` if it
+/// is not available.
 pub fn runtime(major: u32) -> Option<PathBuf> {
     fetched(&format!("cudart-{major}"), "libcudart.so.")
 }
 
-/// The runtime as a static library; none where it cannot be had.
+/// Returns the runtime as a static library; `None` if it is not available.
 pub fn static_runtime() -> Option<PathBuf> {
     fetched("cudart-13", "libcudart_static.a")
 }
 
-/// NVIDIA's Python bindings of NVML, a module; none where they cannot be had.
+/// Returns NVIDIA's Python module for NVML; `None` if it is not available.
 pub fn nvml_bindings() -> Option<PathBuf> {
     fetched("nvidia-ml-py", "pynvml.py")
 }
@@ -227,8 +227,8 @@ fn fetched(folder: &str, prefix: &str) -> Option<PathBuf> {
     })
 }
 
-/// The folders of NVIDIA's own driver libraries, as scripts/drivers fetches them, by version; none
-/// where they cannot be had.
+/// Returns the folders of NVIDIA's own driver libraries by version, which scripts/drivers fetches;
+/// empty if they are not available.
 pub fn real_drivers() -> Vec<(String, PathBuf)> {
     let _ = Command::new(repository().join("scripts/drivers")).status();
     let Ok(folders) = std::fs::read_dir(repository().join(".cache/drivers")) else {

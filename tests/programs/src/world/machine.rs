@@ -1,4 +1,4 @@
-//! The simulated machine, as its own controller sees it.
+//! The simulated machine, as its own control program sees it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,55 +7,55 @@ use serde_json::Value;
 
 use super::artefacts;
 
-/// A machine of one test alone.
+/// A machine for a single test.
 pub struct Machine {
     state: PathBuf,
     knobs: Vec<(String, String)>,
 }
 
-/// What is true of a GPU.
+/// The true state of a GPU.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// As NVML writes it.
+    /// The UUID as NVML writes it.
     pub uuid: String,
     /// Bytes in use now.
     pub used: u64,
-    /// The most bytes that ever were in use at once.
+    /// The most bytes that were ever in use at once.
     pub peak: u64,
-    /// Who uses them.
+    /// The processes that use memory.
     pub holders: Vec<Holder>,
 }
 
 /// A process that has memory of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Holder {
-    /// Its pid.
+    /// The pid of the process.
     pub pid: u32,
-    /// Bytes.
+    /// The bytes that the process has.
     pub bytes: u64,
-    /// Dead, but the driver has not let go.
+    /// The process is dead, but the driver has not freed its memory yet.
     pub dying: bool,
 }
 
 impl Machine {
-    /// With its state in this file.
+    /// Makes a machine with its state in this file.
     pub fn new(state: PathBuf, knobs: &[(&str, &str)]) -> Machine {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let machine = Machine {
             state,
             knobs: knobs.iter().map(own).collect(),
         };
-        // Makes it.
+        // The first call makes the machine.
         machine.gpus();
         machine
     }
 
-    /// The file that it is in.
+    /// Returns the file with the machine's state.
     pub fn state(&self) -> &Path {
         &self.state
     }
 
-    /// Lets a program run on this machine.
+    /// Makes a command run on this machine.
     pub fn enter(&self, command: &mut Command) {
         command
             .env("GPULIMIT_SIM_STATE", &self.state)
@@ -76,12 +76,12 @@ impl Machine {
         self.control(&["knob", name, value]);
     }
 
-    /// Starts the peaks anew.
+    /// Resets the peaks.
     pub fn reset_peak(&self) {
         self.control(&["reset-peak"]);
     }
 
-    /// All GPUs in NVML's order.
+    /// Returns all GPUs in NVML's order.
     pub fn gpus(&self) -> Vec<Gpu> {
         let usage: Value = serde_json::from_str(&self.control(&["usage"])).expect("JSON");
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -104,17 +104,17 @@ impl Machine {
             .collect()
     }
 
-    /// One GPU.
+    /// Returns one GPU.
     pub fn gpu(&self, index: usize) -> Gpu {
         self.gpus().swap_remove(index)
     }
 
-    /// Bytes in use on the first GPU.
+    /// Returns the bytes in use on the first GPU.
     pub fn used(&self) -> u64 {
         self.gpu(0).used
     }
 
-    /// The most bytes that were ever in use on the first GPU.
+    /// Returns the most bytes that were ever in use on the first GPU.
     pub fn peak(&self) -> u64 {
         self.gpu(0).peak
     }

@@ -1,4 +1,4 @@
-//! A running `gpu-script` that is told what to do, line by line.
+//! A running `gpu-script` that gets its commands line by line.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A program that says nothing for so long hangs, however slow the machine is.
+/// A program that prints no line for this long hangs, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The program. Killed, if it still runs, when this is dropped.
+/// The program, which is killed when the value is dropped.
 pub struct Session {
     child: Child,
     input: Option<ChildStdin>,
@@ -18,7 +18,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts it.
+    /// Starts the program.
     pub fn start(mut command: Command) -> Session {
         command
             .stdin(Stdio::piped())
@@ -26,7 +26,7 @@ impl Session {
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let mut errors = child.stderr.take().expect("piped");
-        // Read all the time: a program that writes a lot must not wait for us.
+        // A thread reads all the time, so that a program that prints much need not wait.
         let errors = std::thread::spawn(move || {
             let mut bytes = Vec::new();
             let _ = errors.read_to_end(&mut bytes);
@@ -47,12 +47,12 @@ impl Session {
         }
     }
 
-    /// Its pid.
+    /// Returns the pid of the program.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Gives it lines without waiting for an answer.
+    /// Sends lines without waiting for an answer.
     pub fn tell(&mut self, lines: &str) {
         let input = self.input.as_mut().expect("not ended");
         input
@@ -60,7 +60,7 @@ impl Session {
             .expect("it listens");
     }
 
-    /// The next line that it writes.
+    /// Returns the next line that the program prints.
     #[track_caller]
     pub fn line(&mut self) -> String {
         match self.output.recv_timeout(PATIENCE) {
@@ -73,14 +73,14 @@ impl Session {
         }
     }
 
-    /// The answer to one command, or to a block.
+    /// Sends a command or a block, and returns its answer.
     #[track_caller]
     pub fn say(&mut self, command: &str) -> String {
         self.tell(command);
         self.answer()
     }
 
-    /// The answer to what it was told before.
+    /// Returns the answer to an earlier command.
     #[track_caller]
     pub fn answer(&mut self) -> String {
         let line = self.line();
@@ -90,7 +90,7 @@ impl Session {
         }
     }
 
-    /// Whether it writes nothing for this time.
+    /// Returns whether the program prints nothing for this time.
     pub fn is_silent_for(&mut self, time: Duration) -> bool {
         matches!(
             self.output.recv_timeout(time),
@@ -98,7 +98,7 @@ impl Session {
         )
     }
 
-    /// Says all these commands and expects these answers.
+    /// Sends these commands and asserts their answers.
     #[track_caller]
     pub fn expect(&mut self, commands: &[(&str, &str)]) {
         for (command, answer) in commands {
@@ -106,7 +106,7 @@ impl Session {
         }
     }
 
-    /// The numbers of an answer.
+    /// Sends a command and returns the numbers of its answer.
     #[track_caller]
     pub fn numbers(&mut self, command: &str) -> Vec<u64> {
         let answer = self.say(command);
@@ -114,18 +114,18 @@ impl Session {
         numbers.unwrap_or_else(|_| panic!("{command}: {answer}"))
     }
 
-    /// Sends it a signal.
+    /// Sends the program a signal.
     pub fn signal(&self, signal: i32) {
         kill(self.pid(), signal);
     }
 
-    /// Whether a signal has stopped it.
+    /// Returns whether a signal has stopped the program.
     pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
         stat.is_ok_and(|stat| stat.contains(") T "))
     }
 
-    /// Kills it and waits for its death: what it held is then for the driver to free.
+    /// Kills the program and waits for its death; the driver has yet to free its memory.
     pub fn kill(mut self) {
         self.signal(libc::SIGKILL);
         let _ = self.child.wait();
@@ -136,14 +136,14 @@ impl Session {
         reader.join().expect("readable")
     }
 
-    /// Ends its script: its status, and what it wrote to standard error.
+    /// Ends the script; returns the status and the standard error.
     pub fn end(mut self) -> (ExitStatus, String) {
         self.input = None;
         let status = self.child.wait().expect("it ends");
         (status, self.errors())
     }
 
-    /// Ends its script, which must go well and without a word on standard error.
+    /// Ends the script, which must succeed without output on standard error.
     #[track_caller]
     pub fn end_quietly(self) {
         let (status, errors) = self.end();
@@ -161,6 +161,6 @@ impl Drop for Session {
 
 #[allow(unsafe_code)]
 fn kill(pid: u32, signal: i32) {
-    // SAFETY: a child of ours that nobody has waited for.
+    // SAFETY: the pid belongs to a child of this process that has not been waited for.
     unsafe { libc::kill(pid as i32, signal) };
 }

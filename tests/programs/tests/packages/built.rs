@@ -1,4 +1,4 @@
-//! Packages of two versions, made once.
+//! Packages of two versions, each built once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 
 use gpulimit_programs::world;
 
-/// The version of this repository, and one that was there before.
+/// The version of this repository, and an earlier one.
 pub const NEW: &str = env!("CARGO_PKG_VERSION");
 pub const OLD: &str = "0.0.9";
 
-/// The machine's name for its processor, and Debian's.
+/// The machine's name of its processor, and Debian's.
 pub const ARCH: &str = std::env::consts::ARCH;
 pub const DEBIAN_ARCH: &str = if cfg!(target_arch = "aarch64") {
     "arm64"
@@ -19,8 +19,8 @@ pub const DEBIAN_ARCH: &str = if cfg!(target_arch = "aarch64") {
     "amd64"
 };
 
-/// What is packed: `GPULIMIT_TEST_PORTABLE`, which scripts/test points to the builds that users
-/// get, or else what all tests run.
+/// Returns the binaries to pack: those in `GPULIMIT_TEST_PORTABLE`, which scripts/test points to
+/// the builds that users get, or else those that all tests run.
 fn binaries() -> (PathBuf, PathBuf) {
     match std::env::var_os("GPULIMIT_TEST_PORTABLE").map(PathBuf::from) {
         Some(folder) => (folder.join("gpulimit"), folder.join("libgpulimit.so")),
@@ -28,7 +28,7 @@ fn binaries() -> (PathBuf, PathBuf) {
     }
 }
 
-/// A folder of the tests' own below the target folder, empty.
+/// Makes an empty folder for tests below the target folder.
 pub fn folder(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&path);
@@ -36,7 +36,7 @@ pub fn folder(name: &str) -> PathBuf {
     path
 }
 
-/// Runs scripts/package; false where a tool is missing, which is said.
+/// Runs scripts/package; returns false, with a message, if a tool is missing.
 pub fn package(arguments: &[&str]) -> bool {
     let output = Command::new(world::repository().join("scripts/package"))
         .args(arguments)
@@ -61,7 +61,7 @@ fn make(format: &str) -> Option<[PathBuf; 2]> {
             let status = Command::new("strip").arg("-o").args([&to, file]).status();
             assert!(status.is_ok_and(|status| status.success()), "strip");
             if version == OLD {
-                // Other bytes, which no loader looks at: the files can be told apart.
+                // Appended bytes, which no loader reads, make the files of the versions differ.
                 let append = "printf old >>\"$0\"";
                 let status = Command::new("sh").args(["-c", append]).arg(&to).status();
                 assert!(status.is_ok_and(|status| status.success()), "sh");
@@ -77,8 +77,8 @@ fn make(format: &str) -> Option<[PathBuf; 2]> {
     folders.try_into().ok()
 }
 
-/// The packages of a format, old and new, each in a folder of its own; none where they cannot be
-/// made here.
+/// Returns the old and the new package of a format, each in a folder of its own; `None` if they
+/// cannot be built here.
 fn packages(
     format: &'static str,
     made: &'static OnceLock<Option<[PathBuf; 2]>>,
@@ -108,8 +108,8 @@ formats! {
     tar
     /// Debian's packages.
     deb
-    /// Fedora's and SUSE's.
+    /// Fedora's and SUSE's packages.
     rpm
-    /// Python's.
+    /// Python's packages.
     wheel
 }

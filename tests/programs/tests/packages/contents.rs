@@ -1,4 +1,4 @@
-//! What is inside, and that the same sources give the same bytes.
+//! The contents of packages, and that the same sources give the same bytes.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use gpulimit_programs::world::{self, finish, text};
 
 use super::built::{self, ARCH, DEBIAN_ARCH, NEW, OLD};
 
-/// The names of the files in a package, without folders; in archives below the version's own
-/// folder.
+/// Returns the names of the files in a package, without folders; in archives, relative to the
+/// version's own folder.
 fn names(program: &str, arguments: &[&str], package: &Path) -> Vec<String> {
     let mut command = Command::new(program);
     command.args(arguments).arg(package);
@@ -30,7 +30,7 @@ fn has(names: &[String], expected: &[&str]) {
     }
 }
 
-/// In all of them, wherever it is there.
+/// Files that every package has.
 const ALL: [&str; 6] = [
     "bin/gpulimit",
     "lib/gpulimit/libgpulimit.so",
@@ -53,7 +53,7 @@ fn named(path: &Path) -> &str {
 }
 
 #[test]
-fn the_archive() {
+fn the_archive_has_the_expected_files() {
     let Some([old, new]) = built::tar() else {
         return;
     };
@@ -81,7 +81,7 @@ fn the_archive() {
 }
 
 #[test]
-fn the_package_for_debian() {
+fn debians_package_has_the_expected_files() {
     let Some([old, new]) = built::deb() else {
         return;
     };
@@ -123,7 +123,7 @@ fn the_package_for_debian() {
         copyright.contains("Permission is hereby granted"),
         "{copyright}"
     );
-    // Files to copy name the places of this package.
+    // Files that users copy name this package's paths.
     let unit = fs::read_to_string(folder.join(SYSTEM[0])).expect("there");
     assert!(unit.contains("ExecStart=/usr/bin/gpulimit apply"), "{unit}");
     let mut command = Command::new("grep");
@@ -134,7 +134,7 @@ fn the_package_for_debian() {
 }
 
 #[test]
-fn the_package_for_fedora() {
+fn fedoras_package_has_the_expected_files() {
     let Some([old, new]) = built::rpm() else {
         return;
     };
@@ -158,7 +158,7 @@ fn the_package_for_fedora() {
 }
 
 #[test]
-fn the_wheel() {
+fn the_wheel_has_the_expected_files() {
     let Some([old, new]) = built::wheel() else {
         return;
     };
@@ -185,7 +185,7 @@ fn the_wheel() {
     );
 }
 
-/// With small files in place of the binaries, as what is compared is how they are packed.
+/// Small files replace the binaries, since the test compares only how they are packed.
 #[test]
 fn the_same_sources_give_the_same_bytes() {
     let from = built::folder("same");
@@ -223,14 +223,14 @@ fn the_same_sources_give_the_same_bytes() {
             continue;
         };
         assert_eq!(first.split_whitespace().nth(1), Some(name.as_str()));
-        // Another second, in case one of them writes the time.
+        // The second build runs in another second, in case a package stores the time.
         std::thread::sleep(std::time::Duration::from_millis(1_100));
         assert_eq!(sums("same-twice", &[format]), Some(first), "{format}");
     }
 }
 
 #[test]
-fn mistakes_in_the_options() {
+fn wrong_options_are_refused() {
     for (arguments, error) in [
         (&["zip"][..], "unknown: zip"),
         (&["--arch", "sparc"], "no packages for sparc"),

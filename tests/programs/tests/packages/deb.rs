@@ -1,4 +1,4 @@
-//! Debian's package, by dpkg.
+//! Debian's package, installed by dpkg.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn version(system: &System) -> String {
 }
 
 #[test]
-fn programs_live_through_an_upgrade_and_the_end() {
+fn programs_survive_an_upgrade_and_the_removal() {
     let Some((world, system, [old, new])) = place() else {
         return;
     };
@@ -41,7 +41,7 @@ fn programs_live_through_an_upgrade_and_the_end() {
         enter: &|command| system.enter(&command),
     };
     let upgrade = || {
-        // With a policy in force.
+        // A policy is in force.
         system.done("touch /run/asked; rm /run/asked");
         install(&system, &new);
         assert_eq!(version(&system), format!("install ok installed {NEW}-1"));
@@ -58,7 +58,7 @@ fn programs_live_through_an_upgrade_and_the_end() {
 }
 
 #[test]
-fn an_entry_for_all_programs_goes_with_the_package() {
+fn the_system_wide_entry_is_removed_with_the_package() {
     let Some((world, system, [old, new])) = place() else {
         return;
     };
@@ -71,12 +71,15 @@ fn an_entry_for_all_programs_goes_with_the_package() {
 }
 
 #[test]
-fn it_stays_where_the_entry_cannot_be_taken_out() {
+fn removal_fails_if_the_entry_cannot_be_removed() {
     let Some((_world, system, [_, new])) = place() else {
         return;
     };
     install(&system, &new);
-    system.done("gpulimit install; cp /etc/ld.so.preload /run/preload; mount --bind /run/preload /etc/ld.so.preload");
+    system.done(
+        "gpulimit install; cp /etc/ld.so.preload /run/preload; \
+         mount --bind /run/preload /etc/ld.so.preload",
+    );
     let output = system.shell("dpkg --remove gpulimit");
     assert!(!output.status.success(), "{output:?}");
     let errors = gpulimit_programs::world::text(&output.stderr);
@@ -91,15 +94,16 @@ fn it_stays_where_the_entry_cannot_be_taken_out() {
 }
 
 #[test]
-fn its_scripts_do_not_look_at_what_the_environment_names() {
+fn the_packages_scripts_ignore_the_environment() {
     let Some((world, system, [old, new])) = place() else {
         return;
     };
-    // As `su` hands it on from a user: a library that writes down that it runs, and a root of the
-    // user's.
+    // The environment is one that `su` passes on from a user: it names a library that records that
+    // it runs, and a root of the user's.
     let source = world.file("evil.c");
     let code = "#include <fcntl.h>\nconst char gpulimit_version_text[] = \"\";\n\
-                __attribute__((constructor)) static void evil(void) { open(\"/run/proof\", O_CREAT, 0600); }\n";
+                __attribute__((constructor)) static void evil(void) { \
+                open(\"/run/proof\", O_CREAT, 0600); }\n";
     std::fs::write(&source, code).expect("written");
     let library = world.file("libgpulimit.so");
     let mut compiler = std::process::Command::new("cc");
@@ -113,7 +117,8 @@ fn its_scripts_do_not_look_at_what_the_environment_names() {
     std::os::unix::fs::chown(&root, Some(40_001), None).expect("given");
     let with = |script: &str| {
         system.done(&format!(
-            "export GPULIMIT_LIBRARY={} GPULIMIT_ROOT={} GPULIMIT_GROUP=evil GPULIMIT_MAX=1M\n{script}",
+            "export GPULIMIT_LIBRARY={} GPULIMIT_ROOT={} GPULIMIT_GROUP=evil GPULIMIT_MAX=1M\n\
+                {script}",
             library.display(),
             root.display()
         ))

@@ -1,4 +1,4 @@
-//! Programs under a limit, from an installation to its end.
+//! Programs under a limit, from an installation to its removal.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
 
-/// What the programs may use together.
+/// The limit that the programs share.
 pub const CAP: u64 = 3000 * MIB;
 
-/// An installation: where it is, and how programs get there.
+/// An installation: its prefix, and how commands run in it.
 pub struct Installation<'a> {
     pub prefix: &'a Path,
     pub enter: &'a dyn Fn(Command) -> Command,
@@ -22,7 +22,7 @@ impl Installation<'_> {
         (self.enter)(command)
     }
 
-    /// What the installed controller says.
+    /// Returns the output of the installed controller.
     #[track_caller]
     pub fn gpulimit(&self, world: &World, arguments: &[&str]) -> String {
         let output = world::finish(self.command(world, arguments));
@@ -39,7 +39,7 @@ impl Installation<'_> {
     }
 }
 
-/// How the library stands in the members of the group: the path that each has mapped.
+/// Returns the path of the library that each member of the group has mapped.
 fn libraries(world: &World) -> Vec<String> {
     let processes = world.ledger().processes(&NoWitness);
     let library = |pid: u32| {
@@ -58,8 +58,8 @@ fn libraries(world: &World) -> Vec<String> {
     all
 }
 
-/// A program starts with the old version, goes on under its limit when the new one takes its place,
-/// shares the limit with a program that starts then, and both go on when all of it is removed.
+/// A program starts with the old version, keeps its limit when the new version is installed, shares
+/// the limit with a program started then, and both go on after the removal.
 pub fn from_start_to_end(
     world: &World,
     at: &Installation<'_>,
@@ -91,7 +91,7 @@ pub fn from_start_to_end(
         ("alloc b 400M", "0"),
     ]);
     second.expect(&[("alloc b 700M", "2")]);
-    // The old one keeps the file that it has mapped, the new one has the other.
+    // The old program keeps the file that it has mapped, the new program has the new file.
     let now = libraries(world);
     assert!(
         now.len() == 2 && now[0] == library && is_gone(&now[1]),
@@ -123,8 +123,8 @@ pub fn from_start_to_end(
     world.judge_end(CAP);
 }
 
-/// The library in every program: an entry that is ours stays through an upgrade and goes with the
-/// package, and those of others stay.
+/// With the library in every program, gpulimit's own entry stays through an upgrade and is removed
+/// with the package, while other entries stay.
 pub fn system_wide(
     world: &World,
     system: &super::system::System,
@@ -139,10 +139,12 @@ pub fn system_wide(
     let quiet = || assert_eq!(system.done("env -i ls / > /dev/null"), "");
     let library = format!("{prefix}/lib/gpulimit/libgpulimit.so");
     at.gpulimit(world, &["install"]);
-    // A copy of somebody else's, under a comment. (Of two comments glibc 2.36 misses the second.)
+    // The other entry is a copy of the library under a comment. (Of two comments glibc 2.36 misses
+    // the second.)
     let others = "# others\n/usr/local/lib/other/libgpulimit.so\n";
     system.done(&format!(
-        "mkdir -p /usr/local/lib/other; cp {library} /usr/local/lib/other/; printf '{others}' >> /etc/ld.so.preload"
+        "mkdir -p /usr/local/lib/other; cp {library} /usr/local/lib/other/; \
+            printf '{others}' >> /etc/ld.so.preload"
     ));
     let preload = || std::fs::read_to_string(system.at("/etc/ld.so.preload")).expect("there");
     assert_eq!(preload(), format!("{library}\n{others}"));
@@ -151,7 +153,10 @@ pub fn system_wide(
     assert_eq!(preload(), format!("{library}\n{others}"));
     quiet();
     let said = remove();
-    assert!(said.contains("took it out of /etc/ld.so.preload"), "{said}");
+    assert!(
+        said.contains("removed the library from /etc/ld.so.preload"),
+        "{said}"
+    );
     assert_eq!(preload(), others);
     quiet();
 }

@@ -1,4 +1,4 @@
-//! What scripts/package makes, as a user meets it: installed, used on the simulated driver,
+//! The packages of scripts/package as users meet them: installed, used on the simulated driver,
 //! upgraded while programs run with the old library, and removed.
 
 mod built;

@@ -1,6 +1,6 @@
-//! Two builds of which each keeps its files in formats that the other does not know, as an old and
-//! a new version may: who comes second is refused with a sentence, nobody runs without a limit, and
-//! who came first goes on.
+//! Two builds whose files have formats that the other does not know, as an old and a new version
+//! may: the second build is refused with a message, no program runs without a limit, and the first
+//! build goes on.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -16,7 +16,7 @@ struct Build {
     library: PathBuf,
 }
 
-/// The one of this repository.
+/// Returns the build of this repository.
 fn this() -> Build {
     Build {
         controller: world::controller(),
@@ -24,11 +24,11 @@ fn this() -> Build {
     }
 }
 
-/// Another one: the same source, with other numbers of formats.
+/// Returns another build: the same source with other format numbers.
 fn other() -> &'static Build {
     static BUILD: OnceLock<Build> = OnceLock::new();
     BUILD.get_or_init(|| {
-        // …/target/debug/gpulimit
+        // The controller is …/target/debug/gpulimit.
         let own = world::controller();
         let target = own.ancestors().nth(2).expect("a target folder");
         let apart = target.join("other-formats");
@@ -40,7 +40,7 @@ fn other() -> &'static Build {
                 .current_dir(world::repository());
             command
         };
-        // Only what differs is built anew, and quickly.
+        // Only the crates that differ are built again, without optimisation.
         let mut controller =
             cargo("--workspace --features gpulimit/other-formats --bin gpulimit-other-formats");
         controller.env("CARGO_TARGET_DIR", target);
@@ -73,7 +73,7 @@ impl Build {
         text(&output.stdout)
     }
 
-    /// What is said in a refusal, a line for each group.
+    /// Returns the messages of a refusal, a line for each group.
     #[track_caller]
     fn refused(&self, world: &World, arguments: &[&str]) -> String {
         let output = self.run(world, arguments);
@@ -86,7 +86,7 @@ impl Build {
         said
     }
 
-    /// A program under this library, in this group.
+    /// Starts a program with this library, in this group.
     fn program(&self, world: &World, group: &str) -> Session {
         let mut command = world.bare(world::program());
         command
@@ -96,7 +96,7 @@ impl Build {
     }
 }
 
-/// Both ways: what is said of the one counts for the other.
+/// Runs the test with each of the builds as the first one.
 fn each_way(test: impl Fn(&World, &Build, &Build)) {
     for (first, second) in [(&this(), other()), (other(), &this())] {
         let world = World::without_group(&[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
@@ -114,7 +114,7 @@ fn a_library_gets_no_memory_in_a_group_of_the_other_version() {
         first.done(world, &["create", "lab", "max=2G"]);
         let mut inside = first.program(world, "lab");
         inside.expect(&[("start", "0 0"), ("alloc a 500M", "0")]);
-        // Not a byte, and not a program without a limit.
+        // The program gets no memory at all, and does not run without a limit.
         let mut outside = second.program(world, "lab");
         outside.expect(&[("start", "0 800"), ("alloc a 1M", "800")]);
         let (_, said) = outside.end();
@@ -126,14 +126,14 @@ fn a_library_gets_no_memory_in_a_group_of_the_other_version() {
         assert_eq!(said.lines().count(), 1, "{said}");
         let used = world.machine().used();
         assert!(used.abs_diff(CONTEXT + 500 * MIB) <= world::BLOCK, "{used}");
-        // Who was there first goes on, under its limit.
+        // The program that came first goes on, under its limit.
         inside.expect(&[("alloc b 500M", "0"), ("alloc c 1G", "2")]);
         assert!(world.machine().gpu(0).peak <= CAP);
     });
 }
 
 #[test]
-fn a_controller_starts_nothing_with_the_other_library() {
+fn a_controller_runs_no_command_with_the_other_library() {
     each_way(|world, first, second| {
         let mixed = Build {
             controller: first.controller.clone(),
@@ -145,20 +145,17 @@ fn a_controller_starts_nothing_with_the_other_library() {
         );
         assert_eq!(output.status.code(), Some(125), "{output:?}");
         let said = text(&output.stderr);
-        assert!(
-            said.contains("does not work together with this gpulimit"),
-            "{said}"
-        );
+        assert!(said.contains("does not work with this gpulimit"), "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
         let output = mixed.run(world, &["doctor"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(
-            text(&output.stdout).contains("does not work together"),
+            text(&output.stdout).contains("does not work with this gpulimit"),
             "{output:?}"
         );
         let output = mixed.run(world, &["install", "--dry-run"]);
         assert!(
-            text(&output.stderr).contains("does not work together"),
+            text(&output.stderr).contains("does not work with this gpulimit"),
             "{output:?}"
         );
         assert!(world.root().groups().expect("readable").is_empty());
@@ -185,12 +182,12 @@ fn a_controller_leaves_groups_of_the_other_version_alone() {
             let said = second.refused(world, arguments);
             assert!(is_about_versions(&said), "{said}");
         }
-        // Its own groups are shown beside.
+        // The controller still shows its own groups.
         let output = second.run(world, &["show"]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stdout).contains("own"), "{output:?}");
         assert!(is_about_versions(&text(&output.stderr)), "{output:?}");
-        // Whoever runs in it would go on beside those who come into a new one.
+        // Removing the group would let its programs go on beside those of a new group.
         for arguments in [
             &["rm", "lab/alice"][..],
             &["rm", "--recursive", "lab"],
@@ -205,7 +202,7 @@ fn a_controller_leaves_groups_of_the_other_version_alone() {
         assert_eq!(first.done(world, &["get", "lab/alice", "max"]), "1GiB\n");
         inside.expect(&[("alloc b 100M", "0"), ("alloc c 500M", "2")]);
         drop(inside);
-        // When they have ended it can be made again.
+        // Once the programs have ended, the group can be made again.
         second.done(world, &["rm", "--recursive", "lab"]);
         second.done(world, &["create", "lab", "max=2G"]);
         second
@@ -216,7 +213,7 @@ fn a_controller_leaves_groups_of_the_other_version_alone() {
 
 #[test]
 fn rules_of_the_other_version_close_the_gpu() {
-    // In a namespace with a /run of its own.
+    // The rules are read in a namespace with a /run of its own.
     each_way(|world, first, second| {
         let policy = world.file("policy.toml");
         std::fs::write(
@@ -233,7 +230,7 @@ mount --bind "$PLACE" /run
 "$FIRST" apply "$POLICY" >&2
 echo start | LD_PRELOAD="$FIRST_LIBRARY" "$PROGRAM"
 echo start | LD_PRELOAD="$SECOND_LIBRARY" "$PROGRAM"
-# The administrator of the second version makes way for its own.
+# The administrator removes the groups of the first version before applying the second.
 if "$SECOND" apply "$POLICY"; then exit 9; fi
 "$SECOND" rm lab >&2
 "$SECOND" apply "$POLICY" >&2

@@ -1,4 +1,4 @@
-//! The package of Fedora, SUSE and others, by rpm.
+//! The package of Fedora, SUSE and others, installed by rpm.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,9 +9,9 @@ use super::built::{self, NEW, OLD};
 use super::life::{self, CAP, Installation};
 use super::system::System;
 
-/// A system of another kind has no rpm database, so none of the packages that ours needs: on such a
-/// one rpm knows nothing of the C library. Debian's rpm keeps it in the home directory, and wants
-/// to be told that packages are meant for the system.
+/// A system of another kind has no rpm database, and so none of the packages that this one needs:
+/// rpm does not know of the C library there. Debian's rpm has its database in the home directory,
+/// and needs an option to install packages into the system.
 fn rpm(system: &System, arguments: &str) -> String {
     let debian = match Path::new("/etc/debian_version").exists() {
         true => "--force-debian",
@@ -30,7 +30,7 @@ fn place() -> Option<(World, System, [PathBuf; 2])> {
 }
 
 #[test]
-fn programs_live_through_an_upgrade_and_the_end() {
+fn programs_survive_an_upgrade_and_the_removal() {
     let Some((world, system, [old, new])) = place() else {
         return;
     };
@@ -68,7 +68,7 @@ fn programs_live_through_an_upgrade_and_the_end() {
 }
 
 #[test]
-fn an_entry_for_all_programs_goes_with_the_package() {
+fn the_system_wide_entry_is_removed_with_the_package() {
     let Some((world, system, [old, new])) = place() else {
         return;
     };
@@ -81,7 +81,7 @@ fn an_entry_for_all_programs_goes_with_the_package() {
 }
 
 #[test]
-fn it_needs_the_c_library_and_a_shell() {
+fn the_package_needs_only_the_c_library_and_a_shell() {
     let Some([_, new]) = built::rpm() else { return };
     let mut command = Command::new("rpm");
     command.args(["-qp", "--requires"]).arg(&new);

@@ -1,5 +1,5 @@
-//! The file system of this machine as the test's own: what is installed is in /usr, /etc, /var and
-//! /run for the processes in it, and nowhere else.
+//! This machine's file system under overlays of the test's own: installed files are in /usr, /etc,
+//! /var and /run for the test's processes, and nowhere else.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -13,13 +13,14 @@ mkdir "$PLACE"
 mount -t tmpfs -o mode=755 tmpfs "$PLACE"
 for folder in usr etc var; do
     mkdir -p "$PLACE/$folder" "$PLACE/spare/$folder"
-    mount -t overlay overlay -o "lowerdir=/$folder,upperdir=$PLACE/$folder,workdir=$PLACE/spare/$folder" "/$folder"
+    mount -t overlay overlay "/$folder" \
+        -o "lowerdir=/$folder,upperdir=$PLACE/$folder,workdir=$PLACE/spare/$folder"
 done
 mkdir "$PLACE/run"
 mount --bind "$PLACE/run" /run
-# Without an index of all manual pages at each installation.
+# Without this file no installation updates the index of manual pages.
 rm -rf /etc/ld.so.preload /etc/gpulimit /var/lib/man-db/auto-update
-# As if systemd ran; what is asked of it is written down.
+# The system looks as if systemd ran; systemctl records its calls.
 mkdir -p /run/systemd/system
 cat > /usr/bin/systemctl <<'END'
 #!/bin/sh
@@ -30,14 +31,14 @@ echo ready
 exec cat
 "#;
 
-/// The system, until drop.
+/// The system, which is removed when the value is dropped.
 pub struct System {
     keeper: Child,
     place: PathBuf,
 }
 
 impl System {
-    /// `None` where that cannot be.
+    /// Makes the system; `None` where it cannot be made.
     pub fn new(world: &World) -> Option<System> {
         let mut keeper = Command::new("unshare")
             .args(["--mount", "--", "sh", "-c", PRIVATE])
@@ -59,7 +60,7 @@ impl System {
         })
     }
 
-    /// A command in it, with the variables of another one.
+    /// Returns a command in the system, with the variables of another command.
     pub fn enter(&self, command: &Command) -> Command {
         let mut inside = Command::new("nsenter");
         inside
@@ -76,14 +77,14 @@ impl System {
         inside
     }
 
-    /// Runs a shell script in it.
+    /// Runs a shell script in the system.
     pub fn shell(&self, script: &str) -> Output {
         let mut command = Command::new("sh");
         command.args(["-ec", script]).env("LC_ALL", "C");
         world::finish(self.enter(&command))
     }
 
-    /// Runs a shell script that goes well: what it wrote.
+    /// Runs a shell script that must succeed, and returns its output.
     #[track_caller]
     pub fn done(&self, script: &str) -> String {
         let output = self.shell(script);
@@ -91,13 +92,13 @@ impl System {
         world::text(&output.stdout) + &world::text(&output.stderr)
     }
 
-    /// A path in it, as it is reached from outside.
+    /// Returns the path at which a path of the system can be reached from outside.
     pub fn at(&self, path: &str) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
     }
 
-    /// systemd was asked to mount the file system of the groups, and their root is there, as
-    /// tmpfiles.d says, where systemd is installed.
+    /// Asserts that systemd was asked to mount the groups' file system, and, where systemd is
+    /// installed, that their root was made as tmpfiles.d says.
     #[track_caller]
     pub fn made_root(&self) {
         let asked = self.done("cat /run/asked");
@@ -107,10 +108,11 @@ impl System {
         }
     }
 
-    /// The files below /usr and /etc that are there in addition to this machine's.
+    /// Returns the files below /usr and /etc that this machine itself does not have.
     pub fn added(&self) -> Vec<String> {
         let script = format!(
-            "cd {}; find usr etc -type f ! -path usr/bin/systemctl ! -name '*.cache' ! -name .rpmdbdir",
+            "cd {}; find usr etc -type f ! -path usr/bin/systemctl \
+             ! -name '*.cache' ! -name .rpmdbdir",
             self.place.display()
         );
         self.done(&script).lines().map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! The archive: install.sh as root and as a user, again, over another version, and back.
+//! The archive: install.sh as root and as a user, repeated, over another version, and uninstalled.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -16,7 +16,7 @@ fn world() -> World {
     World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")])
 }
 
-/// The folder of an unpacked archive, below that of the world.
+/// Unpacks an archive into a folder of the world.
 fn unpack(world: &World, archive: &Path) -> PathBuf {
     let name = archive
         .file_name()
@@ -55,7 +55,7 @@ fn refused(folder: &Path, arguments: &[&str]) -> String {
     error
 }
 
-/// Everything below a folder, with modes.
+/// Returns everything below a folder, with modes.
 fn tree(folder: &Path) -> Vec<String> {
     let mut command = Command::new("find");
     command.arg(folder).args(["-printf", "%P %m\n"]);
@@ -68,7 +68,7 @@ fn tree(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn programs_live_through_an_upgrade_and_the_end() {
+fn programs_survive_an_upgrade_and_the_removal() {
     let Some([old, new]) = built::tar() else {
         return;
     };
@@ -92,11 +92,11 @@ fn programs_live_through_an_upgrade_and_the_end() {
                 && said.contains(&format!("in place of {OLD}")),
             "{said}"
         );
-        // The same once more.
+        // The same installation is repeated.
         assert!(done(&new, &to).contains("anew"));
     };
     let remove = || {
-        // By the copy that was installed, which knows where.
+        // The installed copy of the script knows its prefix.
         let said = done(&prefix.join("lib/gpulimit"), &["--uninstall"]);
         assert!(
             said.contains(&format!("removed gpulimit {NEW} from ")),
@@ -108,7 +108,7 @@ fn programs_live_through_an_upgrade_and_the_end() {
 }
 
 #[test]
-fn an_entry_for_all_programs_goes_with_it() {
+fn the_system_wide_entry_is_removed_with_the_installation() {
     let Some([old, new]) = built::tar() else {
         return;
     };
@@ -124,13 +124,13 @@ fn an_entry_for_all_programs_goes_with_it() {
     };
     let remove = || system.done("/usr/local/lib/gpulimit/install.sh --uninstall");
     life::system_wide(&world, &system, "/usr/local", &upgrade, &remove);
-    // What `gpulimit uninstall` takes out is the entry: the file belongs to the installation.
+    // `gpulimit uninstall` removes only the entry: the file belongs to the installation.
     install(&new);
     system.done("gpulimit install; gpulimit uninstall; gpulimit run --max 1G -- true");
 }
 
 #[test]
-fn what_was_there_stays_and_what_was_not_goes() {
+fn uninstalling_restores_the_earlier_files() {
     let Some([old, new]) = built::tar() else {
         return;
     };
@@ -141,7 +141,7 @@ fn what_was_there_stays_and_what_was_not_goes() {
     fs::create_dir_all(prefix.join("share/man/man1")).expect("made");
     fs::write(prefix.join("share/man/man1/other.1"), "").expect("written");
     let before = tree(&prefix);
-    // A file that later versions do not have.
+    // Later versions do not have this file.
     fs::write(old.join("share/gpulimit/config/gone"), "old\n").expect("written");
     let mut command = Command::new("sh");
     command
@@ -176,7 +176,7 @@ fn what_was_there_stays_and_what_was_not_goes() {
 }
 
 #[test]
-fn a_user_without_root() {
+fn users_can_install_without_root() {
     let Some([_, new]) = built::tar() else { return };
     let world = world();
     let folder = unpack(&world, &new);
@@ -210,7 +210,7 @@ fn a_user_without_root() {
         format!("{}\n", library.display()),
         "{output:?}"
     );
-    // Where he may not write, and nothing is left of the attempt.
+    // The user may not write there, and the attempt leaves no files.
     let output = user(
         &folder.join("install.sh"),
         &["--prefix", world.file("other").to_str().expect("text")],
@@ -224,7 +224,7 @@ fn a_user_without_root() {
 }
 
 #[test]
-fn what_cannot_be_right_is_refused_and_changes_nothing() {
+fn damaged_archives_and_foreign_files_are_refused() {
     let Some([_, new]) = built::tar() else { return };
     let world = world();
     let folder = unpack(&world, &new);
@@ -236,12 +236,12 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
     executable::script(&script, &other);
     assert!(refused(&folder, &to).contains("this is for Linux on riscv64"));
     executable::script(&script, &text_of);
-    // Somebody else's file.
+    // The file was not put there by install.sh.
     fs::create_dir_all(prefix.join("bin")).expect("made");
     fs::write(prefix.join("bin/gpulimit"), "mine").expect("written");
     assert!(refused(&folder, &to).contains("was not put there by install.sh"));
     fs::remove_file(prefix.join("bin/gpulimit")).expect("removed");
-    // A library that does not load.
+    // The library does not load.
     let library = folder.join("lib/gpulimit/libgpulimit.so");
     let good = fs::read(&library).expect("read");
     fs::write(&library, "no library").expect("written");
@@ -281,7 +281,8 @@ fn what_cannot_be_right_is_refused_and_changes_nothing() {
     assert!(done(&folder, &["--help"]).contains("--uninstall"));
 }
 
-/// Gives a file or a folder away; false where this process may not, which is said.
+/// Changes the owner of a file or a folder; returns false, with a message, where this process may
+/// not.
 fn give(path: &Path, user: u32) -> bool {
     let given = std::os::unix::fs::lchown(path, Some(user), Some(user)).is_ok();
     if !given {
@@ -291,7 +292,7 @@ fn give(path: &Path, user: u32) -> bool {
 }
 
 #[test]
-fn prefixes_that_scripts_and_units_would_misread_are_refused() {
+fn unsafe_prefixes_are_refused() {
     let Some([_, new]) = built::tar() else { return };
     let world = world();
     let folder = unpack(&world, &new);
@@ -309,7 +310,7 @@ fn prefixes_that_scripts_and_units_would_misread_are_refused() {
     }
     let to = prefix.join("x/../y");
     assert!(refused(&folder, &["--prefix", to.to_str().expect("text")]).contains(".. in it"));
-    // Written in another way it is the same.
+    // The same prefix may be written in another way.
     let to = format!("{}//./prefix/", prefix.display());
     let said = done(&folder, &["--prefix", &to]);
     let clean = world.file("prefix");
@@ -322,7 +323,7 @@ fn prefixes_that_scripts_and_units_would_misread_are_refused() {
 }
 
 #[test]
-fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
+fn root_refuses_a_prefix_that_a_user_could_redirect() {
     let Some([_, new]) = built::tar() else { return };
     let world = world();
     let folder = unpack(&world, &new);
@@ -330,7 +331,7 @@ fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
     let to = ["--prefix", prefix.to_str().expect("text")];
     let elsewhere = world.file("elsewhere");
     fs::create_dir(&elsewhere).expect("made");
-    // Links below the prefix, whoever made them.
+    // Links below the prefix are refused, whoever made them.
     for name in ["bin", "lib", "lib/gpulimit", "share", "share/gpulimit"] {
         let link = prefix.join(name);
         fs::create_dir_all(link.parent().expect("above")).expect("made");
@@ -345,7 +346,7 @@ fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
         assert_eq!(tree(&elsewhere).len(), 1, "{name}");
         fs::remove_dir_all(&prefix).expect("removed");
     }
-    // A prefix, a folder below it, and one above it, of somebody else.
+    // Another user owns the prefix, a folder below it, or one above it.
     for (place, other) in [
         ("prefix", "prefix"),
         ("prefix", "prefix/lib"),
@@ -363,8 +364,8 @@ fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
         assert!(refused(&folder, &to).contains("may be written by others"));
         fs::remove_dir_all(&other).expect("removed");
     }
-    // A folder of root's behind links of root's, in one of somebody else's, who can put another
-    // there; and behind a link of theirs.
+    // A folder of root's is reached by links of root's in a folder of another user, who could
+    // replace it, and by a link of that user.
     let hers = world.file("hers");
     fs::create_dir_all(hers.join("roots")).expect("made");
     std::os::unix::fs::symlink(world.file("elsewhere"), hers.join("link")).expect("linked");
@@ -381,7 +382,7 @@ fn root_changes_nothing_where_a_user_could_lead_it_elsewhere() {
 }
 
 #[test]
-fn the_record_names_nothing_outside_of_the_prefix() {
+fn a_record_with_paths_outside_the_prefix_is_refused() {
     let Some([_, new]) = built::tar() else { return };
     let world = world();
     let folder = unpack(&world, &new);
@@ -412,7 +413,7 @@ fn the_record_names_nothing_outside_of_the_prefix() {
             assert!(prefix.join("bin/gpulimit").exists(), "{line}");
         }
     }
-    // Of somebody else's prefix nothing is believed, and nothing in it is run.
+    // A record of another user's is not trusted, and no script in such a prefix is run.
     fs::write(&record, &good).expect("written");
     if give(&record, 40_001) {
         assert!(

@@ -1,4 +1,4 @@
-//! Python's package, by pip in an environment of its own.
+//! Python's package, installed by pip in a virtual environment.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use gpulimit_programs::world::{World, finish, text};
 use super::built::{self, NEW, OLD};
 use super::life::{self, CAP, Installation};
 
-/// An environment; `None` where Python makes none.
+/// Makes a virtual environment; `None` where Python cannot make one.
 fn environment(world: &World) -> Option<PathBuf> {
     let path = world.file("environment");
     let mut command = Command::new("python3");
@@ -33,7 +33,7 @@ fn pip(environment: &Path, arguments: &[&str]) {
 }
 
 #[test]
-fn programs_live_through_an_upgrade_and_the_end() {
+fn programs_survive_an_upgrade_and_the_removal() {
     let Some([old, new]) = built::wheel() else {
         return;
     };

@@ -1,10 +1,10 @@
-//! Whether a program says what a page says: apart from pids, times and such numbers that differ
-//! from run to run.
+//! Compares a program's output with a page, apart from pids, times and other numbers that differ in
+//! each run.
 
-/// The line without what differs.
+/// Returns the line with such numbers replaced.
 pub fn plain(line: &str) -> String {
     let mut out = String::new();
-    // Where the driver is, and the C library, are this machine's.
+    // The paths of the driver and the version of the C library are this machine's.
     let mut words: Vec<&str> = line.split(' ').collect();
     for at in 0..words.len() {
         if words[at].ends_with("/libcuda.so.1") {
@@ -21,14 +21,14 @@ pub fn plain(line: &str) -> String {
                 .find(|c: char| !c.is_ascii_digit() && c != '.')
                 .unwrap_or(rest.len())];
             rest = &rest[number.len()..];
-            // Sizes stay: they are what the page is about. Seconds, and what is long, are of this
-            // run.
+            // Sizes are compared, as they are what the page is about. Seconds, and long numbers,
+            // differ in each run.
             let is_time = rest.starts_with(" s ") || rest.starts_with(" s,");
             let is_long = number.len() >= 4 && !number.contains('.');
-            // A pid may be short, too: the kernel starts again at 300 when it has used them all.
+            // A pid may be short, too: the kernel starts again at 300 after the highest one.
             let is_pid = !number.contains('.')
                 && (out.trim().is_empty() || out.ends_with("pid ") || out.ends_with("run-"));
-            // The number of hooks grows with each new one.
+            // The number of hooks grows with each new hook.
             let is_hooks = rest == " resolved";
             out.push_str(if is_time || is_long || is_pid || is_hooks {
                 "#"
@@ -39,7 +39,7 @@ pub fn plain(line: &str) -> String {
             rest = rest.trim_start();
             out.push(' ');
         } else if "─│├└".contains(first) {
-            // The width of a column is that of its longest pid.
+            // A column is as wide as its longest pid.
             rest = &rest[first.len_utf8()..];
         } else {
             out.push(first);
@@ -49,8 +49,8 @@ pub fn plain(line: &str) -> String {
     out
 }
 
-/// What is missing in `found` and what is in it beside what is expected. Programs in the background
-/// may come in any order.
+/// Returns the lines that are missing in `found`, and those that are not expected. Programs in the
+/// background may print in any order.
 pub fn difference(expected: &[String], found: &[String]) -> (Vec<String>, Vec<String>) {
     let mut left: Vec<String> = found.iter().map(|line| plain(line)).collect();
     left.retain(|line| !line.is_empty());
@@ -71,7 +71,7 @@ pub fn difference(expected: &[String], found: &[String]) -> (Vec<String>, Vec<St
 }
 
 #[test]
-fn what_differs_from_run_to_run_is_passed_over() {
+fn numbers_that_differ_in_each_run_are_ignored() {
     let same = [
         ("pid 20965 (fill) 1.5 GiB", "pid 101234 (fill) 1.5 GiB"),
         ("pid 20965 (fill) 1.5 GiB", "pid 394 (fill) 1.5 GiB"),

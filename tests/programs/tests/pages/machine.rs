@@ -1,4 +1,4 @@
-//! A machine of a page's own: a shell as root on the simulated driver, in a mount namespace with an
+//! A machine for a page: a shell as root on the simulated driver, in a mount namespace with an
 //! /etc, /run, /usr/local and home of the test's own. The users alice and bob are in the unix group
 //! lab.
 
@@ -21,7 +21,7 @@ cp -a /etc "$PLACE/etc"
 cd "$PLACE"
 mkdir -m 755 local run home
 mkdir -p local/bin local/lib/gpulimit
-# An administrator makes it, as the page says.
+# On the machine `admin` the page itself makes the root.
 [ "$NAME" = admin ] || { mkdir run/gpulimit && mount -t tmpfs -o mode=755 gpulimit run/gpulimit; }
 cp "$DRIVER"/*.so* local/lib/
 cp "$GPULIMIT" "$FILL" local/bin/
@@ -29,7 +29,7 @@ cp "$LIBRARY" local/lib/gpulimit/
 ln -s "$(python3 -c 'import sys; print(sys.executable)')" local/bin/python
 cp "$FILES"/* home/
 rm -f etc/ld.so.preload
-# No people but those of the pages.
+# The users of this machine are replaced by those of the pages.
 sed -i -E '/^[^:]*:[^:]*:[1-9][0-9]{3,4}:/d' etc/passwd
 printf 'alice:x:41001:41001::/home:/bin/sh\nbob:x:41002:41002::/home:/bin/sh\n' >> etc/passwd
 printf 'alice:x:41001:\nbob:x:41002:\nlab:x:41003:alice,bob\n' >> etc/group
@@ -41,7 +41,7 @@ mkdir -p -m 700 /dev/shm/gpulimit-0
 mount -t tmpfs -o mode=700 tmpfs /dev/shm/gpulimit-0
 ldconfig
 unset LD_LIBRARY_PATH
-# Known to logins as well.
+# Login shells get the simulated driver, too.
 echo "export GPULIMIT_SIM_STATE=$GPULIMIT_SIM_STATE PATH=/usr/local/bin:/usr/bin:/bin" > etc/profile
 cd home
 export HOME=$PWD PATH="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -52,9 +52,9 @@ echo READY
 
 /// Starts a shell of alice, who is not root.
 const USER: &str = "setpriv --reuid alice --regid alice --init-groups bash --norc";
-/// What is said at the end of a block.
+/// A line printed at the end of a block.
 const END: &str = "--- end of block ---";
-/// More than any block takes.
+/// Longer than any block takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The machine, and the shell on it.
@@ -66,7 +66,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// `None` where it cannot be had, which is said.
+    /// Makes the machine; `None`, with a message, where it cannot be made.
     pub fn new(name: &str) -> Option<Machine> {
         if !world::may_mount() {
             return None;
@@ -93,7 +93,7 @@ impl Machine {
         let (send, output) = channel();
         let lines = BufReader::new(shell.stdout.take().expect("piped")).lines();
         std::thread::spawn(move || {
-            // The one who reads may be gone.
+            // The reader of the lines may be gone.
             lines
                 .map_while(Result::ok)
                 .all(|line| send.send(line).is_ok())
@@ -116,7 +116,7 @@ impl Machine {
         writeln!(self.input, "{text}").expect("the shell listens");
     }
 
-    /// Takes lines until this one; false when it never came.
+    /// Takes lines up to this one; returns false if it never comes.
     fn until(&mut self, end: &str, lines: &mut Vec<String>) -> bool {
         loop {
             match self.output.recv_timeout(PATIENCE) {
@@ -150,11 +150,14 @@ impl Machine {
         }
     }
 
-    /// Runs the commands of a block, and compares; how many they were.
+    /// Runs the commands of a block, and compares their output; returns the number of commands.
     #[track_caller]
     pub fn follow(&mut self, path: &str, block: &Block) -> usize {
         if let Block::File { path, content, .. } = block {
-            self.type_in(&format!("mkdir -p \"$(dirname '{path}')\"; cat > '{path}' <<'END OF FILE'\n{content}END OF FILE"));
+            self.type_in(&format!(
+                "mkdir -p \"$(dirname '{path}')\"; \
+                 cat > '{path}' <<'END OF FILE'\n{content}END OF FILE"
+            ));
         }
         let Block::Run {
             line,
@@ -174,7 +177,7 @@ impl Machine {
                 is_user = command.by_user;
             }
             if command.text.starts_with("sleep ") {
-                // Readers wait for what the page has said, however long that takes here.
+                // A reader of the page waits for its output, however long that takes here.
                 let said = says.as_deref().unwrap_or_default();
                 self.until_said(path, *line, &said[..command.after], &mut found);
             }
@@ -195,20 +198,21 @@ impl Machine {
             assert!(wrong.is_empty(), "{path}:{line}: {}", found.join("\n"));
             return commands.len();
         };
-        // What runs in the background has its own time.
+        // Programs in the background print in their own time.
         let until = Instant::now() + PATIENCE;
         loop {
             let (missing, more) = compare::difference(says, &found);
             if missing.is_empty() && more.is_empty() {
                 return commands.len();
             }
-            // A line that is not on the page stays wrong, whatever comes after it.
+            // A line that is not on the page is an error, whatever comes after it.
             let late = !more.is_empty() || Instant::now() > until;
             match self.output.recv_timeout(Duration::from_secs(10)) {
                 Ok(line) if !late => found.push(line),
                 Err(RecvTimeoutError::Timeout) if !late => {}
                 _ => panic!(
-                    "{path}:{line}: not said: {missing:#?}\nand not on the page: {more:#?}\nall: {}",
+                    "{path}:{line}: not said: {missing:#?}\nand not on the page: {more:#?}\n\
+                        all: {}",
                     found.join("\n")
                 ),
             }
@@ -218,7 +222,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // With all that it has in the background.
+        // The signal also ends the shell's programs in the background.
         let group = format!("-{}", self.shell.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
         let _ = self.shell.wait();

@@ -1,5 +1,5 @@
-//! What the pages tell people to type is typed, on the simulated driver, and says what the page
-//! says. See tests/README.md.
+//! Runs the commands of the pages on the simulated driver, and compares their output with the
+//! pages. See tests/README.md.
 
 mod compare;
 mod json;

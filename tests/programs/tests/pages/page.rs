@@ -4,11 +4,10 @@
 //! `<!-- test: NAME, writes PATH -->` writes it to a file there, and `<!-- no test: WHY -->` skips
 //! it.
 //!
-//! In a block with prompts (`$`, or `#` for root) the other lines are what the commands print; `…`
-//! on a line of its own stands for any further lines. Where a block has both prompts, alice types
-//! the commands after `$`. Before a command that begins with `sleep` the test waits until all that
-//! the page shows above it has been printed. In a block without prompts every line is a command
-//! that must succeed.
+//! In a block with prompts (`$`, or `#` for root) the other lines are the commands' output; `…` on
+//! a line of its own stands for any further lines. If a block has both prompts, alice types the
+//! commands after `$`. Before a command that begins with `sleep` the test waits for all output that
+//! the page shows above it. In a block without prompts every line is a command that must succeed.
 
 use gpulimit_programs::world::repository;
 
@@ -16,23 +15,23 @@ use gpulimit_programs::world::repository;
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Command {
     pub text: String,
-    /// How many lines the page has said before it, in its block.
+    /// The number of output lines before the command, in its block.
     pub after: usize,
-    /// Whether alice types it, in a block in which root types other commands.
+    /// Whether alice types the command, in a block with commands of root.
     pub by_user: bool,
 }
 
 /// A block of code.
 #[derive(Debug)]
 pub enum Block {
-    /// To be run.
+    /// A block to run.
     Run {
         /// The machine.
         on: String,
-        /// Where it begins, as a line of the page.
+        /// The line of the page at which the block begins.
         line: usize,
         commands: Vec<Command>,
-        /// `None`: each must succeed.
+        /// The expected output; `None` if each command must only succeed.
         says: Option<Vec<String>>,
     },
     /// A file of the machine.
@@ -42,13 +41,13 @@ pub enum Block {
         path: String,
         content: String,
     },
-    /// Not to be run, as the page says.
+    /// A block that the page marks as not to be run.
     Skipped,
-    /// No shell commands: a file, an answer.
+    /// A block without shell commands: a file, an answer.
     Other,
-    /// Shell commands of which nothing is said.
+    /// A block of shell commands without a mark.
     Unmarked {
-        /// Where it begins.
+        /// The line at which the block begins.
         #[allow(dead_code, reason = "shown when a test fails")]
         line: usize,
     },
@@ -58,7 +57,7 @@ pub enum Block {
 pub struct Page(Vec<Block>);
 
 impl Page {
-    /// By its path in the repository.
+    /// Reads a page by its path in the repository.
     pub fn read(path: &str) -> Page {
         let text = std::fs::read_to_string(repository().join(path)).expect(path);
         Page::of(&text)
@@ -150,14 +149,15 @@ fn block(mark: &str, language: &str, line: usize, content: &[&str]) -> Block {
 }
 
 #[test]
-fn blocks_are_told_apart() {
+fn blocks_are_parsed() {
     let command = |text: &str, after, by_user| Command {
         text: text.to_owned(),
         after,
         by_user,
     };
     let page = Page::of(
-        "# T\n```\nls\n```\n<!-- test: a -->\n```\n$ x 1\nsaid\n# y\n```\n<!-- test: b -->\n```sh\nz 1 # why\n```\n\
+        "# T\n```\nls\n```\n<!-- test: a -->\n```\n$ x 1\nsaid\n# y\n```\n<!-- test: b -->\n```sh\n\
+            z 1 # why\n```\n\
          <!-- no test: none here -->\n```\nw\n```\n```toml\nv = 1\n```\n",
     );
     let [

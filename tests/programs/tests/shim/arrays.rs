@@ -1,26 +1,26 @@
-//! Arrays and mipmapped arrays: what they take, however they are made and end.
+//! Arrays and mipmapped arrays are charged for the memory they take, however they are made and end.
 
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
 
-/// A driver that does not tell what arrays require.
+/// A driver too old to report an array's memory requirements.
 const OLD: [(&str, &str); 1] = [("GPULIMIT_SIM_DRIVER_VERSION", "11040")];
-/// Nothing to measure with.
+/// A driver without process lists, so that the library cannot measure.
 const BLIND: [(&str, &str); 1] = [("GPULIMIT_SIM_NO_PROC", "1")];
 
-/// What the ledger shows as arrays, in MiB.
+/// Returns the group's charge for arrays, in MiB.
 fn shown(world: &World) -> u64 {
     world.usage(0).by[Category::Arrays as usize] / MIB
 }
 
-/// What the ledger shows as memory of `cuMemCreate`, in MiB.
+/// Returns the group's charge for memory of `cuMemCreate`, in MiB.
 fn created(world: &World) -> u64 {
     world.usage(0).by[Category::Vmm as usize] / MIB
 }
 
-/// Commands that make an array `a`, and the MiB that it takes.
+/// Commands that each make an array `a`, and the MiB that the array takes.
 const EVERY_KIND: &[(&str, u64)] = &[
     ("array a 65536", 8),
     ("array a 1000,1000", 16),
@@ -77,8 +77,8 @@ fn every_kind_counts_what_it_takes_on_an_old_driver() {
     every_kind(&OLD);
 }
 
-/// Fills the group with arrays of 16 MiB.
-fn fill(knobs: &[(&str, &str)], slack: u64) {
+/// Fills the group with arrays of 16 MiB, at most `slack` arrays short of the room.
+fn fill_with_arrays(knobs: &[(&str, &str)], slack: u64) {
     let world = World::with(CAP, knobs);
     let mut program = world.on_gpu();
     let answer = program.numbers("fill-arrays a 1000,1000");
@@ -95,18 +95,20 @@ fn fill(knobs: &[(&str, &str)], slack: u64) {
     assert_eq!(world.machine().used(), CONTEXT);
     world.judge(CAP);
     let (_, errors) = program.end();
-    assert!(errors.contains("by cuArray3DCreate on GPU 0"), "{errors}");
+    let is_told =
+        |line: &str| line.contains("refused cuArray3DCreate of ") && line.contains(" on GPU 0 ");
+    assert!(errors.lines().any(is_told), "{errors}");
     world.judge_end(CAP);
 }
 
 #[test]
 fn arrays_stop_at_the_limit() {
-    fill(&[], 1);
+    fill_with_arrays(&[], 1);
 }
 
 #[test]
 fn arrays_stop_at_the_limit_on_an_old_driver() {
-    fill(&OLD, 1);
+    fill_with_arrays(&OLD, 1);
 }
 
 #[test]
@@ -123,7 +125,7 @@ fn every_function_is_refused_at_the_limit() {
         world.judge(CAP);
         let (_, errors) = program.end();
         assert!(
-            errors.contains(&format!(" by {call} on GPU 0")),
+            errors.contains(&format!("refused {call} of ")) && errors.contains(" on GPU 0 "),
             "{command}: {errors}"
         );
         assert_eq!(errors.lines().count(), 1, "{errors}");
@@ -159,16 +161,16 @@ fn small_arrays_count_by_the_blocks_they_share() {
 }
 
 #[test]
-fn small_arrays_fill_the_group_to_the_brim() {
+fn small_arrays_fill_the_group_completely() {
     for (shape, per_block) in [("1,0,0,1,1", 32), ("200,200", 2), ("300,300", 1)] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
         let answer = program.numbers(&format!("fill-arrays a {shape}"));
-        // The driver's reserve stays.
+        // The driver's reserve stays charged.
         let room = ((CAP - CONTEXT) / (2 * MIB) - 2) * per_block;
         assert_eq!(answer, [2, room], "{shape}");
         world.judge(CAP);
-        // What fits into a held block is served in a full group.
+        // A held block with room serves an array in a full group.
         program.expect(&[
             (
                 "many-arrays b 1 1,0,0,1,1",
@@ -220,7 +222,7 @@ fn without_measurements_a_small_array_counts_as_a_block() {
     assert_eq!(shown(&world), 20 * 2 + 16);
     let usage = world.usage(0);
     assert!(usage.charged >= world.machine().used(), "{usage:?}");
-    // So much is assumed for the context.
+    // Without measurements the library assumes this size for the context.
     let context = 512 * MIB;
     assert_eq!(world.counted(0), context + (20 * 2 + 16) * MIB, "{usage:?}");
     program.expect(&[("destroy-arrays a", "0"), ("destroy-array b", "0")]);
@@ -235,24 +237,25 @@ fn without_measurements_a_small_array_counts_as_a_block() {
 }
 
 #[test]
-fn threads_make_and_destroy_at_the_limit() {
+fn threads_making_arrays_keep_to_the_limit() {
     let knobs = [(
         "GPULIMIT_SIM_LATENCY",
         "cuArray3DCreate_v2:20000,cuArrayDestroy:20000",
     )];
     for knobs in [&knobs[..], &OLD] {
-        // Room for about a third of what the threads would have.
+        // The cap has room for about a third of what the threads would hold together.
         let cap = CONTEXT + 60 * MIB;
-        // Where the driver does not tell what arrays take, threads at the limit may go a block
+        // Where the driver does not report what arrays take, threads at the limit may go one block
         // above it.
         let most = if knobs == OLD { cap + BLOCK } else { cap };
         let world = World::with(cap, knobs);
         let mut program = world.on_gpu();
-        let block = "repeat 60 {\narray a 1,0,0,1,1\narray b 1000,1000\narray c 300,300\narray d 200,200\ndestroy-array b\ndestroy-array a\ndestroy-array d\ndestroy-array c\n}";
+        let block = "repeat 60 {\narray a 1,0,0,1,1\narray b 1000,1000\narray c 300,300\n\
+            array d 200,200\ndestroy-array b\ndestroy-array a\ndestroy-array d\ndestroy-array c\n}";
         program.say(&format!("threads 6 {{\n{block}\n}}"));
         assert_eq!(world.machine().used(), CONTEXT);
         world.judge(most);
-        // All of it can be had again.
+        // The whole room can be had again.
         program.expect(&[("array whole 1000,1000,3,32,4,1", "0")]);
         world.judge(most);
         program.end();
@@ -261,10 +264,12 @@ fn threads_make_and_destroy_at_the_limit() {
 }
 
 #[test]
-fn threads_with_room_leave_nothing() {
+fn threads_with_room_leave_no_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let block = "repeat 100 {\narray a 1,0,0,1,1\nalloc l 5M\narray b 1000,1000\nmipmap m 100,100 7\nstream s\nasync p 1M\nfree l\ndestroy-array b\ndestroy-array a\nfree-async p\ndestroy-mipmap m\n}";
+    let block = "repeat 100 {\narray a 1,0,0,1,1\nalloc l 5M\narray b 1000,1000\n\
+        mipmap m 100,100 7\nstream s\nasync p 1M\nfree l\ndestroy-array b\ndestroy-array a\n\
+        free-async p\ndestroy-mipmap m\n}";
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:1100"; 4].join(", "));
     program.expect(&[("sync", "0")]);
@@ -289,7 +294,7 @@ fn processes_share_the_limit() {
         arrays += small[1].parse::<u64>().expect("a count");
         program.answer();
     }
-    // Two reserves of 4 MiB stay.
+    // Two reserves of 4 MiB stay charged.
     assert!(arrays >= 40 * 32, "{arrays}");
     world.judge(cap);
     for program in programs {
@@ -299,7 +304,7 @@ fn processes_share_the_limit() {
 }
 
 #[test]
-fn a_context_takes_its_arrays_along() {
+fn destroying_a_context_uncharges_its_arrays() {
     for knobs in [&[][..], &OLD] {
         let world = World::with(4096 * MIB, knobs);
         let mut program = world.on_gpu();
@@ -329,7 +334,7 @@ fn a_context_takes_its_arrays_along() {
 }
 
 #[test]
-fn levels_and_strangers_are_the_drivers() {
+fn mipmap_levels_and_unknown_handles_get_the_drivers_answer() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -416,7 +421,7 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_given_back_and_what_it_keeps_stays() {
+fn a_failed_make_uncharges_and_a_failed_destroy_keeps_the_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     for (shape, taken) in [("1000,1000", 16), ("1,0,0,1,1", 2)] {
@@ -444,7 +449,8 @@ fn what_the_driver_refuses_is_given_back_and_what_it_keeps_stays() {
     world.judge_end(CAP);
 }
 
-/// What is mapped into them keeps nothing alive: memory is ours as long as its handle is.
+/// A mapping in a sparse or deferred array keeps no memory alive: the group is charged as long as
+/// the handle exists.
 #[test]
 fn memory_in_sparse_and_deferred_arrays_goes_with_its_handle() {
     let world = World::new(CAP);
@@ -488,9 +494,10 @@ fn memory_in_sparse_and_deferred_arrays_goes_with_its_handle() {
     world.judge_end(CAP);
 }
 
-/// Mapped both ways, memory stays until it is unmapped from its addresses.
+/// Memory mapped into an array and at an address stays charged until it is unmapped from the
+/// address.
 #[test]
-fn addresses_keep_what_is_also_in_an_array() {
+fn memory_in_an_array_stays_charged_while_mapped_at_an_address() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -513,11 +520,11 @@ fn addresses_keep_what_is_also_in_an_array() {
 }
 
 #[test]
-fn asking_the_driver_spoils_no_capture() {
+fn questions_to_the_driver_keep_a_capture_valid() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    // The driver refuses the call itself before it minds the capture; what we ask it before that is
-    // what it would mind.
+    // The driver refuses this call before it checks the capture. The library's own questions to the
+    // driver come before the call, and must not invalidate the capture.
     program.expect(&[
         ("stream work", "0"),
         ("capture work", "0"),

@@ -1,15 +1,15 @@
-//! What a group does with a request that does not fit: others give back, it waits, somebody is
-//! killed.
+//! A request that does not fit at the limit: other members give memory back, the request waits, or
+//! a process is killed.
 
 use std::time::Duration;
 
 use gpulimit_ledger::{Category, EventKind};
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World, eventually};
 
-/// Long enough to see that somebody waits; not what a result depends on.
+/// Long enough to see that a request waits; results do not depend on the length.
 const MOMENT: Duration = Duration::from_millis(400);
 
-/// Asks for something that has to wait, and looks on for a moment.
+/// Sends a request that has to wait, and checks that it still waits after a moment.
 #[track_caller]
 fn waits(world: &World, program: &mut Session, request: &str) {
     let waiting = || world.events(EventKind::Wait).len();
@@ -19,7 +19,7 @@ fn waits(world: &World, program: &mut Session, request: &str) {
     assert!(program.is_silent_for(MOMENT), "{request}");
 }
 
-/// A group of two contexts and 600 MiB in which requests wait.
+/// Makes a group whose requests wait, with room for two contexts and 600 MiB.
 fn waiting(more: &[&str]) -> (World, u64) {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
@@ -113,7 +113,7 @@ fn a_signal_ends_the_wait() {
 }
 
 #[test]
-fn who_waits_first_is_served_first() {
+fn the_first_waiting_request_is_served_first() {
     let (world, cap) = {
         let cap = 3 * CONTEXT + 600 * MIB;
         let world = World::new(cap);
@@ -124,7 +124,7 @@ fn who_waits_first_is_served_first() {
     holder.expect(&[("alloc a 150M", "0"), ("alloc b 400M", "0")]);
     waits(&world, &mut first, "alloc c 400M");
     waits(&world, &mut second, "alloc d 100M");
-    // Room for the second one, but it is not its turn.
+    // There is room for the second request now, but the first one comes before it.
     holder.expect(&[("free a", "0")]);
     assert!(second.is_silent_for(MOMENT));
     holder.expect(&[("free b", "0")]);
@@ -139,14 +139,14 @@ fn who_waits_first_is_served_first() {
 }
 
 #[test]
-fn nobody_overtakes_those_who_wait() {
+fn a_later_request_queues_behind_a_waiting_one() {
     let cap = 3 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.settings(&["on_limit=wait"]);
     let (mut holder, mut first, mut late) = (world.on_gpu(), world.on_gpu(), world.on_gpu());
     holder.expect(&[("alloc a 400M", "0")]);
     waits(&world, &mut first, "alloc c 400M");
-    // It would fit.
+    // This request would fit, but queues behind the first.
     waits(&world, &mut late, "alloc d 100M");
     holder.expect(&[("free a", "0")]);
     assert_eq!(first.answer(), "0");
@@ -156,9 +156,9 @@ fn nobody_overtakes_those_who_wait() {
     world.judge_end(cap);
 }
 
-/// A small array in a block that is there.
+/// The small array fits into a block that is held already.
 #[test]
-fn who_takes_nothing_does_not_wait() {
+fn a_request_served_from_a_held_block_does_not_wait() {
     let (world, cap) = waiting(&[]);
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
     holder.expect(&[("array first 1,0,0,1,1", "0"), ("alloc a 500M", "0")]);
@@ -172,7 +172,7 @@ fn who_takes_nothing_does_not_wait() {
 }
 
 #[test]
-fn a_stopped_or_dead_waiter_is_passed_by() {
+fn a_stopped_or_dead_waiter_does_not_block_the_line() {
     let cap = 4 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.settings(&["on_limit=wait"]);
@@ -195,7 +195,7 @@ fn a_stopped_or_dead_waiter_is_passed_by() {
 }
 
 #[test]
-fn what_a_killed_process_held_ends_the_wait() {
+fn memory_of_a_killed_process_ends_the_wait() {
     let (world, cap) = waiting(&[]);
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
     holder.expect(&[("alloc a 500M", "0")]);
@@ -222,10 +222,11 @@ fn a_raised_limit_ends_the_wait() {
 }
 
 #[test]
-fn nobody_waits_for_what_can_never_come() {
+fn a_request_that_can_never_fit_does_not_wait() {
     let (world, cap) = waiting(&["wait_timeout=1000h"]);
     let mut alone = world.on_gpu();
-    // More than the limit; and more than is left, with nobody who could give any back.
+    // The first request exceeds the limit; the last exceeds what is left while no other member
+    // could give memory back.
     alone.expect(&[
         ("alloc a 2G", "2"),
         ("alloc b 900M", "0"),
@@ -238,7 +239,7 @@ fn nobody_waits_for_what_can_never_come() {
 }
 
 #[test]
-fn two_that_wait_for_each_other_are_not_stuck_for_ever() {
+fn two_requests_waiting_for_each_other_time_out() {
     let (world, cap) = waiting(&["wait_timeout=500ms"]);
     let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
     one.expect(&[("alloc a 300M", "0")]);
@@ -251,7 +252,7 @@ fn two_that_wait_for_each_other_are_not_stuck_for_ever() {
     world.judge_end(cap);
 }
 
-/// A pool with 320 MiB that nothing uses.
+/// Gives the process a pool with 320 MiB of unused reserve.
 fn with_reserve(session: &mut Session) {
     session.expect(&[
         ("default-pool p 0", "0"),
@@ -267,14 +268,14 @@ fn pools(world: &World) -> u64 {
 }
 
 #[test]
-fn others_give_back_what_they_hold_unused() {
+fn other_members_give_back_unused_reserve() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
     with_reserve(&mut holder);
     assert!(pools(&world) >= 320 * MIB);
-    // It goes on with its own work, and is asked meanwhile. On a slow machine its next call comes
-    // too late for the first request.
+    // The holder keeps working and sees the request for its reserve at its next call. On a slow
+    // machine that call comes too late for the first request.
     holder.tell("repeat 1000000 {\nsleep 1\nsync\n}");
     assert!(eventually(|| other.say("alloc b 400M") == "0"));
     assert!(pools(&world) < 320 * MIB, "{}", pools(&world));
@@ -284,7 +285,7 @@ fn others_give_back_what_they_hold_unused() {
 }
 
 #[test]
-fn what_is_low_is_not_asked_back() {
+fn reserve_protected_by_low_is_not_reclaimed() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.below("kept", &[&format!("low={}", CONTEXT + 500 * MIB)]);
@@ -301,7 +302,7 @@ fn what_is_low_is_not_asked_back() {
 }
 
 #[test]
-fn above_high_the_reserve_goes_before_growth() {
+fn growth_above_high_first_gives_up_the_reserve() {
     let cap = CONTEXT + 1000 * MIB;
     let world = World::new(cap);
     world.settings(&[&format!("high={}", CONTEXT + 600 * MIB)]);
@@ -314,7 +315,7 @@ fn above_high_the_reserve_goes_before_growth() {
     program.expect(&[("alloc c 300M", "0")]);
     assert_eq!(pools(&world), 0);
     assert_eq!(world.events(EventKind::High).len(), 1);
-    // It is no limit.
+    // `high` is not a limit: growth beyond it succeeds.
     program.expect(&[("alloc d 300M", "0")]);
     world.judge(cap);
     drop(program);
@@ -322,7 +323,7 @@ fn above_high_the_reserve_goes_before_growth() {
 }
 
 #[test]
-fn the_largest_is_killed_where_the_group_wants_it() {
+fn kill_largest_kills_the_largest_process() {
     let cap = 3 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.settings(&["oom=kill-largest"]);
@@ -342,7 +343,7 @@ fn the_largest_is_killed_where_the_group_wants_it() {
 }
 
 #[test]
-fn the_largest_itself_is_refused() {
+fn kill_largest_refuses_the_largest_process_itself() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.settings(&["oom=kill-largest"]);
@@ -356,10 +357,10 @@ fn the_largest_itself_is_refused() {
     world.judge_end(cap);
 }
 
-/// Who asked and who is ended is written down and said before anybody is: the process that asks is
-/// among them.
+/// The event and the message name the asking process and the killed ones before any is killed,
+/// since the asking process is among them.
 #[test]
-fn the_whole_group_is_killed_where_it_wants_that() {
+fn kill_group_kills_every_process() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.settings(&["oom=kill-group"]);
@@ -388,7 +389,7 @@ fn the_whole_group_is_killed_where_it_wants_that() {
 }
 
 #[test]
-fn contexts_are_left_out_where_the_group_wants_that() {
+fn count_context_no_leaves_contexts_uncharged() {
     let cap = 600 * MIB;
     let world = World::new(cap);
     world.settings(&["count_context=no"]);

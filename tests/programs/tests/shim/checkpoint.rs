@@ -1,5 +1,5 @@
-//! A program that another process locks, moves from the GPU and back (`cuCheckpointProcess…`) stays
-//! charged with all that it will have again.
+//! A program that another process locks, moves off the GPU and back (`cuCheckpointProcess…`) stays
+//! charged for all memory that it will have again.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::shared_memory::export;
 const CAP: u64 = 4096 * MIB;
 const HELD: u64 = CONTEXT + 2000 * MIB;
 
-/// Who does that to others, without a limit of its own.
+/// Starts the process that checkpoints the others; the process has no limit of its own.
 fn tool(world: &World) -> Session {
     let mut tool = Session::start(world.bare(world::program()));
     tool.expect(&[("init", "0")]);
@@ -18,7 +18,7 @@ fn tool(world: &World) -> Session {
 }
 
 #[track_caller]
-fn does(tool: &mut Session, steps: &[&str], program: &Session) {
+fn do_steps(tool: &mut Session, steps: &[&str], program: &Session) {
     for step in steps {
         let command = format!("{step}-process {}", program.pid());
         assert_eq!(tool.say(&command), "0", "{step}");
@@ -26,7 +26,7 @@ fn does(tool: &mut Session, steps: &[&str], program: &Session) {
 }
 
 #[test]
-fn what_is_moved_away_is_kept_for_its_return() {
+fn memory_of_a_checkpointed_program_stays_charged() {
     let world = World::new(CAP);
     let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
     program.expect(&[("alloc a 2000M", "0")]);
@@ -42,7 +42,7 @@ fn what_is_moved_away_is_kept_for_its_return() {
         (&format!("restore-thread {pid}"), &format!("0 {pid}")),
         ("lock-process 1", "1"),
     ]);
-    does(&mut tool, &["lock", "checkpoint"], &program);
+    do_steps(&mut tool, &["lock", "checkpoint"], &program);
     assert_eq!(tool.say(&state), "0 2");
     let listed = |pid| {
         let holders = world.machine().gpu(0).holders;
@@ -51,7 +51,7 @@ fn what_is_moved_away_is_kept_for_its_return() {
     assert!(!listed(program.pid()), "the driver has forgotten it");
     assert_eq!(world.machine().used(), CONTEXT);
     assert_eq!(world.usage(0).charged, before);
-    // Nobody gets it, whoever looks and cleans up.
+    // Other members cannot use this memory, even after `gc` and the cleaning up by members.
     let mut command = world.bare(&world::controller());
     command.arg("gc");
     assert!(world::finish(command).status.success());
@@ -61,10 +61,10 @@ fn what_is_moved_away_is_kept_for_its_return() {
     let (used, room) = (world.machine().used(), CAP - HELD);
     assert!(used <= room, "{used} of {room}");
     assert!(used + 50 * MIB + 16 * MIB > room, "{used} of {room}");
-    does(&mut tool, &["restore"], &program);
+    do_steps(&mut tool, &["restore"], &program);
     world.judge(CAP);
     assert!(listed(program.pid()));
-    does(&mut tool, &["unlock"], &program);
+    do_steps(&mut tool, &["unlock"], &program);
     assert_eq!(tool.say(&state), "0 0");
     program.expect(&[
         ("alloc b 100M", "2"),
@@ -79,20 +79,20 @@ fn what_is_moved_away_is_kept_for_its_return() {
 }
 
 #[test]
-fn calls_of_a_locked_program_wait_and_hold_up_nobody() {
+fn calls_of_a_locked_program_wait_without_blocking_others() {
     let world = World::new(CAP);
     let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
     program.expect(&[("alloc a 1000M", "0")]);
     let mut tool = tool(&world);
-    does(&mut tool, &["lock"], &program);
+    do_steps(&mut tool, &["lock"], &program);
     program.tell("alloc b 500M");
     assert!(program.is_silent_for(Duration::from_millis(300)));
-    does(&mut tool, &["checkpoint"], &program);
-    // What it has asked for is charged.
+    do_steps(&mut tool, &["checkpoint"], &program);
+    // The request of the locked program is charged while it waits.
     let filled = other.say("fill f 50M");
     assert!(filled.starts_with("2 "), "{filled}");
     other.expect(&[("free-many f", "0"), ("alloc c 500M", "0")]);
-    does(&mut tool, &["restore", "unlock"], &program);
+    do_steps(&mut tool, &["restore", "unlock"], &program);
     assert_eq!(program.answer(), "0");
     world.judge(CAP);
     for session in [program, other, tool] {
@@ -102,12 +102,12 @@ fn calls_of_a_locked_program_wait_and_hold_up_nobody() {
 }
 
 #[test]
-fn who_dies_while_it_is_moved_away_leaves_nothing() {
+fn a_program_killed_while_checkpointed_leaves_no_charge() {
     let world = World::new(CAP);
     let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
     program.expect(&[("alloc a 2000M", "0")]);
     let mut tool = tool(&world);
-    does(&mut tool, &["lock", "checkpoint"], &program);
+    do_steps(&mut tool, &["lock", "checkpoint"], &program);
     drop(program);
     other.expect(&[("alloc b 3000M", "0")]);
     world.bury();
@@ -117,16 +117,16 @@ fn who_dies_while_it_is_moved_away_leaves_nothing() {
     world.judge_end(CAP);
 }
 
-/// Of a member that the driver does not list nobody knows what it has: shared memory that may be
-/// its own stays charged, unless the GPU was seen to free it.
+/// The library does not know what a member has that the driver does not list: shared memory that
+/// the member may hold stays charged, unless the GPU was seen to free it.
 #[test]
-fn what_others_share_and_free_goes_back_while_a_program_is_moved_away() {
+fn shared_memory_is_uncharged_while_a_program_is_checkpointed() {
     let world = World::new(CAP);
     let [mut program, mut owner, mut importer] = std::array::from_fn(|_| world.on_gpu());
     program.expect(&[("alloc a 100M", "0")]);
     let before = world.counted(0);
     let mut tool = tool(&world);
-    does(&mut tool, &["lock", "checkpoint"], &program);
+    do_steps(&mut tool, &["lock", "checkpoint"], &program);
     owner.expect(&[("create a 300M", "0")]);
     export(&mut owner, "a");
     owner.expect(&[("close fd-a", "0"), ("release a", "0")]);
@@ -138,7 +138,7 @@ fn what_others_share_and_free_goes_back_while_a_program_is_moved_away() {
         ("free b", "0"),
     ]);
     assert_eq!(world.counted(0), before);
-    // By who has it last, and was never charged for it.
+    // The last holder of the memory frees it; that process was never charged for it.
     owner.expect(&[("create c 300M", "0")]);
     let path = export(&mut owner, "c");
     importer.expect(&[
@@ -151,7 +151,7 @@ fn what_others_share_and_free_goes_back_while_a_program_is_moved_away() {
     assert_eq!(world.counted(0), before + 300 * MIB);
     importer.expect(&[("unmap range 0 300M", "0")]);
     assert_eq!(world.counted(0), before);
-    does(&mut tool, &["restore", "unlock"], &program);
+    do_steps(&mut tool, &["restore", "unlock"], &program);
     world.judge(CAP);
     for session in [program, owner, importer, tool] {
         session.end_quietly();

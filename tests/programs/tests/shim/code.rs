@@ -1,13 +1,13 @@
-//! Code with large variables: refused before the driver takes memory for them.
+//! Code with large variables is refused before the driver takes memory for the variables.
 
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
-/// Room for two of 300 MiB, and not for three.
+/// Room for two images of 300 MiB, and not for three.
 const CAP: u64 = CONTEXT + 800 * MIB;
 
 #[test]
-fn modules() {
+fn modules_with_large_variables_are_refused_at_the_limit() {
     for load in ["module", "module-ex", "module-fat", "module-file"] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
@@ -27,7 +27,7 @@ fn modules() {
     }
 }
 
-/// Frameworks compile kernels at run time, also when they have filled their memory.
+/// Frameworks compile kernels at run time, also after they have filled their memory.
 #[test]
 fn small_modules_fit_into_a_full_group() {
     let world = World::new(CAP);
@@ -36,8 +36,8 @@ fn small_modules_fit_into_a_full_group() {
     program.say("fill small 2M");
     program.expect(&[("module m 1000", "0"), ("launch m", "0")]);
     world.judge(CAP);
-    // As long as the reserve lasts. What is small then gets nothing of it, not even for the length
-    // of a call.
+    // The modules fit as long as the reserve lasts. A small request gets no part of the reserve
+    // then, not even for the length of a call.
     let answer = program.say("repeat 5 {\nmodule n 1000\n}");
     assert!(answer.ends_with("2:4"), "{answer}");
     assert_eq!(world.machine().used(), CAP);
@@ -48,7 +48,7 @@ fn small_modules_fit_into_a_full_group() {
 }
 
 #[test]
-fn libraries_are_loaded_where_they_are_first_needed() {
+fn libraries_are_charged_at_their_first_use() {
     for (load, first_use) in [
         ("library", "library-module"),
         ("library", "library-global"),
@@ -69,7 +69,7 @@ fn libraries_are_loaded_where_they_are_first_needed() {
             (&format!("{first_use} a"), fine),
             (&format!("{first_use} b"), fine),
             (&format!("{first_use} c"), "2"),
-            // What is there needs nothing more.
+            // A loaded library needs no further memory.
             (&format!("{first_use} a"), fine),
             ("alloc d 190M", "0"),
             (&format!("{first_use} b"), fine),
@@ -110,7 +110,7 @@ fn each_context_has_its_own_copy_of_a_library() {
 }
 
 #[test]
-fn eager_loading() {
+fn eagerly_loaded_libraries_are_refused_at_the_limit() {
     let world = World::new(CAP);
     let mut command = world.limited(gpulimit_programs::world::program());
     command.env("CUDA_MODULE_LOADING", "EAGER");
@@ -127,10 +127,10 @@ fn eager_loading() {
     world.judge_end(CAP);
 }
 
-/// Fat binaries of nvcc, whose image for the simulated GPU has a variable of 300 MiB and a table of
-/// 4,000 bytes.
+/// These are nvcc's fat binaries, whose image for the simulated GPU has a variable of 300 MiB and a
+/// table of 4,000 bytes.
 #[test]
-fn compressed() {
+fn compressed_images_are_charged_for_their_variables() {
     let fixtures = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../crates/fatbin/src/fixtures"
@@ -170,13 +170,13 @@ fn compressed() {
     }
 }
 
-/// Compressed PTX, as a fat binary has it for GPUs newer than all that it was made for.
+/// nvcc puts compressed PTX into a fat binary for GPUs newer than those it was compiled for.
 #[test]
-fn compressed_text() {
+fn compressed_ptx_is_charged_for_its_variables() {
     let world = World::new(CAP);
     let file = std::env::temp_dir().join(format!("gpulimit-text-{}.fatbin", std::process::id()));
     let mut image = include_bytes!("../../../../crates/fatbin/src/fixtures/zstd.fatbin").to_vec();
-    // The text is the first entry; the machine code behind it is left out.
+    // The text is the first entry; the test leaves out the machine code behind it.
     let end = 16 + 80 + 360;
     image.truncate(end);
     image[8..16].copy_from_slice(&(end as u64 - 16).to_le_bytes());
@@ -199,14 +199,15 @@ const FIXTURES: &str = concat!(
     "/../../crates/fatbin/src/fixtures"
 );
 
-/// A text with these declarations and a kernel.
+/// Returns a PTX text with these declarations and a kernel.
 fn ptx(declarations: &str) -> String {
     format!(
-        ".version 8.0\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry kernel()\n{{\n ret;\n}}\n"
+        ".version 8.0\n.target sm_52\n.address_size 64\n{declarations}\n.visible .entry kernel()\n\
+            {{\n ret;\n}}\n"
     )
 }
 
-/// A fat binary with these texts, each for GPUs of a compute capability.
+/// Returns a fat binary with these PTX texts, each for GPUs of a compute capability.
 fn fatbin(texts: &[(u8, String)]) -> Vec<u8> {
     let mut body = Vec::new();
     for (capability, text) in texts {
@@ -224,9 +225,9 @@ fn fatbin(texts: &[(u8, String)]) -> Vec<u8> {
 
 const LARGE: &str = ".visible .global .align 4 .b8 data[1073741824];";
 
-/// Whatever stands beside a declaration, it is paid for before the driver takes its memory.
+/// A declaration is charged before the driver takes its memory, whatever text surrounds it.
 #[test]
-fn images_that_seem_to_take_less() {
+fn odd_declarations_are_charged_in_full() {
     let mut entries = vec![(50, ptx("")); 5000];
     entries.push((90, ptx(LARGE)));
     let texts = [
@@ -257,7 +258,7 @@ fn images_that_seem_to_take_less() {
 }
 
 #[test]
-fn what_is_commented_out_costs_nothing() {
+fn commented_out_declarations_are_not_charged() {
     let world = World::new(CAP);
     let file = world.file("image");
     std::fs::write(&file, ptx(&format!("// {LARGE}\n/*\n{LARGE}\n*/"))).expect("an image");
@@ -272,14 +273,14 @@ fn what_is_commented_out_costs_nothing() {
     world.judge_end(CAP);
 }
 
-/// What a library takes that cannot be read shows when it is loaded: at once, so that it can be
-/// closed again where it does not fit.
+/// The size of a library that cannot be read shows only when the library is loaded. The library
+/// under test therefore loads it at once, so that it can be closed again where it does not fit.
 #[test]
-fn unreadable_libraries_are_loaded_while_they_are_opened() {
+fn unreadable_libraries_are_loaded_when_opened() {
     let world = World::new(CAP);
     let mut image = std::fs::read(format!("{FIXTURES}/managed.cubin")).expect("a cubin");
-    // The size of an entry of the table of sections, which the simulated driver does not look at;
-    // and no variable is managed.
+    // The first change damages the size of an entry in the table of sections, which the simulated
+    // driver does not read. The second makes the managed variable an ordinary one.
     image[58] = 128;
     let symbols = u64::from_le_bytes(image[40..48].try_into().expect("eight")) as usize + 3 * 64;
     image[symbols + 4] = 0;
@@ -300,10 +301,10 @@ fn unreadable_libraries_are_loaded_while_they_are_opened() {
     assert_eq!(world.usage(0).charged, 0);
 }
 
-/// Managed variables are charged before their code is loaded, and apart from the others: NVML shows
-/// them nowhere.
+/// Managed variables are charged before their code is loaded, in a category of their own, because
+/// NVML does not show them.
 #[test]
-fn managed_variables() {
+fn managed_variables_are_charged_before_their_code_is_loaded() {
     for image in ["managed.cubin", "managed.ptx"] {
         let world = World::new(CAP);
         let (module, library) = (
@@ -328,7 +329,7 @@ fn managed_variables() {
         is(302, 100);
         program.expect(&[("launch a", "0"), ("unload a", "0")]);
         is(0, 0);
-        // Those of a library are there as long as it is, in whatever context.
+        // Managed variables of a library exist as long as the library, in every context.
         program.expect(&[(&library("a"), "0")]);
         is(302, 0);
         program.expect(&[("library-module a", "0"), (&library("b"), "0")]);
@@ -341,7 +342,7 @@ fn managed_variables() {
         is(302, 100);
         program.expect(&[("unload-library b", "0")]);
         is(0, 0);
-        // A module goes with its context.
+        // A module is unloaded with its context.
         program.expect(&[(&module("a"), "0"), ("reset 0", "0")]);
         assert_eq!(world.usage(0).by[Category::Managed as usize], 0);
         program.end();
@@ -349,10 +350,10 @@ fn managed_variables() {
     }
 }
 
-/// The driver has freed a function's handle, and nobody has told the library yet: another thread
-/// gets it for a function that needs more.
+/// The driver has freed a function's handle before the unloading call returns to the library:
+/// another thread gets the same handle for a function that needs more memory.
 #[test]
-fn a_handle_that_comes_back_is_paid_for() {
+fn a_reused_function_handle_is_charged() {
     const BEHIND: &str = "3000000000";
     for (load, first, unload) in [
         ("module old 64M", "launch old", "unload old"),
@@ -384,7 +385,7 @@ fn a_handle_that_comes_back_is_paid_for() {
             program.expect(&[("kernels new 8192", "0")]);
             "launch new"
         };
-        // It takes more than there is.
+        // The launch needs more than the group has left.
         program.expect(&[(launch, "2"), ("await", "0:1"), (launch, "2")]);
         world.judge(cap);
         program.end();

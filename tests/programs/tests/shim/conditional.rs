@@ -1,20 +1,21 @@
-//! Kernels in the bodies of conditional nodes: the graph around them is paid for before the driver
-//! makes it executable.
+//! Kernels in the bodies of conditional nodes are charged before the driver makes the graph around
+//! them executable.
 
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 
-/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048
-/// threads.
+/// Bytes that 8 KiB of local memory per thread take beyond what a context starts with: an H100
+/// holds 132 × 2048 threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
-/// The first executable graph takes a block.
+/// The usage with a context and its first executable graph, which takes a block.
 const GRAPHS: u64 = CONTEXT + BLOCK;
-/// What a call pays ahead besides.
+/// Bytes of the reserve that a call charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
-/// Graphs with conditional nodes: `g` has a kernel with much local memory where each says, `small`
-/// of the same shape has none.
+/// Commands that build graphs with conditional nodes: each shape makes `g`, with a kernel that
+/// needs much local memory, and `small`, of the same form with a kernel that needs none.
 const SHAPES: [&[&str]; 4] = [
-    // The second of two, by each function that adds such a node.
+    // The kernel is in the second of two bodies; each function that adds a conditional node is
+    // used.
     &[
         "conditional-node cuGraphAddNode small a b",
         "listed-node cuGraphAddNode b tiny",
@@ -33,7 +34,7 @@ const SHAPES: [&[&str]; 4] = [
         "conditional-node cuGraphAddNode_v3 g a b",
         "listed-node cuGraphAddNode b big",
     ],
-    // In a node of the body.
+    // The kernel is in a conditional node inside the body.
     &[
         "conditional-node cuGraphAddNode small a",
         "conditional-node cuGraphAddNode a b c",
@@ -58,7 +59,7 @@ fn prepare(program: &mut Session, shape: &[&str]) {
 }
 
 #[test]
-fn a_graph_is_served_at_what_its_bodies_take_and_refused_below() {
+fn a_graph_is_refused_below_what_its_bodies_take() {
     let cap = GRAPHS + LOCAL + RESERVE;
     for shape in SHAPES {
         for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
@@ -82,7 +83,7 @@ fn a_graph_is_served_at_what_its_bodies_take_and_refused_below() {
 }
 
 #[test]
-fn an_update_is_paid_for_as_well() {
+fn an_update_is_charged_for_its_bodies() {
     let cap = GRAPHS + LOCAL + RESERVE;
     for shape in SHAPES {
         for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
@@ -105,9 +106,9 @@ fn an_update_is_paid_for_as_well() {
     }
 }
 
-/// Handles of nodes that have gone come back.
+/// The driver hands out the handles of destroyed nodes again.
 #[test]
-fn graphs_are_made_anew() {
+fn rebuilt_graphs_with_reused_node_handles_are_charged() {
     let cap = GRAPHS + LOCAL + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();

@@ -1,5 +1,5 @@
-//! One group for the host and containers: pid, user and mount namespaces of their own, over a bind
-//! mount of the root.
+//! The host and containers share one group. The containers have pid, user and mount namespaces of
+//! their own and reach the root through a bind mount.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -25,7 +25,7 @@ const FLAGS: [&str; 8] = [
     "--",
 ];
 
-/// The root as containers get it: nothing in it can be written but what is named.
+/// Mounts the root read-only, as containers get it; only the paths in `$WRITABLE` can be written.
 const MOUNT: &str = r#"
 set -e
 mount --rbind "$HOST_ROOT" "$GPULIMIT_ROOT"
@@ -37,7 +37,7 @@ if touch "$GPULIMIT_ROOT/x" 2> /dev/null; then echo "the root can be written"; e
 exec "$PROGRAM"
 "#;
 
-fn possible() -> bool {
+fn can_run_containers() -> bool {
     let tried = Command::new("unshare").args(FLAGS).arg("true").output();
     let possible = tried.is_ok_and(|output| output.status.success());
     if !possible {
@@ -46,8 +46,9 @@ fn possible() -> bool {
     possible
 }
 
-/// A program in a container, in this group; `writable`: files and directories below the root.
-fn start(world: &World, group: &str, writable: &str) -> Session {
+/// Starts a program in a container, in this group. `writable` names files and directories below the
+/// root.
+fn start_in_container(world: &World, group: &str, writable: &str) -> Session {
     session(
         world,
         world.preloaded(Path::new("unshare")),
@@ -73,10 +74,10 @@ fn session(world: &World, mut command: Command, group: &str, writable: &str) -> 
 }
 
 fn container(world: &World) -> Session {
-    start(world, GROUP, &format!("{GROUP}/ledger"))
+    start_in_container(world, GROUP, &format!("{GROUP}/ledger"))
 }
 
-/// The program in a container, as the host numbers it: the only child of `unshare`.
+/// Returns the host's pid of the program in the container, which is the only child of `unshare`.
 fn pid_on_host(container: &Session) -> u32 {
     let pid = container.pid();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -87,7 +88,7 @@ fn pid_on_host(container: &Session) -> u32 {
         .expect("one child")
 }
 
-/// Kills the first process of the container, which ends it, and waits for its death.
+/// Kills the container's first process, which ends the container, and waits for its death.
 fn kill_container(container: Session) {
     let pid = pid_on_host(&container).to_string();
     let killed = Command::new("kill").args(["-KILL", &pid]).status();
@@ -95,7 +96,7 @@ fn kill_container(container: Session) {
     container.end();
 }
 
-/// The members of a group, as the host numbers them.
+/// Returns the host's pids of the members of a group.
 fn members(group: &Group) -> Vec<u32> {
     let ledger = group.ledger().expect("readable");
     let mut pids: Vec<u32> = ledger
@@ -113,7 +114,7 @@ fn members(group: &Group) -> Vec<u32> {
 
 #[test]
 fn host_and_containers_share_one_limit() {
-    if !possible() {
+    if !can_run_containers() {
         return;
     }
     let world = World::new(CAP);
@@ -125,7 +126,7 @@ fn host_and_containers_share_one_limit() {
     world.judge(CAP);
     let used = 3 * CONTEXT + 1800 * MIB;
     assert!(world.counted(0).abs_diff(used) <= 3 * world::BLOCK);
-    // 742 MiB are left, for whoever comes first.
+    // 742 MiB are left for the first session that asks.
     for session in [&mut host, &mut one, &mut two] {
         session.expect(&[("alloc b 800M", "2")]);
     }
@@ -137,7 +138,7 @@ fn host_and_containers_share_one_limit() {
     expected.sort_unstable();
     assert_eq!(members(&world.group()), expected);
 
-    // A change on the host holds inside at once.
+    // A limit changed on the host holds in the containers at once.
     world.set(CAP + 400 * MIB);
     one.expect(&[("alloc b 300M", "0")]);
     world.set(CAP);
@@ -146,8 +147,8 @@ fn host_and_containers_share_one_limit() {
 }
 
 #[test]
-fn what_a_killed_container_held_comes_back() {
-    if !possible() {
+fn memory_of_a_killed_container_is_uncharged() {
+    if !can_run_containers() {
         return;
     }
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "100")]);
@@ -156,13 +157,13 @@ fn what_a_killed_container_held_comes_back() {
     let mut host = world.on_gpu();
     host.expect(&[("alloc a 1000M", "2")]);
     kill_container(inside);
-    // The machine notes a death when somebody looks.
+    // The simulated machine frees a dead process's memory at the next look at the machine.
     assert!(eventually(|| world.machine().used() == CONTEXT));
-    // Waits until the driver must have let go instead of failing: pids of other namespaces say
-    // nothing of that.
+    // The request waits for the driver to release the memory instead of failing: the library cannot
+    // tell from a pid of another namespace whether the process still lives.
     host.expect(&[("alloc a 1000M", "0")]);
     assert_eq!(members(&world.group()), [host.pid()]);
-    // From inside, too, the dead are found: those on the host.
+    // A container also finds dead processes of the host.
     host.kill();
     assert!(eventually(|| world.machine().used() == 0));
     let mut next = container(&world);
@@ -173,8 +174,8 @@ fn what_a_killed_container_held_comes_back() {
 }
 
 #[test]
-fn below_other_groups_their_ledgers_must_be_writable_too() {
-    if !possible() {
+fn a_nested_group_needs_writable_ledgers_at_every_level() {
+    if !can_run_containers() {
         return;
     }
     let world = World::new(CAP);
@@ -182,7 +183,7 @@ fn below_other_groups_their_ledgers_must_be_writable_too() {
     let limits = LimitSet::all(Size::Bytes(2048 * MIB));
     world.root().create(&job, &limits).expect("created");
     let own = format!("{GROUP}/sub/job");
-    let mut inside = start(&world, &job, &format!("{own} {GROUP}/ledger"));
+    let mut inside = start_in_container(&world, &job, &format!("{own} {GROUP}/ledger"));
     inside.expect(&[("alloc a 1400M", "0"), ("alloc b 200M", "2")]);
     let mut host = world.on_gpu();
     host.expect(&[("alloc a 1700M", "2"), ("alloc a 1500M", "0")]);
@@ -193,7 +194,8 @@ fn below_other_groups_their_ledgers_must_be_writable_too() {
     world.judge(CAP);
     drop((inside, host));
     world.settle();
-    // Where one is not, there is no memory, rather than memory without that limit.
+    // With a ledger that cannot be written, the program gets no memory, rather than memory without
+    // that ledger's limit.
     let mut refused = world.preloaded(Path::new("unshare"));
     let place = world.file("inside");
     refused
@@ -219,7 +221,7 @@ fn below_other_groups_their_ledgers_must_be_writable_too() {
 #[test]
 fn a_rootless_container_is_in_the_group_of_its_user() {
     const USER: u32 = 40_001;
-    if !possible() {
+    if !can_run_containers() {
         return;
     }
     let world = World::new(CAP);

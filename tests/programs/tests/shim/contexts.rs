@@ -1,4 +1,4 @@
-//! Contexts are part of the usage, each one, from the first retain to the last release.
+//! Every context counts as usage, from its first retain to its last release.
 
 use gpulimit_programs::world::{CONTEXT, MIB, World};
 
@@ -26,7 +26,7 @@ fn the_primary_context_counts_once_and_until_its_last_release() {
 }
 
 #[test]
-fn a_reset_gives_everything_back() {
+fn a_reset_uncharges_everything() {
     for reset in ["reset 0", "reset-v1 0"] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
@@ -55,7 +55,7 @@ fn a_reset_gives_everything_back() {
 }
 
 #[test]
-fn every_context_costs_and_takes_its_memory_along() {
+fn every_context_is_charged_until_it_is_destroyed() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     for (count, version) in [(2, "v1"), (3, "v2"), (4, "v3"), (5, "v4")] {
@@ -110,7 +110,7 @@ fn contexts_stop_at_the_limit() {
 }
 
 #[test]
-fn a_limit_below_a_context_says_so() {
+fn a_limit_below_a_context_is_refused_with_a_message() {
     let world = World::new(300 * MIB);
     let mut program = world.start();
     program.expect(&[("init", "0"), ("retain 0", "2"), ("retain 0", "2")]);
@@ -120,7 +120,7 @@ fn a_limit_below_a_context_says_so() {
         errors.contains("A CUDA context on this GPU takes at least 518.0 MiB: raise the limit"),
         "{errors}"
     );
-    // The size of a context is known by now: nobody tries again.
+    // The library knows the size of a context by now, and does not ask the driver again.
     world.machine().reset_peak();
     let mut second = world.start();
     second.expect(&[("init", "0"), ("retain 0", "2")]);
@@ -145,7 +145,7 @@ fn threads_that_retain_at_once_make_one_context() {
 }
 
 #[test]
-fn without_process_lists_contexts_are_assumed() {
+fn without_process_lists_a_context_is_charged_at_an_assumed_size() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
     let mut program = world.on_gpu();
     let used = |usage: gpulimit_ledger::Usage| usage.charged - usage.idle;
@@ -201,9 +201,9 @@ fn a_library_counts_from_its_first_use() {
     world.settle();
 }
 
-/// The driver may take a block where nobody expects it: that is always charged already.
+/// The driver may take a block in any call; the reserve has paid for that block in advance.
 #[test]
-fn a_reserve_is_kept_whatever_is_taken() {
+fn the_reserve_stays_charged_beside_new_streams() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     for count in [10, 20, 30] {
@@ -212,7 +212,7 @@ fn a_reserve_is_kept_whatever_is_taken() {
         assert_eq!(world.usage(0).idle, 4 * MIB, "with {count} streams");
         world.judge(CAP);
     }
-    assert!(world.machine().used() > CONTEXT, "streams take something");
+    assert!(world.machine().used() > CONTEXT, "streams take no memory");
     program.end_quietly();
     world.judge_end(CAP);
 }
@@ -229,9 +229,9 @@ fn many_streams_stay_below_the_limit() {
     world.judge_end(cap);
 }
 
-/// What the driver says of them is its own word, however absurd their numbers are.
+/// The driver answers for GPU numbers that do not exist, however absurd the numbers are.
 #[test]
-fn gpus_that_are_not_there_are_the_drivers_to_refuse() {
+fn the_driver_refuses_gpus_that_do_not_exist() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     for gpu in ["1", "63", "64", "2000000000", "-1"] {
@@ -244,9 +244,9 @@ fn gpus_that_are_not_there_are_the_drivers_to_refuse() {
     world.judge_end(CAP);
 }
 
-/// Where there is one GPU only, nobody has to ask the driver which one a call is for.
+/// With a single GPU, the library does not ask the driver which GPU a call is for.
 #[test]
-fn the_only_gpu_is_known_without_a_word() {
+fn a_single_gpu_is_known_without_asking_the_driver() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0"), ("alloc a 1M", "0")]);

@@ -1,4 +1,4 @@
-//! Processes that are killed, stopped, or lose what they stand on.
+//! Processes that are killed, stopped, or lose their descriptors or environment.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use gpulimit_programs::world::{CONTEXT, MIB, World, eventually};
 const CAP: u64 = 4096 * MIB;
 
 #[test]
-fn what_a_killed_process_held_comes_back_when_the_driver_has_it_and_not_before() {
+fn memory_of_a_killed_process_is_uncharged_once_the_driver_frees_it() {
     for lag in ["0", "150", "400"] {
         let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", lag)]);
         let mut holder = world.on_gpu();
@@ -19,21 +19,21 @@ fn what_a_killed_process_held_comes_back_when_the_driver_has_it_and_not_before()
         let mut next = world.on_gpu();
         next.expect(&[("alloc a 2500M", "2")]);
         holder.kill();
-        // Waits for the drain instead of failing.
+        // The request waits for the driver to release the memory instead of failing.
         next.expect(&[("alloc a 2500M", "0")]);
         world.judge(CAP);
         let (_, errors) = next.end();
         assert_eq!(
             errors.lines().count(),
             1,
-            "only the first one was refused: {errors}"
+            "not exactly one refusal: {errors}"
         );
         world.judge_end(CAP);
     }
 }
 
 #[test]
-fn a_new_process_waits_for_the_drain_too() {
+fn a_new_process_waits_for_memory_of_a_killed_one() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "300")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 3500M", "0")]);
@@ -46,7 +46,7 @@ fn a_new_process_waits_for_the_drain_too() {
 }
 
 #[test]
-fn the_dead_are_counted_as_long_as_the_driver_shows_them() {
+fn dead_processes_count_while_the_driver_lists_them() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 1000M", "0")]);
@@ -56,7 +56,7 @@ fn the_dead_are_counted_as_long_as_the_driver_shows_them() {
     assert!(free <= CAP - 2 * CONTEXT - 1000 * MIB, "{free}");
     world.machine().knob("kill-lag-ms", "0");
     assert!(eventually(|| world.machine().used() == CONTEXT));
-    // Whoever needs the memory sees that it is free.
+    // A process that needs the memory finds out that the dead process's memory is free.
     other.expect(&[("alloc a 3500M", "0")]);
     world.judge(CAP);
     other.end_quietly();
@@ -64,11 +64,14 @@ fn the_dead_are_counted_as_long_as_the_driver_shows_them() {
 }
 
 #[test]
-fn killing_in_the_middle_of_work_leaves_nothing_behind() {
+fn a_process_killed_while_allocating_leaves_no_charge() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "5")]);
     for round in 0..25 {
         let mut program = world.on_gpu();
-        program.tell("threads 2 {\nrepeat 100000 {\nalloc a 30M\nalloc b 1000\ncreate c 4M 0\nasync d 1M\nfree-async d\nrelease c\nfree b\nfree a\n}\n}");
+        program.tell(
+            "threads 2 {\nrepeat 100000 {\nalloc a 30M\nalloc b 1000\ncreate c 4M 0\n\
+            async d 1M\nfree-async d\nrelease c\nfree b\nfree a\n}\n}",
+        );
         std::thread::sleep(Duration::from_millis(1 + round % 7));
         program.kill();
     }
@@ -79,7 +82,7 @@ fn killing_in_the_middle_of_work_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_stopped_member_blocks_nobody() {
+fn a_stopped_member_does_not_block_others() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_LATENCY", "cuMemAlloc_v2:2000")]);
     for _ in 0..10 {
         let mut stopped = world.on_gpu();
@@ -120,7 +123,7 @@ fn closing_all_descriptors_keeps_the_membership() {
 }
 
 #[test]
-fn an_environment_that_is_gone_changes_nothing() {
+fn a_cleared_environment_keeps_the_limit() {
     let world = World::new(1024 * MIB);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -132,7 +135,7 @@ fn an_environment_that_is_gone_changes_nothing() {
     program.end();
     world.judge_end(1024 * MIB);
 
-    // Before anything was asked of the driver.
+    // The environment is cleared before the first call of the driver.
     let world = World::new(1024 * MIB);
     let mut program = world.start();
     for name in ["GPULIMIT_GROUP", "GPULIMIT_ROOT", "LD_PRELOAD"] {

@@ -1,4 +1,5 @@
-//! Whatever way a program takes to the driver, it meets our hooks, and all of them.
+//! Every way in which a program can reach the driver leads to the library's hooks, and to all of
+//! them.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,8 +8,8 @@ use gpulimit_programs::world::{self, MIB, Session, World, text};
 
 const CAP: u64 = 8192 * MIB;
 
-/// A library linked against libcuda, with every name that the driver exports. What is compiled and
-/// opened at run time, as Triton's helper, is such a one.
+/// Builds a library linked against libcuda with every name that the driver exports. A library
+/// compiled and opened at run time, such as Triton's helper, is linked in this way.
 fn linked() -> String {
     let names = Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
@@ -29,8 +30,8 @@ fn linked() -> String {
     world::library("linked", &arguments).display().to_string()
 }
 
-/// A library that is linked against libcuda and asks for what comes after itself.
-fn next() -> String {
+/// Builds a library that is linked against libcuda and looks names up by `RTLD_NEXT`.
+fn next_symbol_door() -> String {
     let arguments = ["-DNEXT", "-Wl,--no-as-needed", "-l:libcuda.so.1"];
     let library = world::library_for("asks", "-next", &arguments);
     format!("linked:{}", library.display())
@@ -53,31 +54,31 @@ fn doors() -> Vec<String> {
     let asks = world::library("asks", &[]).display().to_string();
     for library in [linked(), asks] {
         doors.push(format!("linked:{library}"));
-        // The dynamic linker looks into such a library's own dependencies first, past every
-        // preload.
+        // The dynamic linker searches the dependencies of a library opened with `RTLD_DEEPBIND`
+        // before every preload.
         doors.push(format!("linked-deepbind:{library}"));
     }
-    doors.push(next());
+    doors.push(next_symbol_door());
     doors
 }
 
 #[test]
 fn every_door_leads_to_every_hook() {
     let world = World::new(CAP);
-    // For CUDA 11.3 there are no libraries yet, but all else.
+    // CUDA 11.3 has no functions for libraries yet, but all others.
     for door in doors().into_iter().chain(["getproc1:11030".to_owned()]) {
         let mut program = world.start_with(&["--door", &door]);
         let answer = program.say("hooks");
         let (hooked, missed) = answer.split_once(' ').unwrap_or((&answer, ""));
-        assert_eq!(missed, "", "{door} leads past these");
+        assert_eq!(missed, "", "{door} finds these unhooked");
         let hooked: u32 = hooked.parse().expect("a count");
-        // Some rows are of libraries and versions that a door does not reach.
+        // A door cannot reach the hooks of another library or of a later CUDA version.
         assert!(hooked >= 50, "{door}: only {hooked}");
         program.end_quietly();
     }
 }
 
-/// Programs look up hundreds of names before NVML is loaded, if it ever is.
+/// Programs look up hundreds of names before NVML is loaded, if NVML is loaded at all.
 #[test]
 fn the_linker_does_not_search_for_a_library_at_each_look_up() {
     let world = World::new(CAP);
@@ -91,7 +92,7 @@ fn the_linker_does_not_search_for_a_library_at_each_look_up() {
 }
 
 #[test]
-fn other_libraries_functions_of_the_same_names_are_theirs() {
+fn lookups_in_other_libraries_find_their_own_functions() {
     let stubs = world::library("stubs", &[]).display().to_string();
     let world = World::new(CAP);
     let mut program = world.start_with(&["--door", &format!("library:{stubs}")]);
@@ -102,12 +103,12 @@ fn other_libraries_functions_of_the_same_names_are_theirs() {
 }
 
 #[test]
-fn other_libraries_functions_of_the_same_names_are_not_taken_for_the_drivers() {
+fn preloaded_stubs_are_not_taken_for_the_driver() {
     let stubs = world::library("stubs", &[]).display().to_string();
     let world = World::new(1024 * MIB);
     let mut command = world.limited(world::program());
     let shim = world::shim().display().to_string();
-    // Next to ours, before whatever the program loads.
+    // The stubs follow the preloaded library and precede everything that the program loads.
     command.env("LD_PRELOAD", format!("{shim}:{stubs}"));
     let mut program = Session::start(command);
     program.expect(&[
@@ -125,7 +126,7 @@ fn other_libraries_functions_of_the_same_names_are_not_taken_for_the_drivers() {
 fn without_a_limit_nothing_is_redirected() {
     let asks = world::library("asks", &[]).display().to_string();
     let world = World::new(CAP);
-    for door in [format!("linked-deepbind:{asks}"), next()] {
+    for door in [format!("linked-deepbind:{asks}"), next_symbol_door()] {
         let mut command = world.preloaded(world::program());
         command.args(["--door", &door]);
         let mut program = Session::start(command);
@@ -166,7 +167,7 @@ fn memory_is_counted_through_every_door() {
     }
 }
 
-/// All answers to a script.
+/// Runs a script and returns each command with its answer.
 fn play(program: &mut Session, script: &str) -> Vec<String> {
     script
         .lines()
@@ -176,7 +177,7 @@ fn play(program: &mut Session, script: &str) -> Vec<String> {
         .collect()
 }
 
-/// What is refused, given and said at this limit, by commands and answers.
+/// Commands that a program runs at this limit, each with the answer that it gets.
 const AT_THE_LIMIT: &[(&str, &str)] = &[
     ("start", "0 0"),
     ("total 0", "0 1073741824"),
@@ -290,7 +291,7 @@ context 2
 }
 
 #[test]
-fn what_is_looked_up_is_what_was_asked_for() {
+fn unhooked_names_lead_to_the_driver() {
     let world = World::new(CAP);
     let mut program = world.start();
     program.expect(&[
@@ -308,7 +309,7 @@ fn a_program_linked_against_the_driver_is_limited() {
     let direct = world::compile("direct", &["-l:libcuda.so.1"]);
     let world = World::new(1024 * MIB);
     let output = world::finish(world.limited(&direct));
-    // 506 MiB are left beside the context: 5 times 100 MiB, and no sixth.
+    // 506 MiB are left beside the context: five times 100 MiB, and no sixth.
     assert_eq!(text(&output.stdout), "5 2\n", "{}", text(&output.stderr));
     world.judge_end(1024 * MIB);
 }

@@ -1,11 +1,12 @@
-//! NVIDIA's own drivers, looked through without a GPU: every name leads where it should.
+//! NVIDIA's own driver libraries, examined without a GPU: every name leads to its hook or to the
+//! driver.
 
 use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World, text};
 
-/// What a library exports, by names that begin with `prefix`.
+/// Returns the names that a library exports and that begin with `prefix`.
 fn exports(library: &Path, prefix: &str) -> Vec<String> {
     let names = Command::new("nm")
         .args(["-D", "--defined-only", "--format=posix"])
@@ -73,16 +74,16 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
             let mut program = Session::start(command);
             let answer = program.say("hooks");
             let (hooked, missed) = answer.split_once(' ').unwrap_or((&answer, ""));
-            assert_eq!(missed, "", "{version}, {door} leads past these");
-            // 450 has no VMM imports and no newer contexts, and CUDA 11.0 is asked for without
-            // pools.
+            assert_eq!(missed, "", "{version}, {door} finds these unhooked");
+            // Driver 450 has neither VMM imports nor newer contexts, and the test asks for CUDA
+            // 11.0 without pools.
             assert!(
                 hooked.parse::<u32>().expect("a count") >= 40,
                 "{version}, {door}: {hooked}"
             );
             let answer = program.say(&format!("names {}", list.display()));
             let (found, astray) = answer.split_once(' ').unwrap_or((&answer, ""));
-            assert_eq!(astray, "", "{version}, {door} leads astray");
+            assert_eq!(astray, "", "{version}, {door} finds wrong functions");
             assert!(
                 found.parse::<usize>().expect("a count") > 300,
                 "{version}, {door}: {found}"

@@ -1,12 +1,12 @@
-//! What the tests by subject would not miss: variants of a function and twins for the per-thread
-//! default stream, each as the only one that can refuse or put the figure right.
-//! `scripts/prove-hooks` shows for every hook a test that fails without it.
+//! Variants of functions and their twins for the per-thread default stream, each as the only
+//! function that can refuse a request or correct the charge. The tests by subject would pass
+//! without these hooks. `scripts/prove-hooks` finds for every hook a test that fails without it.
 
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
 
-/// A program with a context and a stream that calls the functions themselves, or their twins.
+/// Starts a program with a context and a stream, which calls the plain functions or their twins.
 fn start(world: &World, twins: bool) -> Session {
     let mut program = world.start_with(if twins { &["--ptsz"] } else { &[] });
     program.expect(&[("start", "0 0"), ("stream s", "0")]);
@@ -14,7 +14,7 @@ fn start(world: &World, twins: bool) -> Session {
 }
 
 #[test]
-fn an_imported_handle_is_a_reference_more() {
+fn an_imported_handle_is_another_reference() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -32,7 +32,7 @@ fn an_imported_handle_is_a_reference_more() {
 }
 
 #[test]
-fn pools_of_the_program_are_paid_for_ahead() {
+fn allocations_from_own_pools_are_charged_in_advance() {
     for twins in [false, true] {
         let world = World::new(CAP);
         let mut program = start(&world, twins);
@@ -43,9 +43,9 @@ fn pools_of_the_program_are_paid_for_ahead() {
     }
 }
 
-/// A synchronise call has nothing to look for until something is freed after it.
+/// A synchronise call looks at the pools only after something was freed.
 #[test]
-fn a_free_is_seen_by_the_next_synchronise_call() {
+fn the_next_synchronise_call_uncharges_a_free() {
     for twins in [false, true] {
         let world = World::new(CAP);
         let mut program = start(&world, twins);
@@ -82,9 +82,9 @@ fn every_synchronise_call_looks_at_the_pools() {
     }
 }
 
-/// The pool that was current when something was last allocated is not.
+/// The pool of the latest allocation is no longer the current one.
 #[test]
-fn the_current_pool_is_asked_for_anew() {
+fn a_changed_current_pool_is_noticed() {
     for change in ["use-pool own 0", "use-pool-at own 0"] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
@@ -102,7 +102,7 @@ fn the_current_pool_is_asked_for_anew() {
 }
 
 #[test]
-fn every_end_of_the_primary_context_gives_its_memory_back() {
+fn every_end_of_the_primary_context_uncharges_its_memory() {
     for end in [
         "release-primary 0",
         "release-primary-v1 0",
@@ -119,9 +119,9 @@ fn every_end_of_the_primary_context_gives_its_memory_back() {
     }
 }
 
-/// Asking for a kernel's function loads its library.
+/// Asking for a kernel's function loads the kernel's library.
 #[test]
-fn functions_of_kernels_are_paid_for_ahead() {
+fn kernel_functions_are_charged_in_advance() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -137,7 +137,7 @@ fn functions_of_kernels_are_paid_for_ahead() {
 }
 
 #[test]
-fn twins_of_launches_are_paid_for_ahead() {
+fn twins_of_launches_are_charged_in_advance() {
     let cap = CONTEXT + 100 * MIB;
     for way in ["launch big", "launch-ex big s", "cooperative big s"] {
         let world = World::new(cap);
@@ -150,7 +150,7 @@ fn twins_of_launches_are_paid_for_ahead() {
     }
 }
 
-/// Streams until the group is full.
+/// The program makes streams until the group is full.
 #[test]
 fn every_way_to_make_streams_is_measured() {
     let cap = CONTEXT + 42 * MIB;
@@ -165,7 +165,7 @@ fn every_way_to_make_streams_is_measured() {
     }
 }
 
-/// A graph that was made past us would be launched without its memory being paid for.
+/// A graph made executable without a hook would be launched without a charge for its memory.
 #[test]
 fn every_way_to_make_graphs_executable_looks_at_their_nodes() {
     for make in [

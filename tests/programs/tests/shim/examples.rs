@@ -1,12 +1,12 @@
-//! examples/tiles.c, compiled against NVIDIA's own header. The examples in Python are run by the
-//! GPU checks.
+//! examples/tiles.c, compiled against NVIDIA's own header. The GPU checks run the examples in
+//! Python.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, World, repository, text};
 
-/// The program; `None` where NVIDIA's header cannot be had.
+/// Compiles the example; `None` where NVIDIA's header is not available.
 fn tiles(world: &World) -> Option<PathBuf> {
     let _ = Command::new(repository().join("scripts/wheels")).status();
     let headers = repository().join(".cache/headers/12.4");
@@ -28,7 +28,7 @@ fn tiles(world: &World) -> Option<PathBuf> {
 }
 
 #[test]
-fn tiles_of_what_is_free() {
+fn tiles_fit_into_the_free_memory() {
     const CAP: u64 = 2048 * MIB;
     let world = World::new(CAP);
     let Some(program) = tiles(&world) else {

@@ -1,4 +1,4 @@
-//! What is shown while requests are under way: a request that waits or is refused is in no figure.
+//! The figures shown while requests are under way leave out requests that wait or are refused.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,18 +6,18 @@ use std::thread;
 use gpulimit_ledger::{EventKind, Usage};
 use gpulimit_programs::world::{CONTEXT, MIB, World, eventually};
 
-/// What a group uses, and the most that it has used.
+/// Returns what a group uses, and the most that it has used.
 fn shown(usage: &Usage) -> (u64, u64) {
     (usage.charged - usage.idle, usage.peak)
 }
 
 #[test]
-fn a_request_that_waits_is_in_no_figure() {
+fn figures_leave_out_a_waiting_request() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.settings(&["on_limit=wait"]);
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
-    // What the request below gives back before it waits is not there then.
+    // The trim makes sure that the request below has no memory to give back before it waits.
     other.expect(&[("default-pool p 0", "0"), ("trim p 0", "0")]);
     holder.expect(&[("alloc a 500M", "0")]);
     let before = shown(&world.usage(0));
@@ -40,7 +40,7 @@ fn a_request_that_waits_is_in_no_figure() {
 }
 
 #[test]
-fn a_request_that_is_refused_is_in_no_figure() {
+fn figures_leave_out_a_refused_request() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
@@ -54,8 +54,8 @@ fn a_request_that_is_refused_is_in_no_figure() {
             let mut looks = 0_u64;
             while !over.load(Ordering::Relaxed) {
                 let usage = world.usage(0);
-                // Where a process did not run for a long time in the middle of a request, nobody
-                // can tell.
+                // A process that did not run for a long time in the middle of a request leaves the
+                // figures undecided.
                 if usage.undecided == 0 {
                     assert_eq!(shown(&usage), before);
                     looks += 1;

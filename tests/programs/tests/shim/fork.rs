@@ -1,11 +1,11 @@
-//! Forked children are members of their own; a new program in the same process is one too.
+//! Forked children are members of their own, and so is a new program in the same process.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 4096 * MIB;
 
 #[test]
-fn a_child_forked_before_cuda() {
+fn a_child_forked_before_cuda_is_a_member_of_its_own() {
     let world = World::new(CAP);
     let mut program = world.start();
     let go = world.file("go").display().to_string();
@@ -43,7 +43,7 @@ fn a_child_forked_after_cuda_holds_nothing_of_its_parents() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 1000M", "0"), ("many b 100 1000", "0 100")]);
-    // It lives on for a while without CUDA, and dies without one.
+    // The child lives on for a while without CUDA, and exits without using CUDA.
     assert_eq!(program.say("fork {\nsleep 20\n}"), "0");
     assert_eq!(program.answer(), "0");
     world.judge(CAP);
@@ -75,7 +75,8 @@ fn a_child_that_outlives_its_parent_does_not_keep_the_parents_charge() {
 
 #[test]
 fn a_child_of_a_member_that_has_not_used_cuda_is_a_member_of_its_own() {
-    // Asking NVML makes the parent a member: nothing of that membership may be left in the child.
+    // Asking NVML makes the parent a member; the child must not inherit any part of that
+    // membership.
     let world = World::new(CAP);
     let mut program = world.start();
     let go = world.file("go").display().to_string();
@@ -104,7 +105,7 @@ fn a_child_of_a_member_that_has_not_used_cuda_is_a_member_of_its_own() {
 }
 
 #[test]
-fn children_of_children() {
+fn children_of_children_are_members_of_their_own() {
     let world = World::new(CAP);
     let mut program = world.start();
     program.tell("fork {\nfork {\nstart\nalloc a 3000M\n}\nstart\nalloc b 3000M\n}");
@@ -140,7 +141,7 @@ fn a_new_program_in_the_same_process_starts_with_nothing() {
 }
 
 #[test]
-fn a_fork_of_a_program_with_threads() {
+fn a_program_with_threads_can_fork() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.say("threads 4 {\nrepeat 50 {\nalloc a 1M\nfree a\n}\n}");
@@ -152,10 +153,10 @@ fn a_fork_of_a_program_with_threads() {
     world.judge_end(CAP);
 }
 
-/// A child that is forked by one thread while another one redirects the driver's symbols has no
-/// lock of the parent's.
+/// A child forked while another thread redirects the driver's symbols must not inherit a lock of
+/// the parent.
 #[test]
-fn while_the_drivers_symbols_are_redirected() {
+fn a_fork_during_redirection_of_symbols_inherits_no_lock() {
     let asks = world::library("asks", &[]).display().to_string();
     let world = World::new(2048 * MIB);
     let mut command = world.limited(&world::compile("redirected", &["-pthread", "-rdynamic"]));

@@ -1,5 +1,5 @@
-//! Memory nodes of graphs: paid for before a launch or an upload, charged as long as the driver
-//! keeps it.
+//! Memory nodes of graphs are charged before a launch or an upload, and for as long as the driver
+//! keeps their memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
-/// What the first executable graph of a context takes by itself, and room for what the driver may
-/// need besides: the library's reserve and its spare block.
+/// Bytes that the first executable graph of a context takes itself, with room for the library's
+/// reserve and its spare block.
 const OWN: u64 = 8 * MIB;
 
-/// Makes an executable graph with nodes that allocate, and that free it again if `freed`: `exec`
-/// and its name.
+/// Makes an executable graph named `exec` plus `name`, with nodes that allocate these sizes, and
+/// nodes that free them again if `freed`.
 fn make(program: &mut Session, name: &str, sizes: &[u64], freed: bool, flags: u32) {
     program.expect(&[(&format!("graph g{name}"), "0")]);
     for (at, size) in sizes.iter().enumerate() {
@@ -28,14 +28,14 @@ fn make(program: &mut Session, name: &str, sizes: &[u64], freed: bool, flags: u3
     program.expect(&[(&command, "0")]);
 }
 
-/// What the breakdown says.
+/// Returns the group's charge for graphs.
 fn graphs(world: &World) -> u64 {
     world.usage(0).by[Category::Graphs as usize]
 }
 
-/// The driver holds so many MiB for graphs, and we know.
+/// Asserts that the driver holds this many MiB for graphs, and that the group is charged for them.
 #[track_caller]
-fn hold(world: &World, cap: u64, mib: u64) {
+fn assert_graph_memory(world: &World, cap: u64, mib: u64) {
     assert_eq!(graphs(world), mib * MIB);
     let used = world.machine().used();
     assert!((CONTEXT + mib * MIB..=CONTEXT + mib * MIB + OWN).contains(&used));
@@ -43,7 +43,7 @@ fn hold(world: &World, cap: u64, mib: u64) {
 }
 
 #[test]
-fn launches_take_what_the_nodes_need() {
+fn launches_are_charged_for_their_nodes() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
@@ -59,20 +59,20 @@ fn launches_take_what_the_nodes_need() {
     {
         let name = format!("e{number}");
         make(&mut program, &name, sizes, true, 0);
-        hold(&world, CAP, 0);
+        assert_graph_memory(&world, CAP, 0);
         program.expect(&[(&format!("launch-graph {name} s"), "0"), ("sync s", "0")]);
-        hold(&world, CAP, reserved);
+        assert_graph_memory(&world, CAP, reserved);
         program.expect(&[(&format!("destroy-exec {name}"), "0")]);
-        hold(&world, CAP, reserved);
+        assert_graph_memory(&world, CAP, reserved);
         program.expect(&[("trim-graphs", "0")]);
-        hold(&world, CAP, 0);
+        assert_graph_memory(&world, CAP, 0);
     }
     program.end_quietly();
     world.judge_end(CAP);
 }
 
 #[test]
-fn uploads_take_it_and_launches_no_more() {
+fn an_upload_is_charged_and_the_launch_costs_no_more() {
     for upload in ["upload-graph e s", "instantiate-upload e ge s"] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
@@ -86,17 +86,17 @@ fn uploads_take_it_and_launches_no_more() {
             program.expect(&[("instantiate e ge", "0")]);
         }
         program.expect(&[(upload, "0")]);
-        hold(&world, CAP, 128);
+        assert_graph_memory(&world, CAP, 128);
         assert_eq!(program.say("repeat 20 {\nlaunch-graph e s\n}"), "0:20");
-        hold(&world, CAP, 128);
+        assert_graph_memory(&world, CAP, 128);
         program.end_quietly();
         world.judge_end(CAP);
     }
 }
 
-/// All ways to make graphs, and to make them executable.
+/// Uses every way to make graphs and to make them executable.
 #[test]
-fn every_way_to_make_one_is_counted() {
+fn every_way_to_make_a_graph_is_charged() {
     for door in [&[][..], &["--ptsz"]] {
         let world = World::new(CAP);
         let mut program = world.start_with(door);
@@ -121,8 +121,8 @@ fn every_way_to_make_one_is_counted() {
                 for line in script.lines() {
                     program.expect(&[(line, "0")]);
                 }
-                // Made in a group that has no room for it: only who has looked at its nodes can say
-                // so.
+                // The graph is made in a group without room for it: only a library that has looked
+                // at the graph's nodes can refuse.
                 let filled = format!("alloc filler {}M", (CAP - CONTEXT) / MIB - mib - 4);
                 program.expect(&[(&filled, "0")]);
                 if make.starts_with("instantiate-upload") {
@@ -133,9 +133,9 @@ fn every_way_to_make_one_is_counted() {
                 for line in ["launch-graph e s", "free-async a s", "destroy-exec e"] {
                     program.expect(&[(line, "0")]);
                 }
-                hold(&world, CAP, mib);
+                assert_graph_memory(&world, CAP, mib);
                 program.expect(&[("destroy-graph g", "0"), ("trim-graphs", "0")]);
-                hold(&world, CAP, 0);
+                assert_graph_memory(&world, CAP, 0);
             }
         }
         program.end();
@@ -144,7 +144,7 @@ fn every_way_to_make_one_is_counted() {
 }
 
 #[test]
-fn captured_allocations_are_paid_for_at_the_launch() {
+fn captured_allocations_are_charged_at_the_launch() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -156,22 +156,22 @@ fn captured_allocations_are_paid_for_at_the_launch() {
         ("end-capture s g", "0"),
         ("instantiate e g", "0"),
     ]);
-    hold(&world, CAP, 0);
+    assert_graph_memory(&world, CAP, 0);
     program.expect(&[("launch-graph e s", "0"), ("sync s", "0")]);
-    hold(&world, CAP, 128);
+    assert_graph_memory(&world, CAP, 128);
     program.expect(&[("free b", "0")]);
-    hold(&world, CAP, 128);
+    assert_graph_memory(&world, CAP, 128);
     program.expect(&[("launch-graph e s", "0"), ("free-async b s", "0")]);
-    hold(&world, CAP, 128);
+    assert_graph_memory(&world, CAP, 128);
     program.expect(&[("launch-graph e s", "0"), ("trim-graphs", "0")]);
-    hold(&world, CAP, 64);
+    assert_graph_memory(&world, CAP, 64);
     program.end_quietly();
     world.judge_end(CAP);
 }
 
-/// What is allocated and freed a hundred times is needed once.
+/// Memory that a graph allocates and frees a hundred times is needed once.
 #[test]
-fn a_graph_that_reuses_its_memory_needs_it_once() {
+fn memory_reused_within_a_graph_is_charged_once() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0"), ("capture s", "0")]);
@@ -182,13 +182,13 @@ fn a_graph_that_reuses_its_memory_needs_it_once() {
         ("instantiate e g", "0"),
         ("launch-graph e s", "0"),
     ]);
-    hold(&world, CAP, 224);
+    assert_graph_memory(&world, CAP, 224);
     program.end_quietly();
     world.judge_end(CAP);
 }
 
 #[test]
-fn what_a_launch_leaves_is_freed_in_four_ways() {
+fn memory_left_by_a_launch_is_freed_in_four_ways() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
@@ -201,22 +201,22 @@ fn what_a_launch_leaves_is_freed_in_four_ways() {
             ("launch-graph kept s", "1"),
             ("trim-graphs", "0"),
         ]);
-        hold(&world, CAP, 128);
+        assert_graph_memory(&world, CAP, 128);
         program.expect(&[(free, "0"), ("sync", "0")]);
-        hold(&world, CAP, 128);
-        // It is not the graph's any more, and nobody's else.
+        assert_graph_memory(&world, CAP, 128);
+        // The memory no longer belongs to the graph or to anything else.
         program.expect(&[("free kept0", "1"), ("trim-graphs", "0")]);
-        hold(&world, CAP, 0);
+        assert_graph_memory(&world, CAP, 0);
     }
     make(&mut program, "auto", &[100], false, 1);
     assert_eq!(program.say("repeat 9 {\nlaunch-graph auto s\n}"), "0:9");
-    hold(&world, CAP, 128);
+    assert_graph_memory(&world, CAP, 128);
     program.end_quietly();
     world.judge_end(CAP);
 }
 
 #[test]
-fn graphs_of_one_stream_share_it() {
+fn graphs_of_one_stream_share_their_memory() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
@@ -228,13 +228,13 @@ fn graphs_of_one_stream_share_it() {
             program.expect(&[(&format!("launch-graph e{number} s"), "0")]);
         }
     }
-    hold(&world, CAP, 416);
+    assert_graph_memory(&world, CAP, 416);
     program.end_quietly();
     world.judge_end(CAP);
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_the_driver_is_asked() {
+fn a_launch_that_does_not_fit_is_refused_before_the_driver_call() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
@@ -250,17 +250,19 @@ fn what_does_not_fit_is_refused_before_the_driver_is_asked() {
         ("alloc-node v gu 16777215G", "2"),
     ]);
     assert_eq!(world.usage(0).refusals, 4);
-    hold(&world, CAP, 0);
+    assert_graph_memory(&world, CAP, 0);
     make(&mut program, "fits", &[400], true, 0);
     program.expect(&[("launch-graph fits s", "0"), ("launch-graph large s", "2")]);
     let (_, errors) = program.end();
-    assert!(errors.contains("by cuGraphLaunch on GPU 0"), "{errors}");
+    let is_told =
+        |line: &str| line.contains("refused cuGraphLaunch of ") && line.contains(" on GPU 0 ");
+    assert!(errors.lines().any(is_told), "{errors}");
     world.judge_end(CAP);
 }
 
-/// As many as fit, each with memory of its own.
+/// The program launches as many graphs as fit, each with memory of its own.
 #[test]
-fn until_it_is_full() {
+fn graphs_are_launched_until_the_group_is_full() {
     let cap = CONTEXT + 300 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -272,18 +274,18 @@ fn until_it_is_full() {
         world.judge(cap);
     }
     assert_eq!(answers, ["0", "0", "0", "0", "2", "2"]);
-    hold(&world, cap, 256);
-    // One leaves, another comes.
+    assert_graph_memory(&world, cap, 256);
+    // One graph's memory is freed, and the next graph fits.
     program.expect(&[("free e00", "0"), ("launch-graph e5 s", "0")]);
-    hold(&world, cap, 256);
+    assert_graph_memory(&world, cap, 256);
     program.expect(&[("launch-graph e0 s", "2"), ("free e10", "0")]);
     program.expect(&[("launch-graph e0 s", "0")]);
-    hold(&world, cap, 256);
+    assert_graph_memory(&world, cap, 256);
     program.end();
     world.judge_end(cap);
 }
 
-/// A graph that has its memory runs in a full group as often as it likes: another process has the
+/// A graph that has its memory runs in a full group any number of times; another process holds the
 /// rest.
 #[test]
 fn repeated_launches_in_a_full_group_are_never_refused() {
@@ -303,11 +305,11 @@ fn repeated_launches_in_a_full_group_are_never_refused() {
         full(&mut other);
         assert_eq!(program.say("repeat 50 {\nlaunch-graph e s\n}"), "0:50");
         world.judge(cap);
-        // In other streams too, by the memory that it has.
+        // The graph also runs in other streams, with the memory that it has.
         let round = "launch-graph e t\nlaunch-graph e\nlaunch-graph e s\nupload-graph e t";
         assert_eq!(program.say(&format!("repeat 10 {{\n{round}\n}}")), "0:40");
         world.judge(cap);
-        // Beside one that leaves something in the same memory.
+        // Another graph leaves an allocation in the same memory.
         other.expect(&[("free-many rest", "0")]);
         program.expect(&[("launch-graph kept s", "0"), ("launch-graph e s", "0")]);
         full(&mut other);
@@ -320,12 +322,12 @@ fn repeated_launches_in_a_full_group_are_never_refused() {
     }
 }
 
-/// Whether a graph still has its memory is not to be taken for granted: something may have come
-/// between since its last launch.
+/// A graph may have lost its memory since its last launch, so the library must not assume that it
+/// still has it.
 #[test]
-fn a_launch_that_needs_new_memory_is_paid_for() {
+fn a_launch_that_needs_new_memory_is_charged() {
     let cap = CONTEXT + 300 * MIB;
-    // It has the memory of the idle stream, and keeps running.
+    // The other graph takes the memory of the idle stream, and keeps running.
     const RUNNING: (&str, &str, &str) = ("launch-graph other t", "alloc rest 100M", "4000000000");
     let mut cases = vec![
         RUNNING,
@@ -344,7 +346,7 @@ fn a_launch_that_needs_new_memory_is_paid_for() {
         let began = Instant::now();
         program.expect(&[(between, "0"), (rest, "0")]);
         let answer = program.say("launch-graph e s");
-        // The machine is so slow that it did not keep running.
+        // The machine was so slow that the other graph had finished.
         if work == RUNNING.2 && began.elapsed() > Duration::from_secs(4) {
             cases.push(RUNNING);
             continue;
@@ -358,7 +360,8 @@ fn a_launch_that_needs_new_memory_is_paid_for() {
     }
 }
 
-/// A graph that has its memory needs none given back: it may still run.
+/// A graph that has its memory needs no other memory trimmed, although that memory's graph may
+/// still run.
 #[test]
 fn launches_follow_each_other_in_a_full_group() {
     let cap = CONTEXT + 300 * MIB;
@@ -386,7 +389,8 @@ fn launches_follow_each_other_in_a_full_group() {
     world.judge_end(cap);
 }
 
-/// A refusal waits for the stream's own work, which has the memory.
+/// Before a refusal the library waits for the work of the request's own stream, which holds the
+/// memory.
 #[test]
 fn a_running_graph_is_launched_again_in_a_full_group() {
     let cap = CONTEXT + 150 * MIB;
@@ -398,28 +402,28 @@ fn a_running_graph_is_launched_again_in_a_full_group() {
     let round =
         "launch-graph e s\nlaunch-graph f s\nsync s\nlaunch-graph e t\nlaunch-graph e t\nsync t";
     assert_eq!(program.say(&format!("repeat 3 {{\n{round}\n}}")), "0:18");
-    // The stream of its last launch is another one, but its own has work too: a kernel's end is
-    // waited for.
-    hold(&world, cap, 128);
+    // The graph was last launched in another stream, but the launching stream has work too: the
+    // call waits for the end of a kernel.
+    assert_graph_memory(&world, cap, 128);
     program.end_quietly();
     world.judge_end(cap);
 }
 
 #[test]
-fn unused_graph_memory_is_in_nobodys_way() {
+fn unused_graph_memory_makes_way_for_other_requests() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
     make(&mut program, "e", &[400], true, 0);
     program.expect(&[("launch-graph e s", "0"), ("alloc a 450M", "0")]);
-    hold_nothing(&world);
+    assert_no_graph_memory(&world);
     program.expect(&[
         ("free a", "0"),
         ("launch-graph e s", "0"),
         ("async b 400M", "0"),
     ]);
-    hold_nothing(&world);
-    // And the other way round.
+    assert_no_graph_memory(&world);
+    // A graph also takes the place of unused pool memory.
     program.expect(&[
         ("default-pool p 0", "0"),
         ("threshold p max", "0"),
@@ -428,19 +432,19 @@ fn unused_graph_memory_is_in_nobodys_way() {
         ("managed c 60M", "0"),
         ("create d 400M 0", "0"),
     ]);
-    hold_nothing(&world);
+    assert_no_graph_memory(&world);
     program.end_quietly();
     world.judge_end(CAP);
 }
 
 #[track_caller]
-fn hold_nothing(world: &World) {
+fn assert_no_graph_memory(world: &World) {
     assert_eq!(graphs(world), 0);
     world.judge(CAP);
 }
 
 #[test]
-fn a_failed_launch_leaves_nothing() {
+fn a_failed_launch_leaves_no_charge() {
     for (call, command) in [
         ("cuGraphLaunch", "launch-graph e s"),
         ("cuGraphUpload", "upload-graph e s"),
@@ -458,7 +462,7 @@ fn a_failed_launch_leaves_nothing() {
             world.machine().knob("fail", &format!("{call}:{status}"));
             program.expect(&[(command, status)]);
             world.machine().knob("fail", "none");
-            hold(&world, CAP, 0);
+            assert_graph_memory(&world, CAP, 0);
         }
         program.expect(&[(command, "0")]);
         world.judge(CAP);
@@ -467,7 +471,7 @@ fn a_failed_launch_leaves_nothing() {
     }
 }
 
-/// The driver keeps what it took for a launch that the GPU has no room for.
+/// The driver keeps memory that it took for a launch for which the GPU then has no room.
 #[test]
 fn a_launch_that_the_gpu_has_no_room_for_is_undone() {
     let cap = 4096 * MIB;
@@ -478,16 +482,16 @@ fn a_launch_that_the_gpu_has_no_room_for_is_undone() {
     make(&mut program, "e", &[300, 300], false, 0);
     make(&mut program, "f", &[400], false, 0);
     program.expect(&[("launch-graph e s", "2")]);
-    hold(&world, cap, 0);
+    assert_graph_memory(&world, cap, 0);
     program.expect(&[("launch-graph f s", "0")]);
-    hold(&world, cap, 416);
+    assert_graph_memory(&world, cap, 416);
     program.end_quietly();
     world.judge_end(cap);
 }
 
-/// A context with a fault answers nothing, and holds its memory.
+/// A context with a fault answers no question, and keeps its memory.
 #[test]
-fn what_the_driver_does_not_tell_stays_as_it_was() {
+fn the_charge_stays_while_the_driver_reports_no_figures() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
@@ -496,17 +500,17 @@ fn what_the_driver_does_not_tell_stays_as_it_was() {
     let silent = "cuDeviceGetGraphMemAttribute:719,cuDeviceGraphMemTrim:719";
     world.machine().knob("fail", silent);
     program.expect(&[("launch-graph e s", "0"), ("alloc a 450M", "2")]);
-    hold(&world, CAP, 128);
+    assert_graph_memory(&world, CAP, 128);
     world.machine().knob("fail", "none");
     program.expect(&[("alloc a 450M", "0")]);
-    hold_nothing(&world);
+    assert_no_graph_memory(&world);
     program.end();
     world.judge_end(CAP);
 }
 
-/// What no node has told of is charged when it is there.
+/// Memory of a node whose size the driver does not report is charged when the driver has taken it.
 #[test]
-fn memory_that_nobody_has_told_of_is_charged() {
+fn memory_of_an_unreadable_node_is_charged() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
@@ -515,13 +519,13 @@ fn memory_that_nobody_has_told_of_is_charged() {
     make(&mut program, "e", &[100], true, 0);
     world.machine().knob("fail", "none");
     program.expect(&[("launch-graph e s", "0"), ("alloc a 1M", "0")]);
-    hold(&world, CAP, 128);
+    assert_graph_memory(&world, CAP, 128);
     program.end_quietly();
     world.judge_end(CAP);
 }
 
 #[test]
-fn a_failed_destruction_forgets_nothing() {
+fn a_failed_destruction_keeps_the_charge() {
     let world = World::new(CONTEXT + 100 * MIB);
     let mut program = world.on_gpu();
     make(&mut program, "e", &[200], true, 0);
@@ -535,9 +539,9 @@ fn a_failed_destruction_forgets_nothing() {
     world.judge_end(CONTEXT + 100 * MIB);
 }
 
-/// No memory nodes: measured at the first launch, and then not looked at.
+/// A graph without memory nodes is measured at its first launch, and later launches skip the check.
 #[test]
-fn ordinary_graphs_keep_their_path() {
+fn graphs_without_memory_nodes_run_in_a_full_group() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -551,8 +555,8 @@ fn ordinary_graphs_keep_their_path() {
         ("instantiate-nowhere g", "1"),
     ]);
     assert_eq!(program.say("repeat 100 {\nlaunch-graph e s\n}"), "0:100");
-    hold(&world, CAP, 0);
-    // In a full group as well.
+    assert_graph_memory(&world, CAP, 0);
+    // The graph also runs in a full group.
     assert!(program.say("fill rest 1M").starts_with('2'));
     assert_eq!(program.say("repeat 100 {\nlaunch-graph e s\n}"), "0:100");
     world.judge(CAP);
@@ -561,7 +565,7 @@ fn ordinary_graphs_keep_their_path() {
 }
 
 #[test]
-fn contexts_take_it_along() {
+fn destroying_a_context_uncharges_its_graph_memory() {
     let world = World::new(CONTEXT * 2 + 500 * MIB);
     let cap = CONTEXT * 2 + 500 * MIB;
     let mut program = world.on_gpu();
@@ -575,14 +579,14 @@ fn contexts_take_it_along() {
     assert_eq!(graphs(&world), 256 * MIB);
     world.judge(cap);
     program.expect(&[("destroy second", "0")]);
-    hold(&world, cap, 256);
+    assert_graph_memory(&world, cap, 256);
     program.expect(&[("reset 0", "0")]);
     assert_eq!((graphs(&world), world.machine().used()), (0, 0));
     world.judge(cap);
     program.expect(&[("retain 0", "0"), ("current 0", "0")]);
     make(&mut program, "new", &[100], true, 0);
     program.expect(&[("launch-graph new", "0")]);
-    hold(&world, cap, 128);
+    assert_graph_memory(&world, cap, 128);
     program.end_quietly();
     world.judge_end(cap);
 }
@@ -606,7 +610,7 @@ fn nodes_take_memory_of_the_gpu_that_they_name() {
     let by = |gpu| world.usage(gpu).by[Category::Graphs as usize];
     assert_eq!((by(0), by(1)), (128 * MIB, 224 * MIB));
     world.judge(cap);
-    // What one GPU has no room for takes nothing of the other.
+    // A launch that does not fit on one GPU takes no memory on the other.
     program.expect(&[
         ("trim-graphs 0", "0"),
         ("trim-graphs 1", "0"),
@@ -622,7 +626,7 @@ fn nodes_take_memory_of_the_gpu_that_they_name() {
 }
 
 #[test]
-fn threads_launch_at_the_limit() {
+fn threads_launching_graphs_keep_to_the_limit() {
     let cap = CONTEXT + 150 * MIB;
     let latency = ("GPULIMIT_SIM_LATENCY", "cuGraphLaunch:100000");
     let world = World::with(cap, &[latency]);
@@ -631,37 +635,39 @@ fn threads_launch_at_the_limit() {
         make(&mut program, name, &[100], true, 0);
     }
     program.expect(&[("stream s", "0"), ("stream t", "0")]);
-    // One stream, and several: the memory of each is another's.
+    // With one stream the graphs share their memory; with several, each stream's memory is
+    // separate.
     for streams in [["s", "s", "s"], ["s", "t", "s"]] {
         let line = |at: usize, name: &str| format!("launch-graph {name} {}", streams[at]);
         let lines = [line(0, "a"), line(1, "b"), line(2, "c")].join("\n");
         let answer = program.say(&format!("threads 4 {{\nrepeat 50 {{\n{lines}\n}}\n}}"));
         assert_eq!(answer, ["0:150"; 4].join(", "));
-        hold(&world, cap, 128);
+        assert_graph_memory(&world, cap, 128);
     }
     program.end_quietly();
     world.judge_end(cap);
 }
 
 #[test]
-fn threads_race_for_the_last_bytes() {
+fn threads_racing_for_the_last_bytes_keep_to_the_limit() {
     let cap = CONTEXT + 400 * MIB;
     let latency = ("GPULIMIT_SIM_LATENCY", "cuGraphLaunch:50000");
     let world = World::with(cap, &[latency]);
     let mut program = world.on_gpu();
     program.expect(&[("stream s", "0")]);
-    let script = "graph g\nalloc-node a g 60M\ninstantiate e g\nlaunch-graph e s\nfree-async a s\nalloc b 50M\nfree b\ndestroy-exec e\ndestroy-graph g";
+    let script = "graph g\nalloc-node a g 60M\ninstantiate e g\nlaunch-graph e s\nfree-async a s\n\
+        alloc b 50M\nfree b\ndestroy-exec e\ndestroy-graph g";
     program.say(&format!("threads 4 {{\nrepeat 30 {{\n{script}\n}}\n}}"));
     world.judge(cap);
     program.expect(&[("trim-graphs", "0")]);
-    hold(&world, cap, 0);
+    assert_graph_memory(&world, cap, 0);
     program.end();
     world.judge_end(cap);
 }
 
-/// The calls that we make besides are none that a capture in the global mode would mind.
+/// The library's additional calls must not invalidate a capture in the global mode.
 #[test]
-fn a_launch_in_a_full_group_spoils_no_capture() {
+fn a_launch_in_a_full_group_keeps_a_capture_valid() {
     let cap = CONTEXT + 150 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -675,7 +681,7 @@ fn a_launch_in_a_full_group_spoils_no_capture() {
         ("async a 1M t", "0"),
         ("launch-graph f s", "0"),
         ("launch-graph large s", "2"),
-        // Becomes a node.
+        // The launch becomes a node of the captured graph.
         ("launch-graph large t", "0"),
         ("free-async a t", "0"),
         ("end-capture t g", "0"),
@@ -685,7 +691,7 @@ fn a_launch_in_a_full_group_spoils_no_capture() {
     world.judge_end(cap);
 }
 
-/// Every thread has a default stream of its own, and they go by one handle.
+/// Every thread has a default stream of its own, and all of these streams have the same handle.
 #[test]
 fn threads_own_streams_are_told_apart() {
     let cap = CONTEXT + 150 * MIB;
@@ -700,8 +706,8 @@ fn threads_own_streams_are_told_apart() {
     world.judge_end(cap);
 }
 
-/// Makes a graph of a kernel with 16 KiB for each of 132 × 2,048 threads, which are 3,960 MiB more
-/// than there are, executable.
+/// Makes a graph executable whose kernel needs 16 KiB for each of 132 × 2,048 threads: 3,960 MiB
+/// beyond what a context starts with.
 fn instantiate_deep(program: &mut Session, outcome: &str) {
     program.expect(&[
         ("stream work", "0"),
@@ -713,12 +719,12 @@ fn instantiate_deep(program: &mut Session, outcome: &str) {
     ]);
 }
 
-/// Limits at which that is refused, and served.
+/// A limit at which the instantiation is refused, and one at which it succeeds.
 const DEEP: [(u64, &str); 2] = [(CONTEXT + 3900 * MIB, "2"), (CONTEXT + 3980 * MIB, "0")];
 
-/// The local memory of a graph's kernels comes with its instantiation.
+/// Instantiating a graph takes the local memory of its kernels.
 #[test]
-fn kernels_in_a_graph_are_paid_for_when_it_is_instantiated() {
+fn instantiating_a_graph_is_charged_for_its_kernels() {
     for (cap, outcome) in DEEP {
         let world = World::new(cap);
         let mut program = world.on_gpu();
@@ -736,9 +742,9 @@ fn kernels_in_a_graph_are_paid_for_when_it_is_instantiated() {
     }
 }
 
-/// Before CUDA 12 nodes tell their kernels by another function.
+/// Before CUDA 12, another function reports the kernels of nodes.
 #[test]
-fn kernels_in_a_graph_are_paid_for_on_older_drivers() {
+fn instantiating_a_graph_is_charged_on_older_drivers() {
     for (cap, outcome) in DEEP {
         let world = World::new(cap);
         let folder = world.file("older");

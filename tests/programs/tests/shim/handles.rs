@@ -1,16 +1,17 @@
-//! Handles: the driver is asked about those that it has handed out and not taken back. All others
-//! cost what their call can take at most, and are asked about when the driver has accepted them.
+//! The library asks the driver only about handles that the driver has handed out and not taken
+//! back. A call with any other handle is charged for the most that the call can take, and the
+//! library asks about the handle after the driver has accepted it.
 
 use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, World};
 
-/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048
-/// threads.
+/// Bytes that 8 KiB of local memory per thread take beyond what a context starts with: an H100
+/// holds 132 × 2048 threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
-/// What a launch pays ahead besides.
+/// Bytes of the reserve that a launch charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 const CAP: u64 = CONTEXT + 500 * MIB;
 
-/// Runs commands that all succeed.
+/// Runs commands that must all succeed.
 #[track_caller]
 fn prepare(program: &mut Session, lines: &[&str]) {
     for line in lines {
@@ -18,10 +19,10 @@ fn prepare(program: &mut Session, lines: &[&str]) {
     }
 }
 
-/// RMM's tests do this: without us the answer is 1, and the driver crashes when it is asked about
-/// the pool.
+/// RMM's tests use a destroyed pool: without gpulimit the answer is 1, and the driver crashes when
+/// it is asked about the pool.
 #[test]
-fn a_destroyed_pool_is_refused_by_the_driver_and_not_asked() {
+fn the_driver_is_not_asked_about_a_destroyed_pool() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -36,9 +37,9 @@ fn a_destroyed_pool_is_refused_by_the_driver_and_not_asked() {
     world.judge_end(CAP);
 }
 
-/// The driver makes a destroyed pool the current one when it is asked to.
+/// The driver accepts a destroyed pool as the current one.
 #[test]
-fn a_destroyed_pool_that_is_current_is_not_asked() {
+fn the_driver_is_not_asked_about_a_destroyed_current_pool() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -55,9 +56,9 @@ fn a_destroyed_pool_that_is_current_is_not_asked() {
     world.judge_end(CAP);
 }
 
-/// A thread looks at all pools while another destroys one.
+/// One thread looks at all pools while another destroys one of them.
 #[test]
-fn a_pool_is_not_asked_while_another_thread_destroys_it() {
+fn the_driver_is_not_asked_about_a_pool_being_destroyed() {
     let world = World::new(CAP);
     let slow = "cuMemPoolGetAttribute:200000";
     world.machine().knob("latency", slow);
@@ -69,9 +70,9 @@ fn a_pool_is_not_asked_while_another_thread_destroys_it() {
     world.judge_end(CAP);
 }
 
-/// Every way to get a kernel but by its name.
+/// The kernel is looked up in every way except by its name.
 #[test]
-fn listed_code_is_known() {
+fn kernels_found_by_listing_are_known() {
     for (load, list) in [
         (
             "kernels big 8192",
@@ -97,7 +98,7 @@ fn listed_code_is_known() {
     }
 }
 
-/// A graph that is known is refused before the driver makes it executable.
+/// A graph that the library knows is refused before the driver makes it executable.
 #[test]
 fn every_way_to_get_a_graph_makes_it_known() {
     let captured = ["capture s", "launch big s", "end-capture s g"];
@@ -134,9 +135,10 @@ fn every_way_to_get_a_graph_makes_it_known() {
     }
 }
 
-/// The simulated driver notes which functions fail: only the program's.
+/// The simulated driver notes which functions fail: only the functions that the program calls may
+/// fail.
 #[test]
-fn what_is_destroyed_is_known_no_longer() {
+fn the_driver_is_not_asked_about_destroyed_handles() {
     for (make, end, call, function) in [
         (
             "stream s",
@@ -180,7 +182,7 @@ fn what_is_destroyed_is_known_no_longer() {
 }
 
 #[test]
-fn an_unseen_pool_is_paid_for_and_counted() {
+fn allocations_from_an_unseen_pool_are_charged() {
     for gpus in ["1", "2"] {
         let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", gpus)]);
         let mut program = world.on_gpu();
@@ -208,7 +210,7 @@ fn an_unseen_pool_is_paid_for_and_counted() {
 }
 
 #[test]
-fn unseen_code_is_counted_with_what_it_takes() {
+fn launches_of_unseen_code_are_charged() {
     for (load, get) in [
         ("kernels big 8192", "unseen-function f big"),
         ("kernel-library big 8192", "unseen-kernel f big"),
@@ -221,7 +223,7 @@ fn unseen_code_is_counted_with_what_it_takes() {
         world.judge(cap);
         program.expect(&[
             ("alloc a 90M", "0"),
-            // It has its local memory: nothing is paid again.
+            // The kernel has its local memory already, so the launch is not charged again.
             ("launch-handle f s", "0"),
             ("alloc b 20M", "2"),
         ]);
@@ -232,7 +234,7 @@ fn unseen_code_is_counted_with_what_it_takes() {
 }
 
 #[test]
-fn unseen_streams_and_graphs_work_and_count() {
+fn work_in_unseen_streams_and_graphs_is_charged() {
     for gpus in ["1", "2"] {
         let cap = CONTEXT + LOCAL + 300 * MIB;
         let world = World::with(cap, &[("GPULIMIT_SIM_GPUS", gpus)]);
@@ -258,7 +260,7 @@ fn unseen_streams_and_graphs_work_and_count() {
         prepare(
             &mut program,
             &[
-                // A graph with memory nodes is executable once at a time.
+                // A graph with memory nodes can have only one executable graph at a time.
                 "destroy-exec e",
                 "unseen-exec f g",
                 "launch-graph f s",
@@ -274,7 +276,7 @@ fn unseen_streams_and_graphs_work_and_count() {
 }
 
 #[test]
-fn an_unseen_context_gives_back_what_was_in_it() {
+fn destroying_an_unseen_context_uncharges_its_memory() {
     let cap = 3 * CONTEXT;
     let world = World::new(cap);
     let mut program = world.on_gpu();

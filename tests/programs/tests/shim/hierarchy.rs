@@ -1,10 +1,10 @@
-//! Groups in groups: a charge passes all levels or none, and the smallest limit on the path is what
-//! a program sees.
+//! Nested groups: a request is charged at every level or at none, and a program sees the smallest
+//! limit on the path.
 
 use gpulimit_ledger::{Ledger, NoWitness};
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
-/// Bytes charged in a group below that of the world, on the only GPU.
+/// Returns the bytes charged in a group below the world's group, on the only GPU.
 fn charged(world: &World, below: &str) -> u64 {
     let group = world
         .root()
@@ -40,7 +40,7 @@ fn the_level_without_room_refuses_and_is_named() {
 }
 
 #[test]
-fn a_request_that_one_level_refuses_leaves_nothing_at_the_others() {
+fn a_refused_request_is_uncharged_at_every_level() {
     let cap = 2 * CONTEXT + 300 * MIB;
     let world = World::new(cap);
     world.below("a", &[]);
@@ -66,7 +66,7 @@ fn a_request_that_one_level_refuses_leaves_nothing_at_the_others() {
 }
 
 #[test]
-fn eight_levels_are_charged() {
+fn a_request_is_charged_at_eight_levels() {
     let cap = CONTEXT + 100 * MIB;
     let world = World::new(cap);
     let mut name = String::new();
@@ -85,7 +85,7 @@ fn eight_levels_are_charged() {
 }
 
 #[test]
-fn the_view_is_the_smallest_limit_and_the_least_that_is_left() {
+fn the_view_shows_the_smallest_limit_on_the_path() {
     let cap = 3 * CONTEXT;
     let world = World::new(cap);
     world.below("a", &[&format!("max={}", CONTEXT + 800 * MIB)]);
@@ -94,7 +94,7 @@ fn the_view_is_the_smallest_limit_and_the_least_that_is_left() {
     let info = a.numbers("info");
     assert_eq!(info[2], total, "{info:?}");
     let mut b = world.on_gpu();
-    // What is left for all is less now than what is left for `a`.
+    // Less is left in the world's group now than in `a`.
     let left = cap - 2 * CONTEXT;
     b.expect(&[(&format!("alloc x {}", left - 100 * MIB), "0")]);
     let info = a.numbers("info");
@@ -113,7 +113,7 @@ fn fill(session: &mut Session) -> u64 {
 }
 
 #[test]
-fn min_is_never_taken_by_others() {
+fn other_groups_never_get_memory_kept_by_min() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.below("kept", &[&format!("min={}", CONTEXT + 400 * MIB)]);
@@ -121,13 +121,13 @@ fn min_is_never_taken_by_others() {
     let mut other = world.on_gpu_in("other");
     let info = other.numbers("info");
     assert!(info[1] <= 200 * MIB, "{info:?}");
-    // Everything but what is kept for the one that is not there yet.
+    // The other group gets everything except the `min` of the group without members.
     let got = 4 * MIB * fill(&mut other);
     assert!(got <= 200 * MIB, "{got}");
     assert!(got > 100 * MIB, "{got}");
     let mut kept = world.on_gpu_in("kept");
     kept.expect(&[("alloc x 380M", "0")]);
-    // Beyond its share it is one among others.
+    // Beyond its `min` the group competes like any other.
     kept.expect(&[("alloc y 300M", "2")]);
     world.judge(cap);
     drop((kept, other));
@@ -161,13 +161,13 @@ fn min_holds_from_the_moment_it_is_set() {
 }
 
 #[test]
-fn low_is_taken_when_there_is_no_other_way() {
+fn memory_protected_by_low_is_reclaimed_last() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = World::new(cap);
     world.below("kept", &[&format!("low={}", CONTEXT + 400 * MIB)]);
     world.below("other", &[]);
     let mut other = world.on_gpu_in("other");
-    // A reserve of its own that it gives back before it takes what is kept.
+    // The group gives back its own unused reserve before it takes the memory that `low` protects.
     other.expect(&[
         ("default-pool p 0", "0"),
         ("threshold p 4G", "0"),
@@ -187,7 +187,7 @@ fn low_is_taken_when_there_is_no_other_way() {
 }
 
 #[test]
-fn members_of_a_removed_group_are_not_limited_by_nothing() {
+fn a_group_with_a_running_program_cannot_be_removed() {
     let cap = CONTEXT + 300 * MIB;
     let world = World::new(cap);
     world.below("a", &[]);

@@ -1,5 +1,5 @@
-//! The library in every program, by /etc/ld.so.preload: in a mount namespace whose /etc, /run and
-//! /usr/local/lib are the test's own.
+//! The library in every program by /etc/ld.so.preload, in a mount namespace where /etc, /run and
+//! /usr/local/lib belong to the test.
 
 use std::os::unix::fs::chown;
 use std::process::Output;
@@ -10,9 +10,9 @@ use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, World, text};
 
 const CAP: u64 = 1024 * MIB;
-/// What is left of it beside a context, in pieces of 100 MiB.
+/// The answer under that cap: five pieces of 100 MiB fit beside a context.
 const LIMITED: &str = "library 1 blocks 5 status 2";
-/// Beyond any limit of these tests.
+/// More blocks than any limit of these tests allows.
 const MANY: u32 = 700;
 
 const PRIVATE: &str = r#"
@@ -26,14 +26,17 @@ mount --bind "$PLACE/etc" /etc
 mount --bind "$PLACE/lib" /usr/local/lib
 mount --bind "$PLACE/run" /run
 rm -f /etc/ld.so.preload
-alone() { env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" HOME="$PLACE" "$@"; }
+alone() {
+    env -i GPULIMIT_SIM_STATE="$GPULIMIT_SIM_STATE" GPULIMIT_SIM_KILL_LAG_MS=0 HOME="$PLACE" \
+        GPULIMIT_ROOT="$GPULIMIT_ROOT" GPULIMIT_GROUP="$GPULIMIT_GROUP" "$@"
+}
 "#;
 
-/// Puts the library into every program at its own place: `gpulimit uninstall` of another test
-/// counts all processes with a library at the path of an installed one.
+/// Loads the library into every program from the test's own path: `gpulimit uninstall` in another
+/// test counts all processes that have a library from the installed path.
 const IN_PLACE: &str = "echo \"$LIBRARY\" > /etc/ld.so.preload\n";
 
-/// Runs a script where the system is the test's own; `None` where that cannot be.
+/// Runs a script in a mount namespace of the test's own; `None` where the test may not mount.
 fn run(world: &World, script: &str) -> Option<Output> {
     if !world::may_mount() {
         return None;
@@ -53,7 +56,8 @@ fn run(world: &World, script: &str) -> Option<Output> {
     Some(world::finish(command))
 }
 
-/// The lines that it wrote; of the blocks of a program without a limit only that they are many.
+/// Returns the lines of the output. For a program without a limit, the number of blocks is replaced
+/// by `many`.
 #[track_caller]
 fn said(output: &Output) -> Vec<String> {
     assert!(output.status.success(), "{output:?}");
@@ -101,7 +105,7 @@ alone "$PROGRAM"
             &limited,
             &limited,
             &limited,
-            // Not another copy, which would count a second time.
+            // The status names this path: another copy of the library would count a second time.
             library,
             "quiet",
             &format!("ok       system-wide  {library}"),
@@ -117,10 +121,10 @@ alone "$PROGRAM"
 }
 
 #[test]
-fn setuid_programs_are_not_led_by_the_environment() {
+fn setuid_programs_ignore_the_environment() {
     const USER: u32 = 40_001;
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
-    // A root of the user's own, with a group that would refuse everything.
+    // The test makes a root that belongs to the user, with a group that would refuse everything.
     let place = world.file("users");
     std::fs::create_dir(&place).expect("made");
     if chown(&place, Some(USER), None).is_err() {
@@ -134,7 +138,8 @@ fn setuid_programs_are_not_led_by_the_environment() {
 "$GPULIMIT" install --library "$LIBRARY" > /dev/null
 cp "$PROGRAM" "$PLACE/setuid"
 chmod 4755 "$PLACE/setuid"
-GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M setpriv --reuid 40001 --regid 40001 --clear-groups "$PLACE/setuid"
+GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M \
+    setpriv --reuid 40001 --regid 40001 --clear-groups "$PLACE/setuid"
 "#;
     let Some(output) = run(&world, &format!("USERS={}\n{script}", place.display())) else {
         return;
@@ -146,12 +151,15 @@ GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M setpriv --reuid 40001 --regid 40001
     );
     assert_eq!(text(&output.stderr), "");
     let ledger = group.ledger().expect("readable");
-    assert!(ledger.devices().is_empty(), "nobody was there");
+    assert!(
+        ledger.devices().is_empty(),
+        "the program was counted in a group"
+    );
     world.settle();
 }
 
 #[test]
-fn root_by_su_runs_nothing_that_the_callers_environment_names() {
+fn root_by_su_loads_no_library_from_the_callers_environment() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
     let place = world.file("users");
     std::fs::create_dir(&place).expect("made");
@@ -159,8 +167,9 @@ fn root_by_su_runs_nothing_that_the_callers_environment_names() {
         eprintln!("SKIPPED: only root can make files of other users");
         return;
     }
-    // Of what `su` keeps, GPULIMIT_LIBRARY names a library and GPULIMIT_ROOT a directory of the
-    // user's. The library writes down which program runs it with root's rights.
+    // Of the variables that `su` keeps, GPULIMIT_LIBRARY names a library of the user's and
+    // GPULIMIT_ROOT a directory of the user's. The library records every program that runs it with
+    // root's rights.
     let script = r#"
 echo 'reda:x:40001:40001::/:/bin/sh' >> /etc/passwd
 printf '%s sufficient pam_permit.so\n' auth account session > /etc/pam.d/su
@@ -174,18 +183,20 @@ __attribute__((constructor)) static void evil(void) {
 END
 cc -shared -fPIC -o "$USERS/libgpulimit.so" "$USERS/evil.c"
 chown 40001 "$USERS/libgpulimit.so"
-# The library works, and is what the test is about.
+# The library is loaded and records its work, as the rest of the test expects.
 LD_PRELOAD="$USERS/libgpulimit.so" /bin/true
 test -e "$PLACE/proof"; rm "$PLACE/proof"
 "$GPULIMIT" install --library "$LIBRARY" > /dev/null
 reda() {
-    setpriv --reuid 40001 --regid 40001 --clear-groups env LD_PRELOAD="$USERS/libgpulimit.so" GPULIMIT_MAX=1M \
+    setpriv --reuid 40001 --regid 40001 --clear-groups \
+        env LD_PRELOAD="$USERS/libgpulimit.so" GPULIMIT_MAX=1M \
         GPULIMIT_LIBRARY="$USERS/libgpulimit.so" GPULIMIT_ROOT="$USERS/groups" su "$@"
 }
 reda -c true || exit 0
 echo "su works"
 reda -c 'echo "preload=$LD_PRELOAD library=${GPULIMIT_LIBRARY##*/}"'
-for verb in doctor 'run --max 1G -- true' 'cdi generate --output -' 'apply /dev/null' install "install --library $USERS/libgpulimit.so"; do
+for verb in doctor 'run --max 1G -- true' 'cdi generate --output -' 'apply /dev/null' install \
+    "install --library $USERS/libgpulimit.so"; do
     reda -c "$GPULIMIT $verb" > "$PLACE/said" 2>&1 || true
     grep -q 'belongs to user 40001' "$PLACE/said" || { echo "$verb says:"; cat "$PLACE/said"; }
     test ! -e "$PLACE/proof" || { echo "$verb ran it"; rm "$PLACE/proof"; }
@@ -206,7 +217,7 @@ done
 }
 
 #[test]
-fn libraries_of_ld_preload_do_not_get_before_us() {
+fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
     let driver = world::driver();
     let path = format!("-Wl,-rpath,{}", driver.display());
@@ -240,7 +251,8 @@ fn libraries_of_ld_preload_do_not_get_before_us() {
             let program = program.display();
             script += &format!(
                 "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n\
-                 alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n"
+                 alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
+                 {program}\n"
             );
         }
     }
@@ -268,7 +280,7 @@ fn libraries_of_ld_preload_do_not_get_before_us() {
 }
 
 #[test]
-fn the_runtime_in_a_program_does_not_get_past_us_by_ld_preload() {
+fn a_static_runtime_cannot_bypass_the_hooks_by_ld_preload() {
     let Some(archive) = world::static_runtime() else {
         eprintln!("SKIPPED: there is no libcudart_static.a");
         return;
@@ -292,7 +304,8 @@ fn the_runtime_in_a_program_does_not_get_past_us_by_ld_preload() {
         let program = world::compile_for("runtime", &format!("-static-{bound}"), &arguments);
         for preload in ["libc.so.6", &format!("{driver}/libcuda.so.1")] {
             script += &format!(
-                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {} | grep -m1 '^cudaMalloc '\n",
+                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {} \
+                    | grep -m1 '^cudaMalloc '\n",
                 program.display()
             );
         }

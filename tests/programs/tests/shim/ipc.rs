@@ -1,13 +1,13 @@
-//! `cuMemAlloc` memory that other processes open: the driver counts it for its owner as long as
-//! that has it, then for who has it open, and so do we; the limit holds in between, whoever sleeps
-//! or dies.
+//! `cuMemAlloc` memory that other processes open is charged once: to its owner until the owner
+//! frees it, then to a process that has it open, as the driver counts it. The limit holds
+//! throughout, even if a process sleeps or dies.
 
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
 use crate::shared_memory::{CAP, SIZE, charged_as, end, fill, process};
 
-/// Lets others open `name`; where they find the handle.
+/// Exports `name` and returns the path of the file with the handle.
 #[track_caller]
 fn export(world: &World, program: &mut Session, name: &str) -> String {
     let path = world.file("handle").display().to_string();
@@ -15,7 +15,7 @@ fn export(world: &World, program: &mut Session, name: &str) -> String {
     path
 }
 
-/// An owner of [`SIZE`] as `a`, a process that has it open, and a third one.
+/// Starts an owner of [`SIZE`] as `a`, a process that has this memory open, and a third process.
 fn shared(world: &World) -> [Session; 3] {
     let [mut owner, mut opener, third] = std::array::from_fn(|_| world.on_gpu());
     owner.expect(&[("alloc a 300M", "0")]);
@@ -30,13 +30,13 @@ fn charged(world: &World, program: &Session) -> (u64, u64) {
     charged_as(Category::Linear, world, program)
 }
 
-/// A call that takes a block.
+/// Makes a call that takes a block, after which the library measures.
 fn measure(program: &mut Session) {
     program.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
 }
 
 #[test]
-fn it_is_its_owners_as_long_as_he_has_it() {
+fn shared_memory_is_charged_to_its_owner() {
     let world = World::new(CAP);
     let [mut owner, mut opener, mut third] = shared(&world);
     let path = world.file("handle").display().to_string();
@@ -56,7 +56,7 @@ fn it_is_its_owners_as_long_as_he_has_it() {
 }
 
 #[test]
-fn what_its_owner_frees_stays_charged_as_long_as_it_is_open() {
+fn freed_memory_stays_charged_while_a_process_has_it_open() {
     let world = World::new(CAP);
     let [mut owner, mut opener, mut third] = shared(&world);
     owner.expect(&[("free a", "0")]);
@@ -73,7 +73,7 @@ fn what_its_owner_frees_stays_charged_as_long_as_it_is_open() {
 }
 
 #[test]
-fn who_has_it_open_takes_the_charge_over_and_gives_it_back_with_the_last_close() {
+fn the_opener_takes_over_the_charge_until_the_last_close() {
     for open in ["ipc-open", "ipc-open-v1"] {
         let world = World::new(CAP);
         let [mut owner, mut opener, mut third] = std::array::from_fn(|_| world.on_gpu());
@@ -98,16 +98,16 @@ fn who_has_it_open_takes_the_charge_over_and_gives_it_back_with_the_last_close()
     }
 }
 
-/// The owner's address is free again each time.
+/// The owner gets the same address again each time.
 #[test]
-fn an_owner_that_allocates_and_frees_what_another_opens_stops_at_the_limit() {
+fn an_owner_that_reallocates_opened_memory_stops_at_the_limit() {
     for awake in [false, true] {
         let world = World::new(CAP);
         let [mut owner, mut opener, mut third] = std::array::from_fn(|_| world.on_gpu());
         let mut open = 0;
         while owner.say("alloc a 40M") == "0" {
             let path = world.file("handle").display().to_string();
-            // From the middle of it.
+            // The exported pointer lies in the middle of the allocation.
             owner.expect(&[(&format!("ipc-get {path} a 20M"), "0")]);
             opener.expect(&[(&format!("ipc-open a{open} {path}"), "0")]);
             owner.expect(&[("free a", "0")]);
@@ -131,7 +131,7 @@ fn an_owner_that_allocates_and_frees_what_another_opens_stops_at_the_limit() {
 }
 
 #[test]
-fn small_memory_goes_with_its_block() {
+fn small_opened_memory_is_charged_with_its_block() {
     let world = World::new(CAP);
     let [mut owner, mut opener, third] = std::array::from_fn(|_| world.on_gpu());
     owner.expect(&[("alloc a 500K", "0"), ("alloc b 500K", "0")]);
@@ -156,7 +156,7 @@ fn small_memory_goes_with_its_block() {
 }
 
 #[test]
-fn small_memory_stops_at_the_limit() {
+fn small_opened_memory_stops_at_the_limit() {
     let cap = 2 * CONTEXT + 28 * MIB;
     let world = World::new(cap);
     let [mut owner, mut opener] = std::array::from_fn(|_| world.on_gpu());
@@ -184,7 +184,7 @@ fn small_memory_stops_at_the_limit() {
 }
 
 #[test]
-fn the_dead_leave_it_to_who_has_it_open() {
+fn the_charge_of_a_dead_owner_moves_to_the_opener() {
     for way in ["kill", "exit"] {
         let world = World::new(CAP);
         let [owner, mut opener, mut third] = shared(&world);
@@ -194,7 +194,7 @@ fn the_dead_leave_it_to_who_has_it_open() {
         }
         let used = 2 * CONTEXT + SIZE;
         assert!(eventually(|| world.machine().used() == used));
-        // A context less: 518 MiB more for the third.
+        // One context has ended, so 518 MiB more are left for the third process.
         third.expect(&[
             ("alloc big 640M", "2"),
             ("alloc fits 608M", "0"),
@@ -215,7 +215,7 @@ fn the_dead_leave_it_to_who_has_it_open() {
 }
 
 #[test]
-fn the_dead_who_had_it_open_leave_it_to_the_next() {
+fn the_charge_of_a_dead_opener_moves_to_another_opener() {
     let world = World::new(CAP);
     let [mut owner, mut opener, mut third] = shared(&world);
     owner.expect(&[("free a", "0")]);
@@ -225,7 +225,7 @@ fn the_dead_who_had_it_open_leave_it_to_the_next() {
     assert!(eventually(|| world.machine().used() == 2 * CONTEXT));
     third.expect(&[("alloc a 800M", "0"), ("free a", "0")]);
     world.judge(CAP);
-    // Two have it open.
+    // Two processes have the memory open.
     opener = world.on_gpu();
     owner.expect(&[("alloc a 300M", "0")]);
     let path = export(&world, &mut owner, "a");
@@ -250,7 +250,7 @@ fn the_dead_who_had_it_open_leave_it_to_the_next() {
 }
 
 #[test]
-fn contexts_take_what_is_open_and_leave_what_others_have() {
+fn destroying_a_context_closes_memory_that_it_had_open() {
     let cap = CAP + CONTEXT;
     let world = World::new(cap);
     let [mut owner, mut opener, third] = shared(&world);
@@ -264,7 +264,7 @@ fn contexts_take_what_is_open_and_leave_what_others_have() {
     measure(&mut opener);
     assert_eq!(charged(&world, &opener), (0, 0));
     world.judge(cap);
-    // Its owner keeps it.
+    // The owner keeps the memory.
     owner.expect(&[("alloc a 300M", "0")]);
     let path = export(&world, &mut owner, "a");
     opener.expect(&[
@@ -285,7 +285,7 @@ fn contexts_take_what_is_open_and_leave_what_others_have() {
 }
 
 #[test]
-fn it_counts_on_the_gpu_that_it_lies_on() {
+fn opened_memory_is_charged_on_its_own_gpu() {
     let cap = 2 * CONTEXT + SIZE + 12 * MIB;
     let world = World::with(cap, &[("GPULIMIT_SIM_GPUS", "2")]);
     let [mut owner, mut opener] = std::array::from_fn(|_| world.start());
@@ -313,12 +313,12 @@ fn it_counts_on_the_gpu_that_it_lies_on() {
 }
 
 #[test]
-fn failed_calls_change_nothing() {
+fn failed_calls_keep_the_charge() {
     let world = World::new(CAP);
     let [mut owner, mut opener, third] = shared(&world);
     let path = world.file("handle").display().to_string();
     let open = format!("ipc-open b {path}");
-    // Not in the process that has it, and nobody else's to free.
+    // The owner cannot open its own memory, and the opener cannot free it.
     owner.expect(&[(&open, "201")]);
     opener.expect(&[("free a", "1")]);
     let fail = "cuIpcGetMemHandle:999,cuIpcOpenMemHandle_v2:999,cuIpcCloseMemHandle:999";
@@ -354,17 +354,18 @@ fn failed_calls_change_nothing() {
 }
 
 #[test]
-fn threads_that_export_and_free_at_once() {
+fn threads_can_export_and_free_at_once() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     let path = world.file("handle").display().to_string();
     let block = format!(
-        "repeat 30 {{\nalloc a 20M\nipc-get {path} a\nalloc s 300K\nipc-get {path} s\nfree a\nfree s\n}}"
+        "repeat 30 {{\nalloc a 20M\nipc-get {path} a\nalloc s 300K\nipc-get {path} s\nfree a\n\
+            free s\n}}"
     );
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:180"; 4].join(", "));
     assert_eq!(world.machine().used(), CONTEXT);
-    // What the threads hid from each other.
+    // A measurement corrects what the threads hid from each other.
     measure(&mut program);
     world.judge(CAP);
     program.end_quietly();

@@ -1,14 +1,14 @@
-//! Code that is loaded where it is first needed: every call that may be the first pays for the
-//! variables before the driver takes them.
+//! Code loaded at its first use: every call that may be the first use is charged for the variables
+//! before the driver takes them.
 
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
-/// The variable of the libraries here.
+/// Bytes of the variable in each library of these tests.
 const DATA: u64 = 300 * MIB;
-/// What a call pays ahead besides.
+/// Bytes of the reserve that a call charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
-/// What tells about a kernel in the current context, or sets something there.
+/// Functions that query a kernel in the current context, or set one of its attributes there.
 const ASK: [&str; 9] = [
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
@@ -20,9 +20,9 @@ const ASK: [&str; 9] = [
     "cuKernelGetParamInfo",
     "cuKernelGetParamCount",
 ];
-/// What sets something in all contexts of a GPU.
+/// Functions that set an attribute of a kernel in all contexts of a GPU.
 const SET: [&str; 2] = ["cuKernelSetAttribute", "cuKernelSetCacheConfig"];
-/// What adds a node with a kernel, or puts it into one.
+/// Functions that add a node with a kernel, or put a kernel into a node.
 const NODES: [&str; 7] = [
     "cuGraphAddKernelNode_v2",
     "cuGraphAddNode",
@@ -32,7 +32,7 @@ const NODES: [&str; 7] = [
     "cuGraphNodeSetParams",
     "cuGraphNodeSetParams_v2",
 ];
-/// What loads a function that was only listed.
+/// Functions that load a function that was only listed before.
 const FUNCTIONS: [&str; 4] = [
     "cuFuncLoad",
     "cuFuncSetAttribute",
@@ -40,7 +40,8 @@ const FUNCTIONS: [&str; 4] = [
     "cuFuncSetSharedMemConfig",
 ];
 
-/// Every command that loads the library `l` in the current context, and the function that it calls.
+/// Returns every command that loads the library `l` in the current context, with the function that
+/// the command calls.
 fn ways() -> Vec<(String, &'static str)> {
     let ask = ASK.into_iter().chain(SET);
     let ask = ask.map(|name| (format!("ask {name} l"), name));
@@ -49,7 +50,7 @@ fn ways() -> Vec<(String, &'static str)> {
     ask.chain(nodes).collect()
 }
 
-/// A graph `g` with a node of a small kernel, a lazily loaded library `l`.
+/// Makes a graph `g` with a node of a small kernel, and a lazily loaded library `l`.
 fn prepare(program: &mut Session) {
     program.expect(&[
         ("module small 0", "0"),
@@ -60,7 +61,7 @@ fn prepare(program: &mut Session) {
 }
 
 #[test]
-fn every_way_is_served_at_what_it_takes_and_refused_below() {
+fn every_first_use_is_refused_below_what_it_takes() {
     let cap = CONTEXT + DATA + RESERVE;
     for (way, function) in ways() {
         let world = World::new(cap);
@@ -73,7 +74,7 @@ fn every_way_is_served_at_what_it_takes_and_refused_below() {
         world.judge(cap);
         assert_eq!(world.machine().gpu(0).peak, CONTEXT + DATA, "{way}");
         assert_eq!(world.usage(0).refusals, 2);
-        // What is there needs nothing more.
+        // A loaded library needs no further memory.
         program.say("fill rest 1M");
         for (way, _) in ways() {
             program.expect(&[(&way, "0")]);
@@ -83,15 +84,15 @@ fn every_way_is_served_at_what_it_takes_and_refused_below() {
         world.judge(cap);
         let (_, errors) = program.end();
         let plain = function.split('_').next().unwrap();
-        assert!(errors.contains(&format!("by {plain} on")), "{errors}");
+        assert!(errors.contains(&format!("refused {plain} of ")), "{errors}");
         world.judge_end(cap);
     }
 }
 
-/// Drivers before CUDA 12.5 do not tell which library a kernel is of: it is remembered from when
-/// the kernel was got.
+/// Drivers before CUDA 12.5 do not report which library a kernel belongs to: gpulimit remembers the
+/// library from when the program got the kernel.
 #[test]
-fn with_an_older_driver_a_kernel_pays_for_its_own_library_alone() {
+fn an_older_driver_still_charges_only_the_kernels_own_library() {
     let cap = CONTEXT + 20 * MIB + RESERVE;
     let world = World::with(cap, &[("GPULIMIT_SIM_FAIL", "cuKernelGetLibrary:500")]);
     let mut program = world.on_gpu();
@@ -107,7 +108,7 @@ fn with_an_older_driver_a_kernel_pays_for_its_own_library_alone() {
     world.judge_end(cap);
 }
 
-/// One for each that goes a way of its own.
+/// One command for each way in which the library handles these calls.
 const SOME: [&str; 4] = [
     "ask cuOccupancyMaxActiveClusters l",
     "ask cuKernelSetAttribute l",
@@ -115,9 +116,9 @@ const SOME: [&str; 4] = [
     "kernel-node cuGraphNodeSetParams g l",
 ];
 
-/// A library is in each context by itself.
+/// Each context loads the library separately.
 #[test]
-fn each_context_is_paid_for() {
+fn a_library_is_charged_in_each_context() {
     let cap = 2 * CONTEXT + 2 * DATA - 10 * MIB;
     for way in SOME {
         let world = World::new(cap);
@@ -125,7 +126,7 @@ fn each_context_is_paid_for() {
         prepare(&mut program);
         program.expect(&[("context other 0 v2", "0")]);
         if way == SOME[1] {
-            // In both at once.
+            // The call loads the library in both contexts at once.
             program.expect(&[(way, "2"), (way, "2")]);
         } else {
             program.expect(&[(way, "0"), ("current 0", "0"), (way, "2")]);
@@ -145,9 +146,9 @@ fn each_context_is_paid_for() {
     }
 }
 
-/// Whichever is current, and where none is.
+/// The attribute is set in all contexts, whichever is current, and also if none is.
 #[test]
-fn what_is_set_for_a_gpu_is_set_in_all_contexts() {
+fn attributes_set_for_a_gpu_are_charged_in_all_contexts() {
     let cap = 2 * CONTEXT + 2 * DATA + 10 * MIB;
     for name in SET {
         for current in [&["use other"][..], &["current 0"], &["pop", "pop"]] {
@@ -173,7 +174,7 @@ fn what_is_set_for_a_gpu_is_set_in_all_contexts() {
 
 /// A node may name the context of its kernel.
 #[test]
-fn a_node_loads_its_kernel_where_it_runs() {
+fn a_node_loads_its_kernel_in_the_context_it_names() {
     let cap = 2 * CONTEXT + DATA + 10 * MIB;
     for way in &SOME[2..] {
         let world = World::new(cap);
@@ -195,10 +196,10 @@ fn a_node_loads_its_kernel_where_it_runs() {
     }
 }
 
-/// Code is loaded where a function is first got, or something is asked or set. How much that is
-/// nobody says; it is found at once.
+/// The driver loads code when a function is first looked up, queried or changed. The library cannot
+/// know the size in advance, and measures it directly after the call.
 #[test]
-fn functions_that_are_loaded_lazily_count_at_once() {
+fn lazily_loaded_functions_are_charged_at_once() {
     let functions = FUNCTIONS.iter().chain(&ASK[..1]);
     let functions = functions.map(|name| format!("ask-listed {name} parts"));
     let nodes = ["cuGraphAddKernelNode", "cuGraphKernelNodeSetParams"];
@@ -225,9 +226,9 @@ fn functions_that_are_loaded_lazily_count_at_once() {
     }
 }
 
-/// The driver's own answer, and nothing stays charged.
+/// The program gets the driver's own answer, and no charge stays.
 #[test]
-fn what_fails_costs_nothing() {
+fn a_failed_first_use_leaves_no_charge() {
     let cap = CONTEXT + DATA + RESERVE;
     for way in SOME {
         let function = way.split(' ').nth(1).unwrap();

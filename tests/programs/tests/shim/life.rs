@@ -1,6 +1,6 @@
-//! The life of a process: how it begins, multiplies, moves and ends. Each program does the same
-//! with and without us, in status, output and errors; what it holds is counted exactly while it
-//! lives, and nothing is left of it.
+//! The life of a process: how it begins, multiplies, moves and ends. Each program behaves the same
+//! with and without gpulimit, in exit status, output and errors; its memory is counted exactly
+//! while it lives, and no charge is left when it ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,15 +13,15 @@ use std::time::Duration;
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, MIB, Session, World};
 
-/// Room for all that the programs do.
+/// A limit with room for everything that the programs do.
 const ROOMY: u64 = 8192 * MIB;
-/// Where they wait for each other.
+/// The limit of tests where programs wait for each other.
 const CAP: u64 = 4096 * MIB;
-/// Where the programs are to fill what there is.
+/// The limit of programs that fill all the memory there is.
 const TIGHT: u64 = 1536 * MIB;
-/// What `gpu_fill` asks for at a time.
+/// The size of one request of `gpu_fill`.
 const PIECE: u64 = 50 * MIB;
-/// A program that writes nothing for so long hangs.
+/// A program that writes no line for this long hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 const DOORS: [(&str, &[&str]); 4] = [
@@ -31,7 +31,7 @@ const DOORS: [(&str, &[&str]); 4] = [
     ("runtime", &["-DRUNTIME"]),
 ];
 
-/// What a program shows of itself.
+/// The lines, status and errors of a program.
 #[derive(Debug, PartialEq)]
 pub struct Seen {
     pub lines: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Seen {
     pub errors: String,
 }
 
-/// Runs it; `at_hold` looks at the machine whenever the program waits for that.
+/// Runs a program; calls `at_hold` whenever the program waits for an inspection of the machine.
 #[track_caller]
 pub fn watch(mut command: Command, mut at_hold: impl FnMut()) -> Seen {
     command
@@ -92,7 +92,8 @@ fn with(mut command: Command, arguments: &[&str]) -> Command {
     command
 }
 
-/// A program with and without us, then in a group that it fills.
+/// Asserts that a program behaves the same with and without gpulimit, and then in a group that it
+/// fills.
 #[track_caller]
 fn same_life(program: &Path, arguments: &[&str]) {
     let bare = World::without_group(&[]);
@@ -103,7 +104,7 @@ fn same_life(program: &Path, arguments: &[&str]) {
         world.bury();
         world.judge(ROOMY);
     });
-    // What is asked for beyond the limit is said in one line, and in one only.
+    // Each request beyond the limit is reported in exactly one line.
     let said = std::mem::take(&mut found.errors);
     let other = without_refusals(&said);
     found.errors = other;
@@ -130,14 +131,14 @@ fn same_life(program: &Path, arguments: &[&str]) {
     world.judge_end(TIGHT);
 }
 
-/// What was written to standard error beside our word that memory was refused.
+/// Returns the lines of standard error other than the library's reports of refusals.
 fn without_refusals(errors: &str) -> String {
     let is_ours = |line: &&str| line.starts_with("gpulimit: ") && line.contains("refused");
     let rest = errors.lines().filter(|line| !is_ours(line));
     rest.map(|line| format!("{line}\n")).collect()
 }
 
-/// The program by each door.
+/// Runs the test with the program compiled for each door.
 fn by_every_door(name: &str, mut test: impl FnMut(&Path)) {
     for (door, arguments) in DOORS {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["-pthread"]).collect();
@@ -146,17 +147,17 @@ fn by_every_door(name: &str, mut test: impl FnMut(&Path)) {
 }
 
 #[track_caller]
-fn lives(name: &str, arguments: &[&str]) {
+fn same_life_by_every_door(name: &str, arguments: &[&str]) {
     by_every_door(name, |program| same_life(program, arguments));
 }
 
 #[test]
-fn before_main() {
-    lives("constructor", &[]);
+fn a_program_may_use_cuda_before_main() {
+    same_life_by_every_door("constructor", &[]);
 }
 
 #[test]
-fn every_end() {
+fn a_program_may_end_in_every_way() {
     for how in [
         "return",
         "early",
@@ -168,28 +169,28 @@ fn every_end() {
         "thread",
         "pthread_exit",
     ] {
-        lives("leaves", &[how]);
+        same_life_by_every_door("leaves", &[how]);
     }
 }
 
 #[test]
-fn threads_that_end() {
-    lives("threads", &[]);
+fn threads_may_end() {
+    same_life_by_every_door("threads", &[]);
 }
 
 #[test]
-fn threads_that_are_cancelled() {
-    lives("cancel", &[]);
+fn threads_may_be_cancelled() {
+    same_life_by_every_door("cancel", &[]);
 }
 
 #[test]
-fn threads_that_were_cancelled_before() {
+fn threads_with_a_pending_cancellation_behave_the_same() {
     for arguments in [&[][..], &["first"]] {
-        lives("cancelled", arguments);
+        same_life_by_every_door("cancelled", arguments);
     }
 }
 
-/// Calls in which NVIDIA's driver ends a cancelled thread (tests/driver/src/cancel.rs).
+/// Calls during which NVIDIA's driver ends a cancelled thread (tests/driver/src/cancel.rs).
 const ENDING: [&str; 8] = [
     "create",
     "retain",
@@ -202,25 +203,25 @@ const ENDING: [&str; 8] = [
 ];
 
 #[test]
-fn threads_that_are_cancelled_in_the_driver() {
+fn threads_may_be_cancelled_in_the_driver() {
     for call in ENDING {
-        lives("cancelled_in", &[call]);
+        same_life_by_every_door("cancelled_in", &[call]);
     }
 }
 
 #[test]
-fn threads_that_are_cancelled_where_a_context_sleeps_that_is_there() {
-    lives("cancelled_in", &["free", "later"]);
+fn threads_may_be_cancelled_in_a_context_set_to_block_later() {
+    same_life_by_every_door("cancelled_in", &["free", "later"]);
 }
 
 #[test]
-fn threads_that_are_cancelled_where_the_primary_context_sleeps_that_is_there() {
-    lives("cancelled_in", &["free", "later-primary"]);
+fn threads_may_be_cancelled_in_a_primary_context_set_to_block_later() {
+    same_life_by_every_door("cancelled_in", &["free", "later-primary"]);
 }
 
-/// Programs that are linked against the driver call our functions also where they have no limit.
+/// Programs linked against the driver call the library's functions even without a limit.
 #[test]
-fn threads_that_are_cancelled_in_the_driver_without_a_limit() {
+fn threads_may_be_cancelled_in_the_driver_without_a_limit() {
     by_every_door("cancelled_in", |program| {
         for call in ENDING {
             let world = World::without_group(&[]);
@@ -232,7 +233,7 @@ fn threads_that_are_cancelled_in_the_driver_without_a_limit() {
 }
 
 #[test]
-fn standard_error_that_takes_no_line_at_once() {
+fn an_unread_standard_error_blocks_no_program() {
     for kind in [
         "pipe",
         "closed-pipe",
@@ -255,7 +256,7 @@ fn standard_error_that_takes_no_line_at_once() {
 }
 
 #[test]
-fn pipes_that_take_no_line_at_once_on_old_kernels() {
+fn unread_pipes_block_no_program_on_old_kernels() {
     let (old_kernel, program) = (
         world::compile("old_kernel", &[]),
         world::compile("unread", &[]),
@@ -267,40 +268,40 @@ fn pipes_that_take_no_line_at_once_on_old_kernels() {
 }
 
 #[test]
-fn signals_all_the_time() {
-    lives("interrupted", &[]);
+fn a_stream_of_signals_disturbs_no_call() {
+    same_life_by_every_door("interrupted", &[]);
 }
 
 #[test]
-fn libraries_that_are_closed() {
+fn libraries_that_use_cuda_may_be_closed() {
     for (door, arguments) in DOORS {
         let library = world::library_for("holds", &format!("-{door}"), arguments);
         let library = library.display().to_string();
-        lives("closes", &[&library]);
+        same_life_by_every_door("closes", &[&library]);
     }
 }
 
 #[test]
-fn no_thread_signal_or_descriptor_of_ours() {
-    lives("traces", &[]);
+fn the_library_adds_no_thread_handler_or_descriptor() {
+    same_life_by_every_door("traces", &[]);
 }
 
 #[test]
-fn children_of_every_kind() {
-    lives("children", &[]);
+fn children_of_every_kind_are_limited() {
+    same_life_by_every_door("children", &[]);
 }
 
 #[test]
-fn children_where_the_kernel_wipes_no_page() {
+fn children_are_limited_on_kernels_that_wipe_no_page() {
     let old_kernel = world::compile("old_kernel", &[]);
-    // Whose child it is has nothing to do with the door: the first one will do.
+    // The door does not affect whose child a process is, so the first door suffices.
     let (door, arguments) = DOORS[0];
     let arguments = [arguments, &["-pthread"]].concat();
     let program = world::compile_for("children", &format!("-{door}"), &arguments);
     same_life(&old_kernel, &["4.13", program.to_str().expect("UTF-8")]);
 }
 
-/// Files of a daemon's own, and what it writes.
+/// Runs a daemon with files of its own; returns its status and the lines in the files.
 fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, Vec<String>) {
     let files: Vec<PathBuf> = (0..3)
         .map(|number| world.file(&format!("daemon-{number}")))
@@ -316,7 +317,7 @@ fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, 
 }
 
 #[test]
-fn daemons_without_descriptors() {
+fn daemons_without_descriptors_are_limited() {
     by_every_door("daemon", |program| {
         for early in [false, true] {
             let bare = World::without_group(&[]);
@@ -340,17 +341,17 @@ fn daemons_without_descriptors() {
 }
 
 #[test]
-fn files_of_its_own_that_are_cut_short() {
+fn bus_errors_on_the_programs_own_files_are_left_to_it() {
     let handled = ["info", "plain", "once", "jumps", "sent"];
     let not = ["default", "ignored", "sent_default", "sent_ignored"];
     for how in handled.into_iter().chain(not) {
         for when in ["before", "after"] {
-            lives("bus", &[how, when]);
+            same_life_by_every_door("bus", &[how, when]);
         }
     }
 }
 
-/// Waits until so many requests have come to wait.
+/// Waits until this many requests have come to wait.
 #[track_caller]
 fn waiting(world: &World, count: usize) {
     let waits = || world.events(EventKind::Wait).len() >= count;
@@ -362,7 +363,7 @@ fn waiting(world: &World, count: usize) {
 }
 
 #[test]
-fn jumping_out_of_a_wait() {
+fn a_program_may_jump_out_of_a_wait() {
     for from in ["same", "up", "down"] {
         by_every_door("jumps", |program| {
             let world = World::new(CAP);
@@ -377,14 +378,14 @@ fn jumping_out_of_a_wait() {
             assert_eq!(jumper.line(), "small 0");
             assert_eq!(jumper.line(), "hold");
             world.judge(CAP);
-            // Its place in the line is nobody's.
+            // The jumper's place in the line is free again.
             let mut other = world.on_gpu();
             other.tell("alloc b 1500M");
             waiting(&world, 2);
             holder.expect(&[("free a", "0")]);
             assert_eq!(other.answer(), "0");
             world.judge(CAP);
-            // It may wait again, in its turn.
+            // The jumper may wait again, after the others.
             jumper.tell("");
             waiting(&world, 3);
             other.expect(&[("free b", "0")]);
@@ -404,14 +405,14 @@ fn jumping_out_of_a_wait() {
 }
 
 #[test]
-fn to_another_user_root_and_namespace() {
+fn a_program_may_change_its_user_root_and_namespaces() {
     for how in ["setuid", "chroot", "user", "mount", "pid", "descriptors"] {
-        lives("moves", &[how]);
+        same_life_by_every_door("moves", &[how]);
     }
 }
 
-/// A program in the world's shell under `ulimit -f`: it may make no file larger than so many blocks
-/// of 512 bytes.
+/// Starts a program from the world's shell under `ulimit -f`, so that it cannot make files larger
+/// than this many blocks of 512 bytes.
 fn with_file_size(blocks: u32, mut shell: Command) -> Session {
     let script = format!("ulimit -f {blocks}; exec \"$@\"");
     shell.args(["-c", &script, "sh"]).arg(world::program());
@@ -420,7 +421,8 @@ fn with_file_size(blocks: u32, mut shell: Command) -> Session {
 
 #[test]
 fn limits_on_the_size_of_files_end_no_program() {
-    // The figure of a context, which is a file in the root, is not kept then.
+    // The library does not store the size of a context then, because the store is a file in the
+    // root.
     for (blocks, figures) in [(1 << 20, 1), (0, 0)] {
         let world = World::new(2 << 30);
         let mut program = with_file_size(blocks, world.limited(Path::new("/bin/sh")));
@@ -434,7 +436,7 @@ fn limits_on_the_size_of_files_end_no_program() {
         world.judge_end(2 << 30);
     }
 
-    // A group of its own cannot be made, and that is said.
+    // The library cannot make a group for the program, and says so.
     let world = World::without_group(&[]);
     let mut shell = world.preloaded(Path::new("/bin/sh"));
     shell.env("GPULIMIT_MAX", "1G");

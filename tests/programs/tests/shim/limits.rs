@@ -1,10 +1,10 @@
-//! What contexts set aside for kernels: limits of contexts, kernels with much local memory, heaps,
-//! green contexts. It is paid for before the driver takes it.
+//! Memory that contexts set aside for kernels is charged before the driver takes it: limits of
+//! contexts, kernels with much local memory, heaps, green contexts.
 
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
-/// What `per_thread` bytes of local memory take beside what a context starts with: an H100 holds
-/// 132 × 2048 threads.
+/// Returns the bytes that `per_thread` bytes of local memory take beyond what a context starts
+/// with: an H100 holds 132 × 2048 threads.
 const fn local(per_thread: u64) -> u64 {
     per_thread * 132 * 2048 / BLOCK * BLOCK - 264 * MIB
 }
@@ -13,7 +13,7 @@ const STACK: u64 = 0;
 const PRINTF: u64 = 1;
 const HEAP: u64 = 2;
 
-/// Fills the group but for less than a block beyond the driver's reserve.
+/// Fills the group until less than a block is left beyond the driver's reserve.
 #[track_caller]
 fn fill(program: &mut Session) {
     let answer = program.say("fill filler 2M");
@@ -21,7 +21,7 @@ fn fill(program: &mut Session) {
 }
 
 #[test]
-fn the_stack_limit_is_served_at_what_it_takes_and_refused_below() {
+fn a_stack_limit_is_refused_below_what_it_takes() {
     for per_thread in [2048, 4096, 4097, 5000, 16_384] {
         let cap = CONTEXT + local(u64::next_multiple_of(per_thread, 16));
         let set = format!("set-limit {STACK} {per_thread}");
@@ -41,7 +41,7 @@ fn the_stack_limit_is_served_at_what_it_takes_and_refused_below() {
                 assert_eq!(world.usage(0).refusals, 1);
                 program.expect(&[(&format!("limit {STACK}"), "0 1024")]);
                 let (_, errors) = program.end();
-                assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+                assert!(errors.contains("refused cuCtxSetLimit"), "{errors}");
             } else {
                 program.end_quietly();
             }
@@ -51,7 +51,7 @@ fn the_stack_limit_is_served_at_what_it_takes_and_refused_below() {
 }
 
 #[test]
-fn a_lowered_stack_limit_gives_back() {
+fn a_lowered_stack_limit_uncharges_its_memory() {
     let cap = CONTEXT + local(8192) + 8 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -81,9 +81,9 @@ fn a_lowered_stack_limit_gives_back() {
     world.judge_end(cap);
 }
 
-/// A GPU of which more is taken than it has said: that can only be undone.
+/// The GPU takes more than the driver reported; the library can only undo that.
 #[test]
-fn a_stack_that_takes_more_than_is_known_is_undone() {
+fn a_stack_that_takes_more_than_expected_is_undone() {
     let world = World::with(600 * MIB, &[("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")]);
     let mut program = world.on_gpu();
     world.machine().knob("context-bytes", &CONTEXT.to_string());
@@ -95,12 +95,12 @@ fn a_stack_that_takes_more_than_is_known_is_undone() {
     assert_eq!(world.usage(0).refusals, 1);
     assert!(world.machine().used().abs_diff(world.counted(0)) <= BLOCK);
     let (_, errors) = program.end();
-    assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+    assert!(errors.contains("refused cuCtxSetLimit"), "{errors}");
     world.settle();
 }
 
 #[test]
-fn other_limits_and_wrong_ones_get_the_drivers_answer() {
+fn other_and_invalid_limits_get_the_drivers_answer() {
     let cap = CONTEXT + 100 * MIB;
     let world = World::new(cap);
     let mut program = world.start();
@@ -163,7 +163,7 @@ fn failures_of_the_driver_leave_no_charge() {
     }
 }
 
-/// Every way to launch.
+/// Commands for every way to launch a kernel.
 const WAYS: [&str; 7] = [
     "launch big",
     "cooperative big s",
@@ -175,7 +175,7 @@ const WAYS: [&str; 7] = [
 ];
 
 #[test]
-fn a_kernel_is_served_at_what_it_takes_and_refused_below() {
+fn a_kernel_is_refused_below_what_it_takes() {
     for (per_thread, way) in [
         (4096, WAYS[0]),
         (4096, WAYS[1]),
@@ -210,22 +210,22 @@ fn a_kernel_is_served_at_what_it_takes_and_refused_below() {
                     CONTEXT,
                     "the driver was not asked"
                 );
-                // Again: a refused launch is none.
+                // A refused launch leaves no trace: the same launch is refused again.
                 program.expect(&[(way, "2")]);
                 assert_eq!(world.usage(0).refusals, 2);
                 let (_, errors) = program.end();
-                assert!(errors.contains("by cuLaunch"), "{errors}");
+                assert!(errors.contains("refused cuLaunch"), "{errors}");
             }
             world.judge_end(cap);
         }
     }
 }
 
-/// What a launch pays ahead besides.
+/// Bytes of the reserve that a launch charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
 #[test]
-fn a_second_launch_and_smaller_kernels_take_nothing() {
+fn repeated_launches_and_smaller_kernels_cost_nothing() {
     let cap = CONTEXT + local(8192) + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -240,7 +240,8 @@ fn a_second_launch_and_smaller_kernels_take_nothing() {
         ("unload big", "0"),
         ("kernels big 8192", "0"),
         ("launch big", "0"),
-        // What a launch has grown is the limit, and goes with it.
+        // The local memory grown for a launch is now the limit, and goes back when the limit is
+        // lowered.
         (&format!("set-limit {STACK} 8000"), "0"),
         ("launch big", "0"),
         (&format!("limit {STACK}"), "0 8192"),
@@ -252,7 +253,7 @@ fn a_second_launch_and_smaller_kernels_take_nothing() {
 }
 
 #[test]
-fn a_limit_that_is_lowered_after_a_launch() {
+fn lowering_the_stack_limit_uncharges_a_launch() {
     let cap = CONTEXT + local(4096) + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -278,10 +279,10 @@ fn a_limit_that_is_lowered_after_a_launch() {
     world.judge_end(cap);
 }
 
-/// A GPU that has less than the group: the driver refuses, and frees the local memory that there
-/// was.
+/// The GPU has less memory than the group's limit: the driver refuses, and frees the local memory
+/// that the context had.
 #[test]
-fn growth_that_fails_frees_what_there_was() {
+fn failed_growth_uncharges_the_earlier_local_memory() {
     let cap = 8192 * MIB;
     let capacity = CONTEXT + 1000 * MIB;
     for failing in ["launch huge", "set-limit 0 16384"] {
@@ -303,7 +304,7 @@ fn growth_that_fails_frees_what_there_was() {
         program.expect(&[("launch none", "0"), (&format!("limit {STACK}"), "0 4096")]);
         assert_eq!(world.machine().used(), CONTEXT - 264 * MIB, "not yet");
         world.judge(cap);
-        // It comes again with the next kernel that needs any, and is paid for before.
+        // The local memory comes back with the next kernel that needs any, and is charged before.
         world.set(CONTEXT + local(4096));
         program.expect(&[("launch some", "2"), ("launch big", "2")]);
         assert_eq!(world.machine().used(), CONTEXT - 264 * MIB);
@@ -320,7 +321,7 @@ fn growth_that_fails_frees_what_there_was() {
 }
 
 #[test]
-fn every_context_has_local_memory_of_its_own() {
+fn local_memory_is_charged_in_every_context() {
     let cap = 2 * CONTEXT + 2 * local(4096) + RESERVE;
     for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
         let world = World::new(cap);
@@ -334,7 +335,7 @@ fn every_context_has_local_memory_of_its_own() {
             ("stream first", "0"),
             ("context second 0 v2", "0"),
             ("stream second", "0"),
-            // The kernel of a library has run in one context, and not in the other.
+            // The library's kernel has run in one context, and not in the other.
             ("launch-kernel shared", answer),
             ("launch-kernel shared", answer),
             ("launch-kernel shared first", "0"),
@@ -356,7 +357,7 @@ fn every_context_has_local_memory_of_its_own() {
 }
 
 #[test]
-fn a_library_is_loaded_in_every_context() {
+fn a_library_is_charged_in_every_context() {
     let cap = 2 * CONTEXT + 120 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -374,7 +375,7 @@ fn a_library_is_loaded_in_every_context() {
 }
 
 #[test]
-fn a_launch_on_several_gpus_is_paid_on_each() {
+fn a_launch_on_several_gpus_is_charged_on_each() {
     let cap = CONTEXT + local(4096) + RESERVE;
     for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
         let world = World::with(cap, &[("GPULIMIT_SIM_GPUS", "2")]);
@@ -388,7 +389,7 @@ fn a_launch_on_several_gpus_is_paid_on_each() {
             ("stream one", "0"),
             ("launch-many zero zero one one", answer),
             ("launch-many one one zero zero", answer),
-            // Two on one GPU, more than there are, and none.
+            // These launches name one GPU twice, more GPUs than there are, and none.
             ("launch-many zero zero zero zero", "1"),
             ("launch-many", "1"),
         ]);
@@ -403,7 +404,7 @@ fn a_launch_on_several_gpus_is_paid_on_each() {
 }
 
 #[test]
-fn threads_that_need_the_same_growth_pay_it_once() {
+fn threads_needing_the_same_growth_are_charged_once() {
     let cap = CONTEXT + local(16_384) + 8 * RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -420,14 +421,14 @@ fn threads_that_need_the_same_growth_pay_it_once() {
     world.judge_end(cap);
 }
 
-/// Each pays ahead for more than it takes: in a nearly full group one waits for what the other does
-/// not need.
+/// Each thread is charged in advance for more than it takes: in a nearly full group one thread
+/// waits for what the other does not need.
 #[test]
 fn threads_whose_estimates_do_not_fit_together_take_turns() {
     let cap = CONTEXT + local(8192) + RESERVE;
     let first = 92 * MIB;
     for (launch, knobs, taken) in [
-        // The first launch of all is paid for with what the group has left.
+        // The first launch of a process is charged all that the group has left.
         (
             "launch plain",
             &[("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "96468992")][..],
@@ -464,7 +465,7 @@ fn threads_whose_estimates_do_not_fit_together_take_turns() {
         assert_eq!(answer, ["0:1"; 6].join(", "), "{launch}");
         world.judge(cap);
         assert_eq!(world.machine().used(), CONTEXT + taken, "{launch}");
-        // There is nobody to wait for.
+        // A single thread has no other to wait for.
         program.expect(&[("kernels huge 65536", "0"), ("launch huge", "2")]);
         world.judge(cap);
         program.end();
@@ -472,15 +473,16 @@ fn threads_whose_estimates_do_not_fit_together_take_turns() {
     }
 }
 
-/// What the first launch of all takes nobody knows: what the group has left pays for it before.
+/// The library cannot know what the first launch of a process takes: the launch is charged all that
+/// the group has left.
 #[test]
-fn the_first_launch_is_paid_for_before_it_takes() {
+fn the_first_launch_is_charged_in_advance() {
     let first = 92 * MIB;
     let cap = CONTEXT + 2 * first;
     let world = World::with(cap, &[("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "96468992")]);
     let mut program = world.on_gpu();
     program.expect(&[("kernels plain 0", "0")]);
-    // The driver has given it, and we do not know yet.
+    // The driver has taken the memory, and the call has not yet returned to the library.
     world.machine().knob("delay", "cuLaunchKernel:300000000");
     program.tell("launch plain");
     assert!(eventually(|| world.machine().used() == CONTEXT + first));
@@ -495,7 +497,7 @@ fn the_first_launch_is_paid_for_before_it_takes() {
 }
 
 #[test]
-fn threads_at_the_limit_never_pass_it() {
+fn threads_growing_local_memory_keep_to_the_limit() {
     let cap = CONTEXT + local(8192) + 40 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -505,16 +507,17 @@ fn threads_at_the_limit_never_pass_it() {
         ("kernels c 16384", "0"),
     ]);
     program.say(
-        "threads 8 {\nrepeat 20 {\nlaunch b\nset-limit 0 12288\nlaunch c\nalloc x 20M\nset-limit 0 2048\nfree x\nlaunch a\n}\n}",
+        "threads 8 {\nrepeat 20 {\nlaunch b\nset-limit 0 12288\nlaunch c\nalloc x 20M\n\
+            set-limit 0 2048\nfree x\nlaunch a\n}\n}",
     );
     world.judge(cap);
     program.end();
     world.judge_end(cap);
 }
 
-/// A captured launch takes nothing; the same kernel launched for real does.
+/// A captured launch takes no memory; the same kernel launched for real does.
 #[test]
-fn a_captured_launch_is_none() {
+fn a_captured_launch_is_not_charged() {
     let cap = CONTEXT + local(4096) + RESERVE;
     for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
         let world = World::new(cap);
@@ -537,7 +540,7 @@ fn a_captured_launch_is_none() {
 }
 
 #[test]
-fn a_graph_pays_again_for_what_a_lowered_limit_has_taken() {
+fn a_graph_is_charged_again_after_a_lowered_limit() {
     // The first graph takes a block.
     let cap = CONTEXT + BLOCK + local(4096) + RESERVE;
     for (load, launch) in [
@@ -576,7 +579,7 @@ fn a_graph_pays_again_for_what_a_lowered_limit_has_taken() {
 
 #[test]
 fn a_heap_is_charged_when_it_is_asked_for() {
-    // 138 MiB come with the module, the heap and 2 MiB with the launch.
+    // 138 MiB come with the module; the heap and 2 MiB come with the launch.
     let cap = CONTEXT + (138 + 256 + 2) * MIB + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -588,7 +591,7 @@ fn a_heap_is_charged_when_it_is_asked_for() {
         world.usage(0)
     );
     world.judge(cap);
-    // Nothing else gets it.
+    // Other requests cannot use the heap's memory.
     program.expect(&[
         ("alloc a 147M", "2"),
         ("info", &info(cap, CONTEXT + 258 * MIB)),
@@ -612,15 +615,15 @@ fn a_heap_is_charged_when_it_is_asked_for() {
     world.judge_end(cap);
 }
 
-/// What `info` answers.
+/// The answer of `info` at this limit and charge.
 fn info(cap: u64, charged: u64) -> String {
     format!("0 {} {cap}", cap - charged - RESERVE)
 }
 
-/// 138 MiB come with the first code that uses device `malloc`, and 10 MiB with its first launch,
-/// where no heap is asked for.
+/// Where the program asks for no heap, the first code that uses device `malloc` takes 138 MiB, and
+/// its first launch 10 MiB.
 #[test]
-fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
+fn device_malloc_is_refused_below_what_it_takes() {
     let cap = CONTEXT + (138 + 10) * MIB + RESERVE;
     for (load, first, launch) in [
         ("kernels user 0 malloc", "launch other", "launch user"),
@@ -650,13 +653,13 @@ fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
                 assert_eq!(world.machine().gpu(0).peak, CONTEXT, "not asked: {first}");
                 let (_, errors) = program.end();
                 assert!(
-                    errors.contains("no memory") || errors.contains("by cu"),
+                    errors.contains("no memory") || errors.contains("refused cu"),
                     "{errors}"
                 );
                 world.judge_end(cap);
                 continue;
             }
-            // Nothing else gets the heap, which is there for the launch.
+            // Other requests cannot use the heap's memory, which is there for the launch.
             program.say("fill filler 2M");
             program.say("fill rest 4K");
             world.judge(cap);
@@ -676,10 +679,10 @@ fn device_malloc_is_served_at_what_it_takes_and_refused_below() {
     }
 }
 
-/// 62 MiB come with the first code that uses device `printf`, 90 MiB with `assert`, whatever the
-/// limits say.
+/// The first code that uses device `printf` takes 62 MiB, and `assert` 90 MiB, whatever the limits
+/// are.
 #[test]
-fn device_printf_and_assert_are_served_at_what_they_take_and_refused_below() {
+fn device_printf_and_assert_are_refused_below_what_they_take() {
     for (uses, bytes) in [("printf", 62), ("assert", 90)] {
         let cap = CONTEXT + bytes * MIB + RESERVE;
         let load = format!("kernels user 0 {uses}");
@@ -694,7 +697,7 @@ fn device_printf_and_assert_are_served_at_what_they_take_and_refused_below() {
                 program.expect(&[(&load, "0"), ("launch user", "0")]);
                 assert_eq!(world.machine().used(), CONTEXT + bytes * MIB);
                 world.judge(cap);
-                // Each is a part of what the next takes.
+                // `malloc` takes more than `assert`, and its memory serves both.
                 let cap = CONTEXT + (138 + 10) * MIB + RESERVE;
                 world.set(cap - 2 * BLOCK);
                 program.expect(&[("kernels all 0 malloc assert", "2")]);
@@ -717,7 +720,7 @@ fn device_printf_and_assert_are_served_at_what_they_take_and_refused_below() {
 }
 
 #[test]
-fn device_malloc_is_paid_for_once_in_every_context() {
+fn device_malloc_is_charged_once_in_every_context() {
     let cap = 2 * (CONTEXT + 148 * MIB) + 2 * RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -748,7 +751,7 @@ fn device_malloc_is_paid_for_once_in_every_context() {
     world.judge(cap);
     program.expect(&[("destroy second", "0"), ("current 0", "0")]);
     world.judge(cap);
-    // A context that goes before its heap was needed.
+    // A context is destroyed before its heap was needed.
     program.expect(&[
         ("context third 0 v2", "0"),
         ("kernels e 0 malloc", "0"),
@@ -775,13 +778,13 @@ fn a_heap_that_does_not_fit_is_refused() {
         ]);
         world.judge(cap);
         let (_, errors) = program.end();
-        assert!(errors.contains("by cuCtxSetLimit"), "{errors}");
+        assert!(errors.contains("refused cuCtxSetLimit"), "{errors}");
         world.judge_end(cap);
     }
 }
 
 #[test]
-fn a_heap_that_is_never_used_comes_back() {
+fn an_unused_heap_is_uncharged() {
     let cap = 2 * CONTEXT + 256 * MIB + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -801,7 +804,7 @@ fn a_heap_that_is_never_used_comes_back() {
         ]);
         world.judge(cap);
     }
-    // With the context, too.
+    // The heap's charge goes back with the context, too.
     program.expect(&[
         ("context c 0 v2", "0"),
         (&format!("set-limit {HEAP} 210M"), "0"),
@@ -816,7 +819,7 @@ fn a_heap_that_is_never_used_comes_back() {
 }
 
 #[test]
-fn without_the_drivers_figures_the_formula_counts() {
+fn without_the_drivers_figures_an_estimate_is_charged() {
     let cap = 4096 * MIB;
     let world = World::with(cap, &[("GPULIMIT_SIM_NO_PROC", "1")]);
     let mut program = world.on_gpu();
@@ -838,7 +841,7 @@ fn without_the_drivers_figures_the_formula_counts() {
 }
 
 #[test]
-fn green_contexts_count_and_are_the_primary_contexts() {
+fn green_contexts_are_charged_with_the_primary_context() {
     let cap = CONTEXT + 206 * MIB;
     let world = World::new(cap);
     let mut program = world.start();
@@ -859,14 +862,18 @@ fn green_contexts_count_and_are_the_primary_contexts() {
         ("green b 0", "0"),
         ("destroy-green b", "0"),
     ]);
-    // A block for the second stream.
+    // The second stream takes a block.
     assert_eq!(
         world.machine().used(),
         CONTEXT + (10 + 100 + 2 + 2 + 20) * MIB
     );
     world.judge(cap);
     program.expect(&[("alloc more 100M", "2"), ("destroy-green a", "0")]);
-    assert_eq!(world.machine().used(), 0, "the primary context was theirs");
+    assert_eq!(
+        world.machine().used(),
+        0,
+        "the primary context outlives its green contexts"
+    );
     let usage = world.usage(0);
     assert_eq!(usage.charged - usage.idle, 0, "{usage:?}");
     program.expect(&[
@@ -909,14 +916,14 @@ fn green_contexts_stop_at_the_limit() {
         program.expect(&[("init", "0"), ("green a 0", "2")]);
         assert_eq!(world.machine().used(), 0, "{cap}");
         let (_, errors) = program.end();
-        assert!(errors.contains("by cuGreenCtxCreate"), "{errors}");
+        assert!(errors.contains("refused cuGreenCtxCreate"), "{errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
         world.settle();
     }
 }
 
 #[test]
-fn streams_of_green_contexts_count() {
+fn streams_of_green_contexts_are_charged() {
     let cap = CONTEXT + 40 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -933,10 +940,10 @@ fn streams_of_green_contexts_count() {
     world.judge_end(cap);
 }
 
-/// A thread destroys a green context, and with that perhaps the primary one, as long as others make
-/// more of them.
+/// One thread destroys a green context, and with it perhaps the primary one, while other threads
+/// make more of them.
 #[test]
-fn what_is_made_while_a_context_may_go_counts() {
+fn green_contexts_made_during_a_destruction_are_charged() {
     let cap = CONTEXT + 40 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -961,7 +968,7 @@ fn what_is_made_while_a_context_may_go_counts() {
 }
 
 #[test]
-fn contexts_for_graphics_are_contexts() {
+fn graphics_contexts_are_charged_as_contexts() {
     let cap = 2 * CONTEXT + 100 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();

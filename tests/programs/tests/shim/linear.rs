@@ -1,14 +1,15 @@
-//! `cuMemAlloc`, `cuMemAllocPitch` and `cuMemAllocManaged`: the memory counts, not the requests.
+//! `cuMemAlloc`, `cuMemAllocPitch` and `cuMemAllocManaged` are charged for the memory they take,
+//! not for the bytes requested.
 
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{CONTEXT, MIB, World};
 
 const CAP: u64 = 1024 * MIB;
-/// Charged but not used: the reserve for the driver's own needs and the spare block.
+/// Bytes charged but not used: the reserve for the driver's own needs and the spare block.
 const SLACK: u64 = 6 * MIB;
 
 #[test]
-fn requests_that_just_pass_a_block_take_two() {
+fn requests_just_above_a_block_take_two_blocks() {
     for (size, real) in [("1100000", 2), ("3M-4K", 4), ("2M+1", 4), ("1M+1", 2)] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
@@ -32,7 +33,7 @@ fn requests_that_just_pass_a_block_take_two() {
 
 #[test]
 fn small_requests_share_blocks() {
-    // Requests, and how many of them a block takes.
+    // Request sizes, each with the number of requests that share a block.
     for (size, per_block) in [
         ("20000", 102),
         ("400000", 5),
@@ -60,12 +61,12 @@ fn a_full_group_serves_what_fits_into_a_held_block_and_nothing_else() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc held 4096", "0"), ("alloc neighbour 4096", "0")]);
-    // Down to the last block that can be had.
+    // The requests take all blocks up to the last one.
     for size in ["64M", "2M"] {
         program.numbers(&format!("fill rest-{size} {size}"));
     }
-    // Beside the neighbour there is room, and a block of its own is not to be had: the driver's own
-    // answer, not ours.
+    // The held block has room beside the neighbour, and another block is not available: the refusal
+    // is the driver's own answer.
     let used = world.machine().used();
     program.expect(&[("alloc inside 4096", "0")]);
     assert_eq!(world.machine().used(), used, "no block was taken");
@@ -98,7 +99,7 @@ fn small_requests_stop_at_the_limit() {
 }
 
 #[test]
-fn twenty_thousand_crumbs() {
+fn twenty_thousand_small_requests_are_charged_by_blocks() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("many a 20000 512", "0 20000")]);
@@ -112,7 +113,7 @@ fn twenty_thousand_crumbs() {
 }
 
 #[test]
-fn a_hundred_thousand_live() {
+fn a_hundred_thousand_live_allocations_are_charged_exactly() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -130,10 +131,10 @@ fn a_hundred_thousand_live() {
 }
 
 #[test]
-fn a_pitch_is_part_of_the_size() {
+fn pitched_memory_is_charged_with_its_pitch() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    // 16 bytes wide, 512 bytes apart.
+    // A row is 16 bytes wide, and rows are 512 bytes apart.
     program.expect(&[("pitch a 16 204800", "0 512")]);
     assert_eq!(world.machine().used(), CONTEXT + 100 * MIB);
     world.judge(CAP);
@@ -177,7 +178,7 @@ fn managed_memory_is_charged_in_full_and_shown_apart() {
 }
 
 #[test]
-fn pointers_that_are_not_ours_go_to_the_driver() {
+fn unknown_pointers_are_passed_to_the_driver() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -198,8 +199,8 @@ fn pointers_that_are_not_ours_go_to_the_driver() {
 }
 
 #[test]
-fn the_last_byte_can_be_had() {
-    // What our own reserve holds is given up when there is nothing else.
+fn a_program_gets_nearly_every_block_of_the_limit() {
+    // The library gives up its own reserve when no other memory is left.
     let cap = CONTEXT + 100 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -211,7 +212,7 @@ fn the_last_byte_can_be_had() {
 }
 
 #[test]
-fn threads_fill_the_group_to_the_brim_and_no_further() {
+fn threads_fill_the_group_exactly_to_the_limit() {
     let world = World::with(
         CAP,
         &[(
@@ -233,10 +234,11 @@ fn threads_fill_the_group_to_the_brim_and_no_further() {
 }
 
 #[test]
-fn threads_that_take_and_give_leave_nothing() {
+fn threads_that_allocate_and_free_leave_no_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let block = "repeat 300 {\nalloc a 1000\nalloc b 700000\nalloc c 5M\nasync d 1M\nmanaged e 2M\nfree c\nfree b\nfree a\nfree e\nfree-async d\n}";
+    let block = "repeat 300 {\nalloc a 1000\nalloc b 700000\nalloc c 5M\nasync d 1M\nmanaged e 2M\n\
+        free c\nfree b\nfree a\nfree e\nfree-async d\n}";
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:3000"; 4].join(", "));
     program.expect(&[("sync", "0")]);
@@ -247,7 +249,7 @@ fn threads_that_take_and_give_leave_nothing() {
 }
 
 #[test]
-fn the_32_bit_functions_are_charged_as_well() {
+fn the_32_bit_functions_are_charged() {
     let cap = 1024 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -264,7 +266,7 @@ fn the_32_bit_functions_are_charged_as_well() {
         ("pitch-v1 d 1048576 500", "2 0"),
         ("free-v1 a", "0"),
         ("alloc-v1 d 300M", "0"),
-        // Pointers are the same to both.
+        // Both versions of the functions accept the same pointers.
         ("free d", "0"),
         ("free-v1 b", "0"),
         ("free-v1 c", "0"),
@@ -276,15 +278,15 @@ fn the_32_bit_functions_are_charged_as_well() {
     world.judge_end(cap);
 }
 
-/// What the driver has given and the library has not seen yet, another thread's measurement takes
-/// for the driver's own.
+/// Memory that the driver has given and the library has not recorded yet looks to another thread's
+/// measurement like the driver's own.
 #[test]
-fn what_is_measured_before_it_has_a_name_is_put_right() {
+fn a_measurement_during_an_allocation_is_corrected() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     world.machine().knob("jitter", "1");
     world.machine().knob("delay", "cuMemAlloc_v2:80000000");
-    // So old is the last measurement then that the first thread to have its memory renews it.
+    // The last measurement is then too old, and the first thread to get its memory measures again.
     std::thread::sleep(std::time::Duration::from_millis(150));
     assert_eq!(program.say("threads 3 {\nalloc a 20M\n}"), "0:1, 0:1, 0:1");
     assert_eq!(world.machine().used(), CONTEXT + 60 * MIB);

@@ -1,11 +1,11 @@
-//! A limit that changes while programs run.
+//! Limits that change while programs run.
 
 use std::time::Duration;
 
 use gpulimit_programs::world::{MIB, World};
 
 #[test]
-fn a_raised_limit_is_there_at_once() {
+fn a_raised_limit_takes_effect_at_once() {
     let world = World::new(1024 * MIB);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 1000M", "2")]);
@@ -21,7 +21,7 @@ fn a_raised_limit_is_there_at_once() {
 }
 
 #[test]
-fn a_lowered_limit_takes_nothing_away_and_lets_nothing_grow() {
+fn a_lowered_limit_keeps_allocations_and_refuses_growth() {
     let world = World::new(4096 * MIB);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -53,7 +53,7 @@ fn a_lowered_limit_takes_nothing_away_and_lets_nothing_grow() {
 }
 
 #[test]
-fn a_pool_above_a_lowered_limit_still_serves_what_it_has() {
+fn a_pool_above_a_lowered_limit_serves_its_reserve() {
     let world = World::new(2048 * MIB);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -70,7 +70,7 @@ fn a_pool_above_a_lowered_limit_still_serves_what_it_has() {
 }
 
 #[test]
-fn changes_in_the_middle_of_work_never_let_more_through_than_the_largest() {
+fn changing_limits_never_allow_more_than_the_largest() {
     let world = World::new(1024 * MIB);
     let mut program = world.on_gpu();
     program.tell("repeat 400 {\nmany a 10 30M\nfree-many a\n}");
@@ -85,7 +85,7 @@ fn changes_in_the_middle_of_work_never_let_more_through_than_the_largest() {
 }
 
 #[test]
-fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
+fn a_request_waiting_for_a_dead_process_sees_a_changed_limit() {
     let world = World::with(4096 * MIB, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 2500M", "0")]);
@@ -97,13 +97,14 @@ fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
         "it waits"
     );
     world.set(3000 * MIB);
-    // There is room under the limit with which it began, and none under the one that holds.
+    // The request would fit under the limit at its beginning, but not under the limit that holds
+    // now.
     assert_eq!(program.answer(), "2");
     world.machine().knob("kill-lag-ms", "0");
     program.expect(&[("alloc a 2400M", "0")]);
     world.judge(4096 * MIB);
 
-    // The other way round: room comes with the limit before it comes with the dead.
+    // In the other direction the raised limit makes room before the dead process's memory is free.
     program.expect(&[("free a", "0")]);
     let mut holder = world.on_gpu();
     holder.expect(&[("alloc a 1500M", "0")]);
@@ -118,6 +119,6 @@ fn a_request_that_waits_for_the_dead_sees_the_limit_change() {
     assert_eq!(program.answer(), "0");
     assert!(
         world.machine().used() > 3000 * MIB,
-        "the dead one is still there"
+        "the dead program's memory is already free"
     );
 }

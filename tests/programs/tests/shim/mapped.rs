@@ -1,4 +1,4 @@
-//! `cuMemCreate`: memory lives as long as a handle or a mapping, and is charged as long.
+//! `cuMemCreate` memory lives as long as its last handle or mapping, and is charged for that long.
 
 use gpulimit_programs::world::{CONTEXT, MIB, World};
 
@@ -31,7 +31,7 @@ fn released_memory_counts_while_it_is_mapped() {
 }
 
 #[test]
-fn every_reference_and_every_mapping_keeps_it() {
+fn every_reference_and_mapping_keeps_the_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -61,8 +61,8 @@ fn every_reference_and_every_mapping_keeps_it() {
 }
 
 #[test]
-fn the_order_of_a_well_known_library() {
-    // Retain, release, unmap, release.
+fn releasing_before_unmapping_keeps_the_figures_exact() {
+    // The library calls retain, release, unmap and release in this order.
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("reserve range 40M", "0")]);
@@ -83,7 +83,7 @@ fn the_order_of_a_well_known_library() {
 }
 
 #[test]
-fn a_refused_or_failed_call_changes_nothing() {
+fn a_refused_or_failed_call_keeps_the_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -116,7 +116,7 @@ fn a_refused_or_failed_call_changes_nothing() {
 }
 
 #[test]
-fn host_memory_is_not_ours() {
+fn host_memory_is_not_charged() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("create-on-host a 4096M", "0"), ("release a", "0")]);
@@ -126,14 +126,15 @@ fn host_memory_is_not_ours() {
 }
 
 #[test]
-fn threads_that_release_and_unmap_at_once() {
+fn threads_can_release_and_unmap_at_once() {
     let knobs = [(
         "GPULIMIT_SIM_LATENCY",
         "cuMemRelease:50000,cuMemUnmap:50000,cuMemCreate:20000",
     )];
     let world = World::with(CAP, &knobs);
     let mut program = world.on_gpu();
-    let block = "reserve range 40M\nrepeat 100 {\ncreate a 20M 0\nmap range 0 a 20M\nretain-handle b range 0\nrelease a\nunmap range 0 20M\nrelease b\n}";
+    let block = "reserve range 40M\nrepeat 100 {\ncreate a 20M 0\nmap range 0 a 20M\n\
+        retain-handle b range 0\nrelease a\nunmap range 0 20M\nrelease b\n}";
     let answer = program.say(&format!("threads 6 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:601"; 6].join(", "));
     assert_eq!(world.machine().used(), CONTEXT);

@@ -1,4 +1,4 @@
-//! GPUs that are cut into MIG instances: each instance has its own memory, UUID and limit.
+//! GPUs split into MIG instances: each instance has its own memory, UUID and limit.
 
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -7,7 +7,7 @@ use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventu
 const CAP: u64 = 1024 * MIB;
 const RESERVE: u64 = 4 * MIB;
 
-/// Two GPUs of two instances; NVML calls them 0.0, 0.1, 1.0 and 1.1.
+/// Two GPUs with two instances each, which NVML calls 0.0, 0.1, 1.0 and 1.1.
 const CUT: [(&str, &str); 2] = [("GPULIMIT_SIM_GPUS", "2"), ("GPULIMIT_SIM_MIG", "2")];
 const NAMES: [&str; 4] = ["0.0", "0.1", "1.0", "1.1"];
 
@@ -19,7 +19,7 @@ fn uuids(world: &World) -> Vec<String> {
     uuids
 }
 
-/// Another limit for each instance.
+/// Returns the limit of an instance; each instance has another one.
 fn cap(instance: usize) -> u64 {
     CAP + instance as u64 * 100 * MIB
 }
@@ -35,7 +35,7 @@ fn limited() -> World {
     world
 }
 
-/// A program in the group that chooses an instance.
+/// Starts a program of the group that selects an instance.
 fn within(world: &World, instance: usize) -> Session {
     let mut command = world.limited(world::program());
     command.env("CUDA_VISIBLE_DEVICES", &uuids(world)[instance]);
@@ -87,7 +87,7 @@ fn every_instance_has_the_limit_of_its_uuid() {
 }
 
 #[test]
-fn instances_of_one_gpu_count_apart() {
+fn instances_of_one_gpu_are_charged_separately() {
     let world = limited();
     let (mut one, mut two) = (within(&world, 2), within(&world, 3));
     one.expect(&[("alloc a 500M", "0"), ("alloc b 400M", "2")]);
@@ -111,7 +111,7 @@ fn instances_of_one_gpu_count_apart() {
 }
 
 #[test]
-fn the_gpu_around_the_instances_is_as_the_driver_says() {
+fn the_gpu_of_the_instances_shows_the_drivers_figures() {
     let world = limited();
     let mut program = within(&world, 2);
     let mut mate = within(&world, 3);
@@ -123,7 +123,7 @@ fn the_gpu_around_the_instances_is_as_the_driver_says() {
     for gpu in ["nvml 0", "nvml 1"] {
         assert_eq!(program.say(gpu), stranger.say(gpu), "the sums of {gpu}");
     }
-    // Of the processes in them only the group's are shown.
+    // The lists show only the group's processes in the instances.
     let mut ours = [(program.pid(), CONTEXT), (mate.pid(), CONTEXT + 10 * MIB)];
     ours.sort_unstable();
     let [(first, a), (second, b)] = ours;
@@ -143,7 +143,7 @@ fn the_gpu_around_the_instances_is_as_the_driver_says() {
 }
 
 #[test]
-fn a_limit_for_all_is_one_for_each_instance() {
+fn a_limit_for_all_devices_holds_for_each_instance() {
     let world = World::with(CAP, &CUT);
     for instance in [1, 2] {
         let mut program = within(&world, instance);
@@ -159,7 +159,7 @@ fn a_limit_for_all_is_one_for_each_instance() {
 }
 
 #[test]
-fn a_job_names_its_instance() {
+fn a_job_limits_an_instance_by_its_uuid() {
     let world = World::without_group(&CUT);
     let uuids = uuids(&world);
     let start = |max: &str| {
@@ -181,7 +181,7 @@ fn a_job_names_its_instance() {
         program.end();
         assert!(eventually(|| world.machine().gpu(1).used == 0));
     }
-    // A limit for another one is none for this: no memory rather than no limit.
+    // A limit for another instance gives this one no memory, rather than no limit.
     let mut program = start(&format!("{}=1G", &uuids[0][..12]));
     assert_eq!(program.say("start"), "0 800");
     let (_, errors) = program.end();
@@ -189,7 +189,7 @@ fn a_job_names_its_instance() {
 }
 
 #[test]
-fn the_controller_names_the_instances_of_a_gpu_that_is_cut() {
+fn the_controller_names_the_instances_of_a_split_gpu() {
     let world = limited();
     let uuids = uuids(&world);
     let controller = |arguments: &[&str]| {
@@ -219,7 +219,7 @@ fn the_controller_names_the_instances_of_a_gpu_that_is_cut() {
     }
     let rules = || world.group().limits().expect("limits").rules();
     assert!(rules().expect("rules").same_as(&before));
-    // The instance itself, by its UUID and the beginning of that.
+    // A limit can be set for the instance itself, by its UUID or the beginning of the UUID.
     for name in [&*uuids[3], &uuids[3][..12]] {
         let output = controller(&["set", GROUP, max, "--device", name]);
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -234,7 +234,7 @@ fn the_controller_names_the_instances_of_a_gpu_that_is_cut() {
     assert!(text(&output.stderr).contains(&uuids[0]));
 }
 
-/// The UUID of the GPU with this index, as `gpulimit doctor` shows it.
+/// Returns the UUID that `gpulimit doctor` shows for the GPU with this index.
 fn doctor_gpu(said: &str, index: u32) -> String {
     let line = said
         .lines()
@@ -247,7 +247,7 @@ fn doctor_gpu(said: &str, index: u32) -> String {
 }
 
 #[test]
-fn a_share_is_that_of_the_instance() {
+fn a_percentage_is_a_share_of_the_instance() {
     let world = World::without_group(&CUT);
     let mut program = {
         let mut command = world.preloaded(world::program());
@@ -255,7 +255,7 @@ fn a_share_is_that_of_the_instance() {
         Session::start(command)
     };
     program.expect(&[("start", "0 0")]);
-    // An even part of the GPU, in whole blocks of 2 MiB.
+    // An instance has an equal part of the GPU, in whole blocks of 2 MiB.
     let instance = 85_017_493_504u64 / 2 / (2 * MIB) * (2 * MIB);
     let total = program.numbers("total 0")[1];
     assert_eq!(total, instance / 2);

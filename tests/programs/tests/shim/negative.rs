@@ -1,19 +1,19 @@
-//! Wrong handles: whatever a program passes to a hooked function, it gets what it gets without us,
-//! be it a status or a signal, and no other function of the driver is asked about a handle that the
-//! driver refuses.
+//! Wrong handles: whatever a program passes to a hooked function, the program gets the same status
+//! or signal as without gpulimit, and the library asks no other function of the driver about a
+//! handle that the driver refuses.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{self, World};
 
-/// `tests/gpu/handles.py`, which calls every function with every wrong handle, each in a process of
-/// its own.
+/// Returns the path of `tests/gpu/handles.py`, which calls every function with every wrong handle,
+/// each in a process of its own.
 fn cases() -> PathBuf {
     world::repository().join("tests/gpu/handles.py")
 }
 
-/// Runs it with these arguments, which ends with the name of the file that it writes.
+/// Runs the script with these arguments followed by the name of the file that it writes.
 fn ask(mut command: Command, arguments: &[&str], file: &Path) {
     command.arg(cases()).args(arguments).arg("--out").arg(file);
     let status = command.status().expect("Python runs");
@@ -26,7 +26,8 @@ fn same_with(knobs: &[(&str, &str)]) {
     let differences = limited.file("differences");
     let python = Path::new("python3");
     let mut left = String::new();
-    // What depends on what the process has had at an address before counts only if it comes again.
+    // A difference may depend on what the process had at an address before; only a difference that
+    // comes again counts.
     for round in 0..3 {
         let again = differences.display().to_string();
         let again: &[&str] = if round == 0 {
@@ -39,7 +40,7 @@ fn same_with(knobs: &[(&str, &str)]) {
         command.env("GPULIMIT_MAX", "60G");
         ask(command, again, &found);
         let text = std::fs::read_to_string(&found).expect("outcomes");
-        // Every function has at least the case in which nothing is wrong.
+        // Every function has at least one case in which all handles are valid.
         assert!(
             round > 0 || text.matches(" valid\"").count() > 100,
             "{text}"
@@ -57,12 +58,12 @@ fn same_with(knobs: &[(&str, &str)]) {
 }
 
 #[test]
-fn wrong_handles_get_what_they_get_without_us() {
+fn wrong_handles_get_the_drivers_answer() {
     same_with(&[]);
 }
 
-/// Contexts and streams are on any of several GPUs.
+/// The contexts and streams are on either of several GPUs.
 #[test]
-fn wrong_handles_get_what_they_get_on_several_gpus() {
+fn wrong_handles_get_the_drivers_answer_on_several_gpus() {
     same_with(&[("GPULIMIT_SIM_GPUS", "2")]);
 }

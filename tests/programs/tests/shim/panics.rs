@@ -1,11 +1,12 @@
-//! A fault of the library's own ends in it: the program goes on, whatever it wants of backtraces.
+//! A panic in the library stays in the library: the program goes on, whatever backtraces it asks
+//! for.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 2048 * MIB;
 
 #[test]
-fn a_panic_ends_in_the_library() {
+fn a_panic_stays_in_the_library() {
     for backtrace in ["0", "1", "full"] {
         let world = World::new(CAP);
         let mut command = world.limited(world::program());
@@ -27,20 +28,20 @@ fn a_panic_ends_in_the_library() {
     }
 }
 
-/// Where a debug build panics between the charge for a call and the call; what the program does
-/// before, and the call.
+/// Points where a debug build panics between the charge for a call and the call, each with the
+/// commands before and the call.
 const FAULTS: &[(&str, &[&str], &str)] = &[
     ("large", &[], "alloc x 300M"),
     ("small", &[], "alloc x 64K"),
-    // A spare block pays.
+    // A spare block serves the request.
     ("small", &["alloc a 64K", "free a"], "alloc x 64K"),
-    // The group is full, and a block of the driver's reserve pays.
+    // The group is full, and a block of the driver's reserve serves the request.
     ("small", &["alloc a 64K", "fill b 2M"], "alloc x 64K"),
     ("array", &[], "array x 4096,4096"),
     ("vmm", &[], "create x 300M 0"),
     ("managed", &[], "managed x 300M"),
     ("pool", &[], "async x 300M"),
-    // The headroom of the pool pays.
+    // The headroom of the pool serves the request.
     ("pool", &["async a 1M"], "async x 1M"),
     ("unknown-pool", &["unseen-pool p 0"], "async-from x p 300M"),
     ("measured", &[], "stream x"),
@@ -56,7 +57,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// A program with a debug build of the library. `None` where the tests run what was built
+/// Starts a program with a debug build of the library. `None` where the tests run a library built
 /// elsewhere, which has no faults.
 fn faulty(world: &World, point: &str) -> Option<Session> {
     let Some(library) = world::faulty_shim() else {
@@ -72,7 +73,7 @@ fn faulty(world: &World, point: &str) -> Option<Session> {
 }
 
 #[test]
-fn what_is_paid_for_a_call_goes_back_when_the_library_panics() {
+fn a_panic_uncharges_the_call() {
     for (point, before, call) in FAULTS {
         let world = World::new(CAP);
         let Some(mut program) = faulty(&world, "") else {
@@ -89,18 +90,18 @@ fn what_is_paid_for_a_call_goes_back_when_the_library_panics() {
         assert!(world.usage(0).charged <= charged, "{point}: {call}");
         assert_eq!(world.counted(0), counted, "{point}: {call}");
         assert_eq!(program.say(call), "0", "{point}: {call}");
-        // All that the group has left, and no more.
+        // The group gives out all that it has left, and no more.
         program.say("fill rest 2M");
         assert_eq!(program.say("alloc y 4M"), "2", "{point}: {call}");
         world.judge(CAP);
         let (status, said) = program.end();
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains(&format!("the fault {point}")), "{said}");
+        assert!(said.contains(&format!("fault {point}")), "{said}");
         world.judge_end(CAP);
     }
 }
 
-/// A fault in the question whether there is a limit is no reason to run without one.
+/// A panic in the question whether there is a limit must not let the program run without one.
 #[test]
 fn the_limit_holds_after_a_panic_at_the_first_call() {
     for (point, first) in [("question", "0"), ("first-use", "999")] {
@@ -114,7 +115,7 @@ fn the_limit_holds_after_a_panic_at_the_first_call() {
         world.judge(CAP);
         let (status, said) = program.end();
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains(&format!("the fault {point}")), "{said}");
+        assert!(said.contains(&format!("fault {point}")), "{said}");
         world.judge_end(CAP);
     }
 }

@@ -1,6 +1,6 @@
-//! The administrator's rules hold, whatever the environment says and when it is empty. The programs
-//! see the world's root as the machine's own, /run/gpulimit, in a mount namespace of theirs; that
-//! takes root.
+//! The administrator's rules hold, whatever the environment says, also if it is empty. In a mount
+//! namespace of their own, the programs see the world's root at the machine's own place,
+//! /run/gpulimit; these tests therefore need root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use gpulimit_group::Members;
 use gpulimit_policy::rules;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
 
-/// Users of the machine of these tests.
+/// Users of the simulated machine.
 const ALICE: u32 = 41_001;
 const BOB: u32 = 41_002;
 const RUNNER: u32 = 41_004;
-/// As config/policy/container-host.toml has it.
+/// The user id that config/policy/container-host.toml gives to its example user.
 const BATCH: u32 = 2_000;
 
 /// A world whose users and rules are the machine's.
@@ -22,9 +22,9 @@ struct Machine {
     world: World,
 }
 
-/// False where the tests cannot be run, which is said.
+/// Returns whether these tests can run here; prints why if they cannot.
 fn may_run() -> bool {
-    // A user namespace of ours may allow the first alone.
+    // In a user namespace, the first condition can hold without the second.
     world::may_mount() && is_root()
 }
 
@@ -54,15 +54,21 @@ impl Machine {
         Machine { world }
     }
 
-    /// A command as this user, on this machine: with its users, and the world's root where the
-    /// machine's is. Nothing else is in its environment but what scripts/mutants has to say.
+    /// Returns a command of this user on this machine, with the machine's users, and with the
+    /// world's root at the machine's place. The environment holds only these variables, those of
+    /// the simulated driver and those of scripts/mutants.
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
-        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit && mount --bind \"$1/root\" /run/gpulimit \
-            && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } && mkdir -p \"$1/etc/gpulimit\" \
-                && cp \"$1/policy.toml\" \"$1/etc/gpulimit/gpulimit.toml\" && mount --bind \"$1/etc\" /etc; fi \
+        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit \
+            && mount --bind \"$1/root\" /run/gpulimit \
+            && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } \
+            && mkdir -p \"$1/etc/gpulimit\" \
+                && cp \"$1/policy.toml\" \"$1/etc/gpulimit/gpulimit.toml\" \
+                && mount --bind \"$1/etc\" /etc; fi \
             && mount --bind \"$1/passwd\" /etc/passwd && mount --bind \"$1/group\" /etc/group \
-            && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts /etc/hosts; fi \
-            && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid --init-groups env -i \"$@\"";
+            && if [ -e \"$1/containers\" ]; then mount --bind \"$1/containers/\"*/hosts \
+            /etc/hosts; fi \
+            && uid=$2 && shift 2 && exec setpriv --reuid=$uid --regid=$uid \
+            --init-groups env -i \"$@\"";
         let folder = self.world.file("");
         let mut inner = Command::new(program);
         self.world.machine().enter(&mut inner);
@@ -90,7 +96,7 @@ impl Machine {
         command
     }
 
-    /// `gpu-script` under the preload, and what else is in its environment.
+    /// Starts `gpu-script` with the library preloaded and these variables.
     fn start(&self, uid: u32, variables: &[(&str, &str)]) -> Session {
         let library = world::shim();
         let library = library.to_str().expect("UTF-8");
@@ -116,7 +122,7 @@ impl Machine {
         self.world.root().path().join(rules::FILE)
     }
 
-    /// The GPU is closed, with one line that says this.
+    /// Asserts that the GPU is closed for this user, with one line that contains `says`.
     #[track_caller]
     fn closed(&self, uid: u32, variables: &[(&str, &str)], says: &str) {
         let mut program = self.start(uid, variables);
@@ -130,7 +136,7 @@ impl Machine {
     }
 }
 
-/// 2,000 MiB for each user, 3,000 for both.
+/// A policy with 2,000 MiB for each user and 3,000 MiB for all users together.
 const POLICY: &str = r#"
 [group.lab]
 max = "3000M"
@@ -144,9 +150,9 @@ unix_group = "lab"
 group = "lab/{user}"
 "#;
 
-/// A program that may use 2,000 MiB, and knows it.
+/// Asserts that the program may use 2,000 MiB, and that the driver reports this size.
 #[track_caller]
-fn is_limited(program: &mut Session) {
+fn assert_limited(program: &mut Session) {
     program.expect(&[
         ("start", "0 0"),
         ("alloc a 1600M", "2"),
@@ -163,8 +169,8 @@ fn an_empty_environment_is_limited_by_a_rule() {
     let machine = Machine::new(1);
     machine.apply(POLICY);
     let mut alice = machine.start(ALICE, &[]);
-    is_limited(&mut alice);
-    // Her programs share her limit, and all share the one above.
+    assert_limited(&mut alice);
+    // Alice's programs share her limit, and all users share the limit of the group above.
     let mut second = machine.start(ALICE, &[]);
     second.expect(&[("init", "0"), ("retain 0", "2")]);
     let mut bob = machine.start(BOB, &[]);
@@ -178,14 +184,14 @@ fn an_empty_environment_is_limited_by_a_rule() {
     let (_, errors) = alice.end();
     assert!(errors.contains("group lab/alice uses"), "{errors}");
     assert!(machine.world.machine().peak() <= 3000 * MIB);
-    // Exempted.
+    // The policy exempts root.
     let mut root = machine.start(0, &[]);
     root.expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
     root.end_quietly();
 }
 
 #[test]
-fn no_variable_leads_out_of_the_assigned_group() {
+fn no_variable_overrides_the_assigned_group() {
     if !may_run() {
         return;
     }
@@ -202,21 +208,21 @@ fn no_variable_leads_out_of_the_assigned_group() {
         [("CUDA_DEVICE_MEMORY_LIMIT", "0"), ("GPULIMIT_ROOT", own)],
     ] {
         let mut alice = machine.start(ALICE, &variables);
-        is_limited(&mut alice);
+        assert_limited(&mut alice);
         alice.end();
     }
     for name in ["lab", "lab/bob", "bob", "job-1-2"] {
         let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, and programs run only in it and in groups below it";
         machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
     }
-    // Taken out after the start.
+    // The program removes the variable after its start.
     let mut alice = machine.start(ALICE, &[("GPULIMIT_GROUP", "lab/alice")]);
     alice.expect(&[("unsetenv GPULIMIT_GROUP", "0")]);
-    is_limited(&mut alice);
+    assert_limited(&mut alice);
 }
 
 #[test]
-fn a_job_gets_a_group_below_where_that_is_allowed() {
+fn a_job_gets_a_group_below_the_assigned_one() {
     if !may_run() {
         return;
     }
@@ -235,10 +241,10 @@ fn a_job_gets_a_group_below_where_that_is_allowed() {
             .any(|group| group.name().starts_with("lab/alice/job-")),
         "{groups:?}"
     );
-    // It counts above as well.
+    // Memory of the job is also charged in the group above.
     let mut second = machine.start(ALICE, &[]);
     second.expect(&[("start", "0 0"), ("alloc a 800M", "2")]);
-    // Taken out after the start, it stays in its job's group.
+    // A program that removes the variables after its start stays in its job's group.
     let mut third = machine.start(BOB, &[("GPULIMIT_MAX", "1000M")]);
     third.expect(&[
         ("unsetenv GPULIMIT_GROUP", "0"),
@@ -257,7 +263,7 @@ fn a_job_gets_a_group_below_where_that_is_allowed() {
 }
 
 #[test]
-fn rules_by_what_a_program_is() {
+fn rules_match_executables_and_cgroups() {
     if !may_run() {
         return;
     }
@@ -278,8 +284,8 @@ fn rules_by_what_a_program_is() {
     }
 }
 
-/// What a user can do with namespaces of his own, none of which takes a privilege. `$1` is the
-/// program.
+/// Commands by which a user makes namespaces without any privilege. `$1` is the program, `$2` the
+/// directory of groups.
 const NAMESPACES: [&str; 8] = [
     "exec unshare -r \"$1\"",
     "exec unshare -U \"$1\"",
@@ -288,19 +294,22 @@ const NAMESPACES: [&str; 8] = [
     "exec unshare -rC \"$1\"",
     "exec unshare -rm sh -c 'mount -t tmpfs tmpfs /run/gpulimit && exec \"$1\"' sh \"$1\"",
     "exec unshare -rm sh -c 'mount -t tmpfs tmpfs /run && exec \"$1\"' sh \"$1\"",
-    // The map of users, and the namespace that a process says it is in, are those of the machine.
-    "exec 9< /proc/self/ns/user && exec unshare -rm sh -c 'p=/run && mount -t tmpfs tmpfs $p && mkdir -p $p/self/ns $p/self/fd \
-        && echo 0 0 4294967295 > $p/self/uid_map && : > $p/user && mount --bind /proc/self/fd/9 $p/user && ln -s /proc/user $p/self/ns/user \
-        && mkdir $p/gpulimit && mount --bind \"$2\" $p/gpulimit && mount --rbind $p /proc && exec \"$1\"' sh \"$1\" \"$2\"",
+    // The program sees the machine's user map and names the machine's user namespace as its own.
+    "exec 9< /proc/self/ns/user && exec unshare -rm sh -c 'p=/run && mount -t tmpfs tmpfs $p \
+        && mkdir -p $p/self/ns $p/self/fd \
+        && echo 0 0 4294967295 > $p/self/uid_map && : > $p/user \
+        && mount --bind /proc/self/fd/9 $p/user && ln -s /proc/user $p/self/ns/user \
+        && mkdir $p/gpulimit && mount --bind \"$2\" $p/gpulimit && mount --rbind $p /proc \
+        && exec \"$1\"' sh \"$1\" \"$2\"",
 ];
 
 #[test]
-fn in_a_user_namespace_the_gpu_is_closed() {
+fn rules_close_the_gpu_in_a_user_namespace() {
     if !may_run() {
         return;
     }
     let machine = Machine::new(1);
-    // Both who is exempted by what he executes and who is limited by it.
+    // One of the users is exempted by the executable, the other is limited by it.
     let policy = format!("{POLICY}[[rule]]\nexecutable = \"*\"\ngroup = \"none\"\n");
     machine.apply(&policy);
     if !unprivileged_namespaces(&machine) {
@@ -325,15 +334,15 @@ fn in_a_user_namespace_the_gpu_is_closed() {
             );
         }
     }
-    // Outside of them nothing has changed.
-    is_limited(&mut machine.start(ALICE, &[]));
+    // Programs outside the namespaces are limited as before.
+    assert_limited(&mut machine.start(ALICE, &[]));
     machine
         .start(41_003, &[])
         .expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
 }
 
 #[test]
-fn in_a_user_namespace_nothing_changes_where_there_are_no_rules() {
+fn without_rules_user_namespaces_change_nothing() {
     if !may_run() {
         return;
     }
@@ -356,20 +365,20 @@ fn in_a_user_namespace_nothing_changes_where_there_are_no_rules() {
         command.arg(machine.world.root().path());
         Session::start(command)
     };
-    // The last one has no `/proc`, which the driver needs.
+    // The last script leaves no `/proc`, which the driver needs.
     let scripts = &NAMESPACES[..NAMESPACES.len() - 1];
     let all = |with_root: bool| {
         for script in scripts {
             start(script, &[]).expect(&[("start", "0 0"), ("alloc a 5000M", "0")]);
-            // A limit that he gives himself holds.
+            // A limit that the user sets for their own program holds.
             if with_root && script.contains("unshare -r ") && !script.contains("-U") {
                 let own = [("GPULIMIT_ROOT", root), ("GPULIMIT_MAX", "2000M")];
-                is_limited(&mut start(script, &own));
+                assert_limited(&mut start(script, &own));
             }
         }
     };
     all(true);
-    // Nor with a policy that has no rules.
+    // A policy without rules changes nothing either.
     machine.apply("[group.a]\nmax = '1000M'\n");
     assert!(!machine.rules().exists());
     for script in scripts.iter().filter(|script| !script.contains("tmpfs")) {
@@ -377,10 +386,10 @@ fn in_a_user_namespace_nothing_changes_where_there_are_no_rules() {
     }
 }
 
-/// As docs/containers.md says for engines without root: the image's own file system, and the root
-/// of groups at a place of its own.
+/// Starts the container as docs/containers.md describes it for rootless engines: with the image's
+/// own file system, and with the directory of groups mounted at another place.
 #[test]
-fn a_rootless_container_is_in_the_group_that_its_user_mounts() {
+fn a_rootless_container_joins_its_users_group() {
     if !may_run() {
         return;
     }
@@ -391,7 +400,8 @@ fn a_rootless_container_is_in_the_group_that_its_user_mounts() {
         return;
     }
     const CONTAINER: &str = "exec unshare -rm sh -c 'p=/run/inside && mount -t tmpfs tmpfs /etc \
-        && mount --bind /run/gpulimit /mnt && mount -t tmpfs tmpfs /run && mkdir $p && mount --bind /mnt $p \
+        && mount --bind /run/gpulimit /mnt && mount -t tmpfs tmpfs /run && mkdir $p \
+        && mount --bind /mnt $p \
         && GPULIMIT_ROOT=$p exec \"$1\"' sh \"$1\"";
     let library = world::shim();
     let library = library.to_str().expect("UTF-8");
@@ -401,7 +411,7 @@ fn a_rootless_container_is_in_the_group_that_its_user_mounts() {
         command.args(["-c", CONTAINER, "sh"]).arg(world::program());
         let mut program = Session::start(command);
         if is_hers {
-            is_limited(&mut program);
+            assert_limited(&mut program);
         } else {
             program.expect(&[("init", "0"), ("retain 0", "800")]);
         }
@@ -415,7 +425,7 @@ fn unprivileged_namespaces(machine: &Machine) -> bool {
 }
 
 #[test]
-fn a_group_that_cannot_be_joined_closes_the_gpu_or_leaves_it_open() {
+fn on_error_decides_about_a_missing_group() {
     if !may_run() {
         return;
     }
@@ -443,14 +453,14 @@ fn a_group_that_cannot_be_joined_closes_the_gpu_or_leaves_it_open() {
             errors.contains("runs without a limit") && errors.contains("rule 2"),
             "{errors}"
         );
-        // Not by a group of his own choice.
+        // A group that the user chose must exist even with `on_error = "open"`.
         let bob = [("GPULIMIT_GROUP", "lab/bob/none")];
         machine.closed(BOB, &bob, "no group lab/bob/none");
     }
 }
 
 #[test]
-fn rules_that_cannot_be_followed_close_the_gpu() {
+fn damaged_or_foreign_rules_close_the_gpu() {
     if !may_run() {
         return;
     }
@@ -475,21 +485,21 @@ fn rules_that_cannot_be_followed_close_the_gpu() {
     fs::write(machine.rules(), "gpulimit-rules 2\n").expect("written");
     machine.closed(ALICE, &[], "another version");
     fs::write(machine.rules(), &good).expect("written");
-    // A member of the unix group who has come since.
+    // Carol joined the unix group after the policy was applied.
     fs::write(machine.world.file("group"), "lab:x:41000:alice,bob,carol\n").expect("written");
     machine.closed(41_003, &[], "none for user 41003 yet");
     let mut alice = machine.start(ALICE, &[]);
-    is_limited(&mut alice);
+    assert_limited(&mut alice);
 }
 
 #[test]
-fn a_program_without_descriptors_is_told_what_it_lacks() {
+fn a_program_out_of_descriptors_is_told_which_file_failed() {
     if !may_run() {
         return;
     }
     let machine = Machine::new(1);
     machine.apply(POLICY);
-    // Of what this test has inherited nothing is left open.
+    // The script closes every descriptor that the program would inherit from this test.
     const FEW: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-; ulimit -n $1; shift; exec \"$@\"";
     let library = world::shim().display().to_string();
     for (descriptors, asked_for) in [("4", "/proc/self/ns/user"), ("5", "ledger")] {
@@ -510,7 +520,7 @@ fn a_program_without_descriptors_is_told_what_it_lacks() {
 }
 
 #[test]
-fn a_user_has_a_policy_of_his_own() {
+fn users_may_apply_policies_of_their_own() {
     if !may_run() {
         return;
     }
@@ -536,7 +546,7 @@ fn a_user_has_a_policy_of_his_own() {
 }
 
 #[test]
-fn doctor_says_which_rule_holds() {
+fn doctor_names_the_rule_that_applies() {
     if !may_run() {
         return;
     }
@@ -551,10 +561,10 @@ fn doctor_says_which_rule_holds() {
     };
     let said = says(ALICE);
     assert!(
-        said.contains("assigned to group lab/alice by rule 2"),
+        said.contains("rule 2 of the administrator's policy assigns you to group lab/alice"),
         "{said}"
     );
-    assert!(!says(0).contains("assigned"));
+    assert!(!says(0).contains("assigns"));
     fs::write(machine.rules(), "damaged").expect("written");
     let said = says(ALICE);
     assert!(
@@ -564,7 +574,7 @@ fn doctor_says_which_rule_holds() {
 }
 
 #[test]
-fn doctor_says_which_rule_holds_for_others() {
+fn doctor_names_the_rule_for_another_process() {
     if !may_run() {
         return;
     }
@@ -580,7 +590,7 @@ fn doctor_says_which_rule_holds_for_others() {
     );
     let said = doctor(&["--user", "bob"]);
     assert!(
-        said.contains("rule 1: lab in the program /usr/bin/train*"),
+        said.contains("rule 1: a process that runs /usr/bin/train* joins lab"),
         "{said}"
     );
     assert!(
@@ -597,14 +607,14 @@ fn doctor_says_which_rule_holds_for_others() {
         said.contains("rule 3 of the administrator's policy assigns it to lab/alice"),
         "{said}"
     );
-    is_limited(&mut alice);
+    assert_limited(&mut alice);
     let said = doctor(&["--pid", &alice.pid().to_string()]);
     assert!(
-        said.contains("it is a member of lab/alice, and uses 1.5 GiB"),
+        said.contains("the process is in group lab/alice and uses 1.5 GiB"),
         "{said}"
     );
     assert!(!said.contains("error "), "{said}");
-    // The rules become others while it runs.
+    // The rules change while the program runs.
     let changed = "[[rule]]\nuser = \"alice\"\ngroup = \"lab\"\n";
     machine.apply(&POLICY.replacen("[[rule]]", &format!("{changed}[[rule]]"), 1));
     let said = doctor(&["--pid", &alice.pid().to_string()]);
@@ -612,7 +622,7 @@ fn doctor_says_which_rule_holds_for_others() {
 }
 
 #[test]
-fn programs_without_cuda_do_not_look_at_the_rules() {
+fn programs_without_cuda_do_not_read_the_rules() {
     if !may_run() {
         return;
     }
@@ -666,7 +676,7 @@ fn every_shipped_policy_is_applied() {
     }
 }
 
-/// A shipped policy, applied.
+/// Returns a machine to which a shipped policy was applied.
 fn shipped(name: &str, gpus: usize) -> Machine {
     let machine = Machine::new(gpus);
     let path = repository().join("config/policy").join(name);
@@ -726,7 +736,7 @@ fn the_ci_runner_has_less_of_the_first_gpu() {
     let gpus = machine.world.machine().gpus();
     let max = |gpu: usize| limits.max(&gpus[gpu].uuid.parse().expect("a UUID"), 100 * MIB);
     assert_eq!((max(0), max(1)), (50 * MIB, 90 * MIB));
-    // A limit of a job's own.
+    // A job may set a limit of its own.
     let mut own = machine.start(RUNNER, &[("GPULIMIT_MAX", "1000M")]);
     own.expect(&[("start", "0 0")]);
     assert_eq!(own.numbers("info")[2], 1000 * MIB);
@@ -738,7 +748,7 @@ fn the_container_host_limits_containers_by_user() {
         return;
     }
     let machine = shipped("container-host.toml", 1);
-    // As an engine mounts its files into a container.
+    // A container engine mounts files of a folder with such a name into its containers.
     let folder = machine
         .world
         .file("containers")

@@ -1,4 +1,4 @@
-//! Stream-ordered memory: the pool's reserve counts, not the pointers.
+//! Stream-ordered memory is charged by the pool's reserve, not by the allocations.
 
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, World};
@@ -6,7 +6,7 @@ use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, World};
 const CAP: u64 = 1024 * MIB;
 
 #[test]
-fn the_reserve_counts() {
+fn a_pool_is_charged_for_its_reserve() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     for (name, size, reserved) in [("a", "1", 32), ("b", "32M+1", 96), ("c", "100M", 224)] {
@@ -28,7 +28,7 @@ fn the_reserve_counts() {
 }
 
 #[test]
-fn a_synchronise_gives_it_back() {
+fn a_synchronise_uncharges_the_released_reserve() {
     for sync in ["sync", "sync null", "event-sync", "sync work"] {
         let world = World::new(CAP);
         let mut program = world.on_gpu();
@@ -42,7 +42,7 @@ fn a_synchronise_gives_it_back() {
         program.expect(&[(sync, "0")]);
         assert!(world.machine().used() < CONTEXT + 10 * MIB, "{sync}");
         world.judge(CAP);
-        // All of it is there again for something else.
+        // The whole reserve is available to another request.
         program.expect(&[("alloc b 480M", "0")]);
         world.judge(CAP);
         program.end_quietly();
@@ -73,9 +73,9 @@ fn a_kept_reserve_stays_charged_until_it_is_trimmed() {
     world.judge_end(CAP);
 }
 
-/// Who measures looks at graphs, too: that would take an hour.
+/// A measurement would look at graphs, too, which takes an hour here.
 #[test]
-fn a_synchronise_measures_nothing() {
+fn a_synchronise_does_not_measure() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("async a 100M", "0"), ("free-async a", "0")]);
@@ -89,7 +89,8 @@ fn a_synchronise_measures_nothing() {
     world.judge_end(CAP);
 }
 
-/// What pools hold is not the driver's own. A look at a pool that fails takes it for empty.
+/// Memory of pools is not the driver's own. A measurement whose look at a pool fails takes the pool
+/// for empty.
 #[test]
 fn a_measurement_looks_at_the_pools() {
     let world = World::new(CAP);
@@ -106,10 +107,10 @@ fn a_measurement_looks_at_the_pools() {
     world.judge_end(CAP);
 }
 
-/// Nothing has been allocated or freed since the last synchronise: the threshold alone makes the
-/// pool shrink in the next.
+/// After a synchronise without allocations or frees, only the lowered threshold makes the pool
+/// shrink in the next one.
 #[test]
-fn a_lowered_threshold_gives_back_with_the_next_synchronise() {
+fn the_next_synchronise_uncharges_after_a_lowered_threshold() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -127,10 +128,10 @@ fn a_lowered_threshold_gives_back_with_the_next_synchronise() {
     world.judge_end(CAP);
 }
 
-/// Growth is paid for together with the headroom that comes after it, and with nothing else.
+/// Growth is charged together with the headroom for the next growth, and with nothing beyond that.
 #[test]
-fn growth_is_served_as_long_as_its_headroom_fits() {
-    // Three steps, the headroom, and the driver's reserve.
+fn growth_is_refused_if_its_headroom_does_not_fit() {
+    // The cap has room for three steps, the headroom, and the driver's reserve.
     let cap = CONTEXT + (3 + 1) * 32 * MIB + 4 * MIB;
     for (cap, answer) in [(cap, "0"), (cap - BLOCK, "2")] {
         let world = World::new(cap);
@@ -142,14 +143,15 @@ fn growth_is_served_as_long_as_its_headroom_fits() {
     }
 }
 
-/// Two pay for growth, and one of them grows: the other's payment is its headroom.
+/// Two threads are charged for growth, and one of them grows the pool: the other's charge becomes
+/// the headroom.
 #[test]
-fn growth_that_another_has_paid_for_counts_in_the_peak() {
+fn growth_covered_by_another_threads_charge_counts_in_the_peak() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("async kept 1M", "0")]);
     world.machine().knob("latency", "cuMemAllocAsync:100000000");
-    // One of them fits into the first step.
+    // One of the allocations fits into the first step.
     assert_eq!(program.say("threads 2 {\nasync a 20M\n}"), "0:1, 0:1");
     assert_eq!(world.machine().used(), CONTEXT + 64 * MIB);
     assert_eq!(world.usage(0).peak, world.machine().gpu(0).peak);
@@ -159,7 +161,7 @@ fn growth_that_another_has_paid_for_counts_in_the_peak() {
 }
 
 #[test]
-fn a_full_gpu_takes_nothing_back_on_another() {
+fn a_full_gpu_leaves_pools_of_other_gpus_alone() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -180,7 +182,7 @@ fn a_full_gpu_takes_nothing_back_on_another() {
 }
 
 #[test]
-fn an_unused_reserve_is_in_nobodys_way() {
+fn an_unused_reserve_makes_way_for_other_requests() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -188,7 +190,7 @@ fn an_unused_reserve_is_in_nobodys_way() {
         ("threshold p max", "0"),
         ("async a 448M", "0"),
         ("free-async a", "0"),
-        // The driver itself would take it from the pool.
+        // The driver itself would take this memory from the pool.
         ("alloc b 480M", "0"),
     ]);
     world.judge(CAP);
@@ -212,7 +214,7 @@ fn an_unused_reserve_is_in_nobodys_way() {
 
 #[test]
 fn reuse_inside_a_full_group_is_never_refused() {
-    // Room for the pool's 448 MiB, its headroom, and not one step more.
+    // The cap has room for the pool's 448 MiB and its headroom, and for less than one step more.
     let cap = CONTEXT + 490 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -225,7 +227,8 @@ fn reuse_inside_a_full_group_is_never_refused() {
         ("free-async a", "0"),
         ("free-async b", "0"),
     ]);
-    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\nfree-async c\nfree-async d";
+    let round = "async a 224M\nasync b 190M\nasync c 1M\nfree-async b\nasync d 30M\nfree-async a\n\
+        free-async c\nfree-async d";
     assert_eq!(program.say(&format!("repeat 50 {{\n{round}\n}}")), "0:400");
     world.judge(cap);
     program.expect(&[
@@ -239,12 +242,13 @@ fn reuse_inside_a_full_group_is_never_refused() {
     world.judge_end(cap);
 }
 
-/// A look at the pool that fails takes it for empty: who is not seen to do so has not looked.
+/// A look at the pool that fails takes the pool for empty, so an unchanged charge proves that the
+/// library did not look.
 #[test]
-fn reuse_of_known_steps_needs_no_look() {
+fn reuse_of_known_steps_does_not_ask_the_driver() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    // What was known of a pool that has been empty since is forgotten.
+    // The library forgets what it knew of a pool once the pool is empty.
     program.expect(&[
         ("async before 100M", "0"),
         ("free-async before", "0"),
@@ -258,30 +262,34 @@ fn reuse_of_known_steps_needs_no_look() {
     let pools = || world.usage(0).by[Category::Pools as usize];
     assert_eq!(pools(), 64 * MIB);
     let fail = |calls| world.machine().knob("fail", calls);
-    // Nor is the driver asked which pool it is.
+    // The library does not ask the driver for the current pool either.
     fail("cuMemPoolGetAttribute:999,cuDeviceGetMemPool:999");
     let reuse = "free-async kept\nasync kept 1M\nfree-async a\nasync a 20M";
     let round = program.say(&format!("repeat 10 {{\n{reuse}\n}}"));
     assert_eq!((&*round, pools()), ("0:40", 64 * MIB));
     program.expect(&[("async c 40M", "0")]);
-    assert_eq!(pools(), 0, "more than a step");
+    assert_eq!(
+        pools(),
+        0,
+        "growth beyond a step asks the driver, which fails"
+    );
     fail("none");
     program.expect(&[("sync", "0")]);
     world.judge(CAP);
     program.expect(&[("free-async kept", "0"), ("async kept 2M", "0")]);
     world.judge(CAP);
-    // The headroom and the driver's reserve.
+    // The headroom and the driver's reserve stay charged.
     let charged = world.machine().used() + (32 + 4) * MIB;
     assert_eq!(world.usage(0).charged, charged, "{:?}", world.usage(0));
     program.end_quietly();
     world.judge_end(CAP);
 }
 
-/// The pool has given a step back and takes one anew where that was: the address is known, and all
-/// the same it has grown.
+/// The pool gives a step back and takes a new one at the same address: the address is known, but
+/// the pool has grown.
 #[test]
-fn growth_at_a_known_address_is_paid_for() {
-    // Three steps, and the driver's part.
+fn growth_at_a_known_address_is_charged() {
+    // The cap has room for three steps and the driver's own memory.
     let cap = CONTEXT + 106 * MIB;
     for (keep, give_back) in [("0", "sync"), ("max", "trim p 0")] {
         let world = World::new(cap);
@@ -295,7 +303,7 @@ fn growth_at_a_known_address_is_paid_for() {
             (give_back, "0"),
         ]);
         assert_eq!(world.machine().used(), CONTEXT + 32 * MIB);
-        // What was given back goes to something else: one step is the headroom.
+        // Linear memory takes the step that was given back, and another step is the headroom.
         program.expect(&[("alloc linear 32M", "0")]);
         let answer = program.say("repeat 3 {\nasync c 32M\n}");
         assert_eq!(answer, "2:3", "{give_back}");
@@ -318,7 +326,7 @@ fn small_reuse_at_the_limit_leaves_the_reserve_alone() {
         ("async a 420M", "0"),
         ("async b 20M", "0"),
     ]);
-    // The rest as linear memory: the group is full.
+    // The rest is filled with linear memory, so the group is full.
     program.say("fill rest 1M");
     let full = world.machine().used();
     let answer = program.say("repeat 100 {\nasync c 8M\nasync d 32M\nfree-async c\n}");
@@ -332,16 +340,16 @@ fn small_reuse_at_the_limit_leaves_the_reserve_alone() {
     world.judge_end(cap);
 }
 
-/// Whether a request fits into the pieces of a pool only the driver knows: its growth is paid for
-/// whether it comes or not.
+/// Only the driver knows whether a request fits into the pieces of a pool, so the library charges
+/// for growth in any case.
 #[test]
-fn a_pool_in_pieces_never_passes_the_limit() {
+fn a_fragmented_pool_keeps_to_the_limit() {
     let cap = CONTEXT + 430 * MIB;
     for size in [2, 31, 33, 64, 190] {
         let world = World::new(cap);
         let mut program = world.on_gpu();
         program.expect(&[("default-pool p 0", "0"), ("threshold p max", "0")]);
-        // Twelve steps with 24 MiB used of each, then 8.
+        // The pool has twelve steps, each with an allocation of 24 MiB and then one of 8 MiB.
         for at in 0..12 {
             program.expect(&[(&format!("async a{at} 24M"), "0")]);
             program.expect(&[(&format!("async b{at} 8M"), "0")]);
@@ -350,10 +358,10 @@ fn a_pool_in_pieces_never_passes_the_limit() {
             program.expect(&[(&format!("free-async a{at}"), "0")]);
         }
         let answer = program.say(&format!("async c {size}M"));
-        // 288 MiB are unused, but nowhere more than 24 in one piece, and no whole step.
+        // 288 MiB are unused, but in pieces of 24 MiB at most, and no step is wholly unused.
         assert_eq!(answer, if size <= 24 { "0" } else { "2" }, "{size} MiB");
         world.judge(cap);
-        // The pool serves what it has as before.
+        // The pool serves its unused memory as before.
         program.expect(&[("async d 24M", "0"), ("async e 20M", "0")]);
         world.judge(cap);
         program.end();
@@ -361,8 +369,8 @@ fn a_pool_in_pieces_never_passes_the_limit() {
     }
 }
 
-/// What is freed behind work that is under way cannot be trimmed yet: a request that needs it waits
-/// for the work, as long as it has patience.
+/// Memory freed behind running work cannot be trimmed yet: a request that needs this memory waits
+/// for the work, within its patience.
 #[test]
 fn a_request_at_the_limit_waits_for_the_work_before_it() {
     let cap = CONTEXT + 490 * MIB;
@@ -378,8 +386,8 @@ fn a_request_at_the_limit_waits_for_the_work_before_it() {
             ("launch m", "0"),
             ("query", "600"),
             ("free-async a", "0"),
-            // It would fit into what was freed before it on its stream. That it does not grow
-            // cannot be known, and not be paid for.
+            // The request would fit into memory freed before it on its stream. The library cannot
+            // know that the pool will not grow, and so cannot leave growth uncharged.
             ("async b 400M", outcome),
             ("async c 8M", "0"),
         ]);
@@ -390,7 +398,7 @@ fn a_request_at_the_limit_waits_for_the_work_before_it() {
 
 #[test]
 fn threads_take_turns_with_the_headroom() {
-    // One step of a pool and its headroom.
+    // The cap has room for one step of a pool and its headroom.
     let cap = CONTEXT + 74 * MIB;
     let world = World::with(cap, &[("GPULIMIT_SIM_LATENCY", "cuMemAllocAsync:200000")]);
     let mut program = world.on_gpu();
@@ -407,7 +415,7 @@ fn threads_take_turns_with_the_headroom() {
 }
 
 #[test]
-fn explicit_pools_and_their_end() {
+fn destroyed_pools_are_uncharged() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -433,7 +441,7 @@ fn explicit_pools_and_their_end() {
 }
 
 #[test]
-fn a_pool_that_cannot_be_destroyed_is_still_there() {
+fn a_pool_that_cannot_be_destroyed_stays_charged() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("pool own 0", "0"), ("async-from a own 100M", "0")]);
@@ -448,10 +456,11 @@ fn a_pool_that_cannot_be_destroyed_is_still_there() {
     world.judge_end(CAP);
 }
 
-/// A pool that lacks room gives back what it holds unused itself, if that will do.
+/// A pool without room first gives back its own unused reserve, if that is enough.
 #[test]
-fn one_pools_reserve_is_not_given_back_for_another_needlessly() {
-    // What both have at first, with their headrooms, and one step; and what they have in the end.
+fn a_pool_first_gives_back_its_own_reserve() {
+    // The cap has room for the two pools at first, with their headrooms and one step, and for what
+    // they hold in the end.
     let cap = CONTEXT + 232 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -492,7 +501,7 @@ fn a_full_group_refuses_growth_with_the_drivers_code() {
 }
 
 #[test]
-fn threads_share_a_pool_at_the_limit() {
+fn threads_sharing_a_pool_keep_to_the_limit() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_LATENCY", "cuMemAllocAsync:10000")]);
     let mut program = world.on_gpu();
     program.expect(&[("default-pool p 0", "0"), ("threshold p max", "0")]);
@@ -513,7 +522,7 @@ fn captured_allocations_are_graph_nodes() {
     let world = World::new(cap);
     let mut program = world.on_gpu();
     program.expect(&[("stream work", "0"), ("capture work", "0")]);
-    // Whatever the driver answers: the capture goes on, and nothing is charged.
+    // Whatever the driver answers, the capture goes on and no charge is made.
     program.say("async node 1M work");
     program.expect(&[("end-capture work", "0")]);
     world.judge(cap);
@@ -521,12 +530,12 @@ fn captured_allocations_are_graph_nodes() {
     world.judge_end(cap);
 }
 
-/// While one thread's allocation makes the pool grow, another's measurement looks at it: what was
-/// paid ahead for the growth pays for it.
+/// While one thread's allocation makes the pool grow, another thread's measurement looks at the
+/// pool: the charge made in advance for the growth covers it.
 #[test]
 fn growth_that_another_thread_sees_is_charged_once() {
-    // Room for growth, but not for a headroom beside it, which would cover for what is charged
-    // twice.
+    // The cap has room for growth, but not for a headroom beside it, which would cover a double
+    // charge.
     let cap = CONTEXT + 50 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -545,8 +554,8 @@ fn growth_that_another_thread_sees_is_charged_once() {
         }
         answer.join().expect("an answer")
     });
-    // A block of the driver's that a stream took may be counted twice, until its own measurement:
-    // never what the pool grew by.
+    // A block that the driver took for a stream may be charged twice until the stream's own
+    // measurement, but the growth of the pool is charged once.
     assert!(
         most <= cap + 2 * BLOCK,
         "{} MiB too many",
@@ -563,7 +572,7 @@ fn managed(world: &World) -> u64 {
     world.usage(0).by[Category::Managed as usize] / MIB
 }
 
-/// Pools of managed memory: their figures are those of other pools, but the GPU keeps what they
+/// Pools of managed memory report figures as other pools do, but the GPU keeps memory that they
 /// have had until they are destroyed.
 #[test]
 fn managed_pools_are_charged_in_full_and_shown_apart() {
@@ -581,7 +590,7 @@ fn managed_pools_are_charged_in_full_and_shown_apart() {
         program.expect(&[
             (make, "0"),
             ("stream s", "0"),
-            // More than the GPU has: the host would hold the rest.
+            // This is more than the GPU has: the driver would keep the rest in host memory.
             ("async-from a p 100G s", "2"),
             ("async-from a p 300M s", "0"),
         ]);
@@ -594,7 +603,7 @@ fn managed_pools_are_charged_in_full_and_shown_apart() {
             ("pool-bytes p", "335544320 314572800"),
         ]);
         world.judge(cap);
-        // Given back to the pool, which has nothing then, and not to the group.
+        // The memory goes back to the pool, whose figures are zero then, and not to the group.
         program.expect(&[
             ("free-async a s", "0"),
             ("sync s", "0"),
@@ -604,7 +613,7 @@ fn managed_pools_are_charged_in_full_and_shown_apart() {
             ("alloc b 460M", "0"),
         ]);
         assert_eq!(managed(&world), 320, "{make}");
-        // What it has had it can have again in a full group.
+        // In a full group the pool can again use memory that it has had before.
         program.expect(&[
             ("async-from a p 300M s", "0"),
             ("async-from c p 100M s", "2"),
@@ -657,7 +666,7 @@ fn memory_of_a_managed_pool_outlives_it_and_its_context() {
     world.judge_end(cap);
 }
 
-/// `cuMemAllocAsync` takes from the same pool as before.
+/// `cuMemAllocAsync` still allocates from the pool that was current before.
 #[test]
 fn a_managed_pool_is_not_current_for_other_memory() {
     let cap = CONTEXT + 800 * MIB;
@@ -675,8 +684,8 @@ fn a_managed_pool_is_not_current_for_other_memory() {
     world.judge_end(cap);
 }
 
-/// In a full group a managed pool may grow into what it has had before. Where the driver takes
-/// other addresses it is undone.
+/// In a full group a managed pool may grow into memory that it has had before. If the driver takes
+/// other addresses, the library undoes the allocation.
 #[test]
 fn a_managed_pool_that_grows_elsewhere_in_a_full_group_is_refused() {
     let cap = CONTEXT + 800 * MIB;
@@ -694,8 +703,8 @@ fn a_managed_pool_that_grows_elsewhere_in_a_full_group_is_refused() {
     ]);
     assert_eq!(managed(&world), 192);
     program.expect(&[
-        // Behind the second one: 64 MiB of it are where the pool has had nothing, and 32 of these
-        // are paid for.
+        // The request comes after the second allocation: 64 MiB of it are at addresses where the
+        // pool has had no memory, and 32 MiB of these are charged.
         ("async-from d p 128M s", "2"),
         ("alloc e 2M", "2"),
         ("async-from e p 64M s", "0"),

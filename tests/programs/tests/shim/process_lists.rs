@@ -1,4 +1,4 @@
-//! NVML's process lists: the group's processes, and nobody else's.
+//! NVML's process lists show the group's processes only.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,17 +8,18 @@ use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
 
 const CAP: u64 = 4096 * MIB;
-/// Programs are in the lists of graphics processes and clients of MPS as well.
+/// The simulated NVML also lists programs as graphics processes and as clients of MPS.
 const ALL_LISTS: (&str, &str) = ("GPULIMIT_SIM_ALL_LISTS", "1");
 
-/// A program that nobody limits, with a context.
+/// Starts a program without a limit and with a context.
 fn stranger(world: &World) -> Session {
     let mut program = Session::start(world.bare(world::program()));
     assert_eq!(program.say("start"), "0 0");
     program
 }
 
-/// `0`, the number, and pid and bytes of each, as `processes` answers.
+/// Returns the expected answer of `processes`: `0`, the number of processes, and the pid and bytes
+/// of each.
 fn listing(processes: &[(u32, u64)]) -> String {
     let mut sorted = processes.to_vec();
     sorted.sort_unstable();
@@ -27,7 +28,7 @@ fn listing(processes: &[(u32, u64)]) -> String {
 }
 
 #[test]
-fn every_list_shows_the_group_alone() {
+fn every_list_shows_only_the_group() {
     let world = World::with(CAP, &[ALL_LISTS]);
     let mut one = world.on_gpu();
     let mut two = world.on_gpu();
@@ -50,10 +51,11 @@ fn every_list_shows_the_group_alone() {
 }
 
 #[test]
-fn the_number_is_asked_for_and_given_as_by_the_driver() {
+fn a_query_for_the_count_follows_the_drivers_protocol() {
     let world = World::new(CAP);
     let mut program = world.start();
-    // More than the group has: what the program offers need not hold the machine's list.
+    // These processes are more than the group has: the program's buffer need not hold the machine's
+    // whole list.
     let others: Vec<_> = (0..3).map(|_| stranger(&world)).collect();
     let pid = program.pid();
     for version in ["v1", "v2", "v3", "details"] {
@@ -79,7 +81,7 @@ fn the_number_is_asked_for_and_given_as_by_the_driver() {
 }
 
 #[test]
-fn a_long_list_is_looked_through_to_its_end() {
+fn a_long_list_is_searched_to_its_end() {
     let knobs = [("GPULIMIT_SIM_CONTEXT_BYTES", "4194304")];
     let world = World::with(CAP, &knobs);
     let others: Vec<_> = (0..70).map(|_| stranger(&world)).collect();
@@ -93,8 +95,8 @@ fn a_long_list_is_looked_through_to_its_end() {
     program.end_quietly();
 }
 
-/// A folder with an NVML of the first R535 drivers: one that lacks a function that came with later
-/// ones.
+/// Makes a folder with an NVML of the first R535 drivers, which lacks a function that later drivers
+/// have.
 fn early_nvml(world: &World) -> std::path::PathBuf {
     let folder = world.file("early");
     world::older(
@@ -133,10 +135,11 @@ fn the_first_535_drivers_have_longer_entries() {
 }
 
 #[test]
-fn an_nvml_that_calls_its_own_exports_is_answered_once() {
+fn an_nvml_that_calls_its_own_exports_is_filtered_once() {
     let answers = |own: &str| {
         let world = World::without_group(&[ALL_LISTS, ("GPULIMIT_SIM_OWN_EXPORTS", own)]);
-        // A share: of the machine's memory, not of what is said of it.
+        // The limit is a percentage of the machine's memory, not of the memory shown to the
+        // program.
         let half = LimitSet::all(Size::Percent(5000));
         world.root().create(GROUP, &half).expect("a group");
         let other = stranger(&world);
@@ -162,7 +165,7 @@ fn an_nvml_that_calls_its_own_exports_is_answered_once() {
 }
 
 #[test]
-fn the_killed_are_listed_until_the_driver_lets_go() {
+fn killed_processes_are_listed_until_the_driver_frees_them() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
     let mut program = world.on_gpu();
     let victim = world.on_gpu();
@@ -176,7 +179,7 @@ fn the_killed_are_listed_until_the_driver_lets_go() {
 }
 
 #[test]
-fn where_no_limit_applies_the_list_is_the_drivers() {
+fn without_a_limit_the_list_is_the_drivers() {
     let knobs = [("GPULIMIT_SIM_GPUS", "2"), ALL_LISTS];
     let world = World::without_group(&knobs);
     let mut other = stranger(&world);
@@ -192,14 +195,14 @@ fn where_no_limit_applies_the_list_is_the_drivers() {
             (&format!("processes 0 Compute {version} 8"), &own),
             (&format!("processes 1 Compute {version} 8"), &others),
         ]);
-        // Too small for the driver's list is then too small.
+        // A buffer too small for the driver's list gets the driver's own error.
         program.expect(&[(&format!("processes 1 Graphics {version} 0"), "7 1")]);
     }
     program.end_quietly();
 }
 
 #[test]
-fn mistakes_get_the_drivers_answer() {
+fn invalid_queries_get_the_drivers_answer() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     let mut other = stranger(&world);
@@ -209,12 +212,15 @@ fn mistakes_get_the_drivers_answer() {
     program.end_quietly();
 }
 
-/// What gpustat, nvitop and their like ask, in their way.
+/// A Python program with the queries of gpustat, nvitop and similar tools.
 const TOOL: &str = "
 import pynvml as nvml
 nvml.nvmlInit()
 gpu = nvml.nvmlDeviceGetHandleByIndex(0)
-for memory in nvml.nvmlDeviceGetMemoryInfo(gpu), nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2):
+for memory in (
+    nvml.nvmlDeviceGetMemoryInfo(gpu),
+    nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2),
+):
     print('memory', memory.total, memory.used, memory.free)
 for kind in 'Compute', 'Graphics', 'MPSCompute':
     for version in '', '_v2', '_v3':
@@ -264,7 +270,7 @@ fn python_tools_show_the_group() {
     program.end_quietly();
 }
 
-/// A command in a pid namespace of its own, with its `/proc`; none where that is not allowed.
+/// Returns a command in a pid namespace with its own `/proc`, or `None` where that is not allowed.
 fn unshared() -> Option<Command> {
     let unshare = || {
         let mut command = Command::new("unshare");
@@ -282,7 +288,7 @@ fn unshared() -> Option<Command> {
 }
 
 #[test]
-fn members_in_a_container_are_known_by_the_pid_that_is_seen() {
+fn members_in_a_container_are_listed_by_the_visible_pid() {
     let Some(unshare) = unshared() else { return };
     let world = World::new(CAP);
     let mut command = world.limited(Path::new("unshare"));
@@ -304,7 +310,7 @@ fn members_in_a_container_are_known_by_the_pid_that_is_seen() {
         "processes 0 Compute v3 8",
         &listing(&[(outside.pid(), CONTEXT), (child, contained)]),
     )]);
-    // From inside only what is inside is seen, and there it is the first process.
+    // The program sees only processes inside its namespace, and is the first process there.
     inside.expect(&[("processes 0 Compute v3 8", &listing(&[(1, contained)]))]);
     drop((inside, other));
     outside.end_quietly();

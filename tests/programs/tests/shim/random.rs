@@ -1,17 +1,18 @@
-//! Random programs, right and wrong: with room, they get the same answers under a limit as without
-//! us; without, they never get more than the limit; and in the end nothing is charged.
+//! Random programs with correct and wrong calls. With room, they get the same answers under a limit
+//! as without gpulimit; under a small limit they never get more than the limit. In the end no
+//! charge is left.
 //!
-//! `GPULIMIT_RANDOM_PROGRAMS` is how many there are, `GPULIMIT_RANDOM_SEED` the number of the
-//! first.
+//! `GPULIMIT_RANDOM_PROGRAMS` is the number of programs, `GPULIMIT_RANDOM_SEED` the number of the
+//! first one.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 60 << 30;
-/// Room for a context and little else.
+/// A limit with room for a context and little else.
 const TIGHT: u64 = 700 * MIB;
 const LENGTH: usize = 90;
 
-/// Numbers that depend on the seed only (an LCG's high bits).
+/// Random numbers that depend only on the seed (the high bits of an LCG).
 struct Numbers(u64);
 
 impl Numbers {
@@ -28,7 +29,7 @@ impl Numbers {
     }
 }
 
-/// Sizes as programs ask for them, and as they should not.
+/// Sizes that programs request, and sizes that make no sense.
 const SIZES: &[&str] = &[
     "1",
     "512",
@@ -47,7 +48,8 @@ const SIZES: &[&str] = &[
     "18446744073709551615",
 ];
 
-/// What takes something, and what gives it back; NAME and SIZE are filled in.
+/// Commands that take something, each with the command that gives it back; NAME and SIZE are
+/// placeholders.
 const KINDS: &[(&str, &str)] = &[
     ("alloc NAME SIZE", "free NAME"),
     ("alloc NAME SIZE", "free NAME"),
@@ -84,13 +86,13 @@ fn number(name: &str, otherwise: u64) -> u64 {
     }
 }
 
-/// The numbers of the programs.
+/// Returns the numbers of the programs to run.
 fn seeds() -> std::ops::Range<u64> {
     let first = number("GPULIMIT_RANDOM_SEED", 0);
     first..first + number("GPULIMIT_RANDOM_PROGRAMS", 24)
 }
 
-/// The commands of the program with this number.
+/// Returns the commands of the program with this number.
 pub fn program(seed: u64) -> Vec<String> {
     let mut numbers = Numbers(seed * 7919 + 1);
     let mut lines: Vec<String> = ["start", "stream work", "pool pool 0"]
@@ -101,8 +103,8 @@ pub fn program(seed: u64) -> Vec<String> {
         match numbers.below(10) {
             0..5 => {
                 let (take, give) = KINDS[numbers.below(KINDS.len())];
-                // Managed memory beyond the limit is refused, whatever the GPU has; modules of
-                // terabytes are the PTX compiler's business.
+                // Managed memory beyond the limit is refused even if the GPU is larger, and modules
+                // of terabytes would only test the PTX compiler.
                 let sizes = match take.split(' ').next() {
                     Some("managed") => &SIZES[..12],
                     Some("module" | "library") => &SIZES[..11],
@@ -118,7 +120,7 @@ pub fn program(seed: u64) -> Vec<String> {
             5..9 if !held.is_empty() => {
                 let give = held.swap_remove(numbers.below(held.len()));
                 lines.push(give.clone());
-                // At once, so that the address has not become another one's.
+                // The free follows directly, before another allocation can get the same address.
                 if numbers.below(6) == 0 {
                     lines.push(give);
                 }
@@ -150,7 +152,7 @@ fn play(mut session: Session, lines: &[String]) -> (Session, Vec<String>) {
 }
 
 #[test]
-fn the_same_answers_and_nothing_left() {
+fn random_programs_get_the_same_answers_with_room() {
     for seed in seeds() {
         let lines = program(seed);
         let bare = World::without_group(&[]);
@@ -158,7 +160,7 @@ fn the_same_answers_and_nothing_left() {
         let world = World::new(CAP);
         let (program, answers) = play(world.start(), &lines);
         for (answer, expected) in answers.iter().zip(&expected) {
-            // A size that no GPU has is refused by us, with the same code.
+            // The library refuses a size larger than the GPU, with the driver's code.
             assert_eq!(answer, expected, "program {seed}");
         }
         assert_eq!(
@@ -178,7 +180,7 @@ fn the_same_answers_and_nothing_left() {
 }
 
 #[test]
-fn never_more_than_a_small_limit() {
+fn random_programs_never_pass_a_small_limit() {
     for seed in seeds() {
         println!("program {seed}");
         let world = World::new(TIGHT);

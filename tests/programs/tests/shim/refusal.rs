@@ -1,23 +1,24 @@
-//! At the limit: the driver's own code, one clear line, and no flood.
+//! A refusal at the limit returns the driver's own code and prints one clear line; repeated
+//! refusals do not flood standard error.
 
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
 
-/// `gpulimit: refused 2.0 GiB by cuMemAlloc on GPU 0 (GPU-1a2b…): group train uses 0.5 of 4.0 GiB; pid 4711 (python) …`
+/// Asserts that the line reports a refusal of `call`, and names this process as the holder.
 #[track_caller]
 fn check(line: &str, call: &str, pid: u32) {
     let rest = line
         .strip_prefix("gpulimit: refused ")
         .unwrap_or_else(|| panic!("{line}"));
-    let (size, rest) = rest.split_once(" by ").unwrap_or_else(|| panic!("{line}"));
+    let (name, rest) = rest.split_once(" of ").unwrap_or_else(|| panic!("{line}"));
+    assert_eq!(name, call, "{line}");
+    let (size, rest) = rest
+        .split_once(" on GPU 0 (GPU-")
+        .unwrap_or_else(|| panic!("{line}"));
     let (amount, unit) = size.split_once(' ').unwrap_or_else(|| panic!("{line}"));
     assert!(amount.parse::<f64>().is_ok(), "{line}");
     assert!(["GiB", "MiB", "KiB", "bytes"].contains(&unit), "{line}");
-    let (name, rest) = rest
-        .split_once(" on GPU 0 (GPU-")
-        .unwrap_or_else(|| panic!("{line}"));
-    assert_eq!(name, call, "{line}");
     let (uuid, rest) = rest
         .split_once("\u{2026}): group world uses ")
         .unwrap_or_else(|| panic!("{line}"));
@@ -36,7 +37,7 @@ fn check(line: &str, call: &str, pid: u32) {
 }
 
 #[test]
-fn every_way_to_ask_gets_the_drivers_code_and_its_name_in_the_line() {
+fn every_refusal_returns_the_drivers_code_and_names_the_call() {
     for (command, answer, call) in [
         ("alloc a 600M", "2", "cuMemAlloc"),
         ("pitch a 16 2097152", "2 0", "cuMemAllocPitch"),
@@ -65,7 +66,7 @@ fn every_way_to_ask_gets_the_drivers_code_and_its_name_in_the_line() {
 }
 
 #[test]
-fn twins_are_called_by_their_plain_name() {
+fn refusals_name_twins_by_their_plain_name() {
     let world = World::new(CAP);
     let mut program = world.start_with(&["--ptsz"]);
     program.expect(&[("start", "0 0"), ("async a 600M", "2")]);
@@ -75,19 +76,19 @@ fn twins_are_called_by_their_plain_name() {
 }
 
 #[test]
-fn a_program_that_tries_again_and_again_is_told_a_few_times() {
+fn repeated_refusals_print_only_a_few_lines() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     assert_eq!(program.say("repeat 1000 {\nalloc a 600M\n}"), "2:1000");
     assert_eq!(world.usage(0).refusals, 1000);
     let (_, errors) = program.end();
     let lines = errors.lines().count();
-    // Three in a second, and a slow machine needs a few seconds.
+    // At most three lines are printed per second, and a slow machine needs a few seconds.
     assert!((1..=60).contains(&lines), "{lines} lines");
 }
 
 #[test]
-fn the_holders_are_named() {
+fn a_refusal_names_the_holders() {
     let world = World::new(CAP);
     let mut other = world.on_gpu();
     let mut program = world.start();
@@ -95,13 +96,16 @@ fn the_holders_are_named() {
     let (_, errors) = program.end();
     let holder = format!("; pid {} (gpu-script) 518.0 MiB: driver 518.0", other.pid());
     assert!(errors.contains(&holder), "{errors}");
-    assert!(errors.contains("by cuDevicePrimaryCtxRetain"), "{errors}");
+    assert!(
+        errors.contains("refused cuDevicePrimaryCtxRetain of "),
+        "{errors}"
+    );
     other.expect(&[("alloc a 400M", "0")]);
     world.judge(CAP);
 }
 
 #[test]
-fn nobody_is_told_on_a_closed_descriptor() {
+fn a_refusal_is_silent_if_standard_error_is_closed() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[
@@ -112,9 +116,9 @@ fn nobody_is_told_on_a_closed_descriptor() {
     world.judge(CAP);
 }
 
-/// Failures of the driver itself, at every function that takes memory.
+/// The driver itself fails, at every function that takes memory.
 #[test]
-fn what_the_driver_refuses_is_given_back() {
+fn a_failed_call_is_uncharged() {
     for (call, command) in [
         ("cuMemAlloc_v2", "alloc a 100M"),
         ("cuMemAlloc_v2", "alloc a 1000"),
@@ -140,7 +144,7 @@ fn what_the_driver_refuses_is_given_back() {
             assert_eq!(answer, format!("{code}:20"), "{command}");
             let after = world.usage(0);
             assert!(
-                // A pool keeps one step ready for the next allocation.
+                // A pool keeps one step charged for the next allocation.
                 after.charged <= before.charged + if call.contains("Async") { 32 } else { 2 } * MIB,
                 "{command}: {before:?} {after:?}"
             );
@@ -167,7 +171,7 @@ fn what_the_driver_refuses_is_given_back() {
 }
 
 #[test]
-fn what_the_driver_does_not_free_stays_charged() {
+fn a_failed_free_keeps_the_charge() {
     for (call, take, give) in [
         ("cuMemFree_v2", "alloc a 100M", "free a"),
         ("cuMemFree_v2", "alloc a 1000", "free a"),
@@ -199,7 +203,7 @@ fn what_the_driver_does_not_free_stays_charged() {
 }
 
 #[test]
-fn the_parts_in_the_line_add_up() {
+fn the_parts_in_a_refusal_add_up() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     let pid = program.pid();
@@ -224,11 +228,11 @@ fn the_parts_in_the_line_add_up() {
     world.judge_end(CAP);
 }
 
-/// What a refusal calls used is what `gpulimit show` does: what is only kept in reserve has a name
-/// of its own.
+/// The usage named in a refusal is the one that `gpulimit show` prints: memory that is only kept in
+/// reserve is shown separately.
 #[test]
-fn a_refusal_and_show_have_one_figure() {
-    // Room for the context and the driver's reserve.
+fn a_refusal_names_the_same_usage_as_show() {
+    // The cap has room for the context and the driver's reserve.
     let cap = CONTEXT + 4 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();

@@ -1,4 +1,4 @@
-//! NVIDIA's own CUDA runtimes under a cap.
+//! NVIDIA's own CUDA runtimes work under a limit.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn run(program: &Path, runtime: Option<&Path>) {
     let left = free - 1000 * MIB;
     let beside_arrays = free - (236 + 18 + 86) * MIB;
     let beside_managed = free - 100 * MIB;
-    // What the first executable graph takes stays.
+    // The memory of the first executable graph stays charged.
     let beside_graph = free - 2 * MIB;
     let expected = format!(
         "cudaGetDeviceProperties 0 {cap}\n\
@@ -72,29 +72,30 @@ fn run(program: &Path, runtime: Option<&Path>) {
          cudaDeviceReset 0\n"
     );
     assert_eq!(said, expected, "{errors}");
-    for call in ["cuMemAlloc ", "cuMemAllocAsync ", "cuArray3DCreate "] {
-        assert!(errors.contains(&format!("by {call}")), "{call}: {errors}");
+    for call in ["cuMemAlloc", "cuMemAllocAsync", "cuArray3DCreate"] {
+        let told = format!("refused {call} of ");
+        assert!(errors.contains(&told), "{call}: {errors}");
     }
     world.judge_end(cap);
 }
 
 #[test]
-fn cudart_11() {
+fn cudart_11_is_limited() {
     shared(11);
 }
 
 #[test]
-fn cudart_12() {
+fn cudart_12_is_limited() {
     shared(12);
 }
 
 #[test]
-fn cudart_13() {
+fn cudart_13_is_limited() {
     shared(13);
 }
 
 #[test]
-fn cudart_13_linked_statically() {
+fn cudart_13_linked_statically_is_limited() {
     let Some(archive) = world::static_runtime() else {
         return skipped("libcudart_static.a");
     };
@@ -103,7 +104,7 @@ fn cudart_13_linked_statically() {
     run(&world::compile_for("runtime", "-static", &arguments), None);
 }
 
-/// cudarc, in a process of its own: this test once more.
+/// Runs cudarc in another process, which runs this test again.
 #[test]
 fn cudarc() {
     use cudarc::driver::{DriverError, result, sys::CUresult};
@@ -124,7 +125,7 @@ fn cudarc() {
         assert_eq!(view(), before);
         for size in [600, 400] {
             #[allow(unsafe_code)]
-            // SAFETY: the context is the current one, and the memory is used by nobody.
+            // SAFETY: the context is current in this thread, and no call uses the memory.
             let given = unsafe {
                 result::malloc_sync(size << 20).and_then(|address| result::free_sync(address))
             };
@@ -141,6 +142,9 @@ fn cudarc() {
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}{errors}");
     assert!(said.contains("1 passed"), "{said}");
-    assert!(errors.contains("refused 600.0 MiB"), "{errors}");
+    assert!(
+        errors.contains("refused cuMemAlloc of 600.0 MiB"),
+        "{errors}"
+    );
     world.judge_end(1024 * MIB);
 }

@@ -1,7 +1,7 @@
-//! Programs under valgrind's memcheck, with the library inside: no byte is read that was never
-//! written, none beyond what is ours.
+//! Programs with the library run under valgrind's memcheck, which finds reads of bytes that were
+//! never written or lie outside an allocation.
 //!
-//! `GPULIMIT_SANITIZE=all` is the long form (`scripts/sanitize`).
+//! `GPULIMIT_SANITIZE=all` runs more of them (`scripts/sanitize`).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 use gpulimit_programs::world::{self, MIB, World};
 
 const CAP: u64 = 8192 * MIB;
-/// What valgrind ends with when it has found something.
+/// The exit code of valgrind when it has found an error.
 const FOUND: i32 = 99;
 
-fn possible() -> bool {
+fn can_run_valgrind() -> bool {
     let tried = Command::new("valgrind")
         .arg("--version")
         .stdout(Stdio::null())
@@ -28,10 +28,10 @@ fn all() -> bool {
     std::env::var_os("GPULIMIT_SANITIZE").is_some_and(|what| what == "all")
 }
 
-/// Runs a program in a group, valgrind itself without the library. Returns what the program said on
-/// standard error, which is a pipe.
+/// Runs a program in a group under valgrind, which itself runs without the library. Returns the
+/// program's standard error, which is a pipe.
 #[track_caller]
-fn clean(program: &Path, arguments: &[&str]) -> String {
+fn assert_no_errors(program: &Path, arguments: &[&str]) -> String {
     let world = World::new(CAP);
     let mut command = world.limited(Path::new("valgrind"));
     command
@@ -50,29 +50,32 @@ fn clean(program: &Path, arguments: &[&str]) -> String {
     let seen = crate::life::watch(command, || ());
     let found = seen.errors.lines().any(|line| line.starts_with("=="));
     assert!(!found && seen.code == Some(0), "{arguments:?}: {seen:?}");
-    assert!(world.machine().peak() > 0, "it was on the GPU");
+    assert!(world.machine().peak() > 0, "the program used no GPU memory");
     world.judge_end(CAP);
     seen.errors
 }
 
-/// The line about a refusal is written by system calls that get whole registers: valgrind sees a
-/// 32-bit argument, whose upper half nobody has set.
+/// The system calls that write the refusal take whole registers: valgrind would report a 32-bit
+/// argument whose upper half was never set.
 #[test]
-fn a_refusal_is_written_to_a_pipe() {
-    if !possible() {
+fn writing_a_refusal_to_a_pipe_has_no_memory_errors() {
+    if !can_run_valgrind() {
         return;
     }
     let folder = World::without_group(&[]);
     let script = folder.file("refused.gpu");
     let lines = "init\nretain 0\ncurrent 0\nalloc small 1M\nalloc large 16G\nfree small\n";
     std::fs::write(&script, lines).expect("written");
-    let errors = clean(world::program(), &[&script.display().to_string()]);
-    assert!(errors.contains("gpulimit: refused 16.0 GiB"), "{errors}");
+    let errors = assert_no_errors(world::program(), &[&script.display().to_string()]);
+    assert!(
+        errors.contains("gpulimit: refused cuMemAlloc of 16.0 GiB"),
+        "{errors}"
+    );
 }
 
 #[test]
-fn scripts_and_random_programs() {
-    if !possible() {
+fn scripts_and_random_programs_have_no_memory_errors() {
+    if !can_run_valgrind() {
         return;
     }
     let names: &[&str] = match all() {
@@ -87,7 +90,7 @@ fn scripts_and_random_programs() {
         false => &["tour.gpu"],
     };
     for name in names {
-        clean(
+        assert_no_errors(
             world::program(),
             &[&world::script(name).display().to_string()],
         );
@@ -96,15 +99,15 @@ fn scripts_and_random_programs() {
     for seed in 0..if all() { 24 } else { 1 } {
         let script = folder.file(&format!("{seed}.gpu"));
         std::fs::write(&script, crate::random::program(seed).join("\n")).expect("written");
-        clean(world::program(), &[&script.display().to_string()]);
+        assert_no_errors(world::program(), &[&script.display().to_string()]);
     }
 }
 
 #[test]
-fn threads_that_end() {
-    if possible() && all() {
+fn threads_that_end_have_no_memory_errors() {
+    if can_run_valgrind() && all() {
         for name in ["threads", "constructor", "cancel"] {
-            clean(&world::compile_for(name, "-valgrind", &["-pthread"]), &[]);
+            assert_no_errors(&world::compile_for(name, "-valgrind", &["-pthread"]), &[]);
         }
     }
 }

@@ -1,20 +1,21 @@
-//! Limits are on the right GPU, in whatever order a program sees the GPUs, and whichever of them.
+//! Each limit holds on its own GPU, in whatever order a program sees the GPUs, and whichever it
+//! sees.
 
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
 
-/// What a context takes on the machines of these tests.
+/// The size of a context on the machines of these tests.
 const CONTEXT: u64 = 10 * MIB;
-/// Charged ahead: what the driver may need without being asked for it.
+/// Bytes charged in advance for the driver's own needs.
 const RESERVE: u64 = 4 * MIB;
 
-/// The limit of a GPU, by its number in NVML: each has another one.
+/// Returns the limit of a GPU by its number in NVML; each GPU has another one.
 fn cap(gpu: usize) -> u64 {
     (100 + 20 * gpu as u64) * MIB
 }
 
-/// Where the simulated machine has its GPUs.
+/// Returns the bus id of a GPU of the simulated machine.
 fn bus(gpu: usize) -> String {
     format!("0000:{:02X}:00.0", 0x1b + 0x0d * gpu)
 }
@@ -27,7 +28,7 @@ fn machine(count: usize, reversed: bool) -> World {
     ])
 }
 
-/// A group with a limit for each GPU.
+/// Makes a group with a limit for each GPU.
 fn limit_each(world: &World) {
     let mut limits = LimitSet::default();
     for (gpu, truth) in world.machine().gpus().iter().enumerate() {
@@ -43,8 +44,7 @@ fn start(world: &World, variables: &[(&str, &str)]) -> Session {
     Session::start(command)
 }
 
-/// Fills every GPU that the program sees, which are `order` in NVML's numbers, up to the limit of
-/// it.
+/// Fills every GPU that the program sees up to the GPU's limit; `order` has their numbers in NVML.
 #[track_caller]
 fn check(world: &World, mut program: Session, order: &[usize]) {
     let pid = program.pid();
@@ -73,7 +73,7 @@ fn check(world: &World, mut program: Session, order: &[usize]) {
             0
         };
         assert_eq!((truth.used, truth.peak), (used, used), "GPU {gpu}");
-        // NVML has numbers of its own, and shows the hidden ones, too.
+        // NVML has its own numbers, and shows hidden GPUs, too.
         let answer = program.numbers(&format!("nvml {gpu}"));
         assert_eq!(answer[2], cap(gpu), "GPU {gpu}");
         let shown = match used {
@@ -87,7 +87,7 @@ fn check(world: &World, mut program: Session, order: &[usize]) {
     world.settle();
 }
 
-/// A program with these variables, for which the GPUs come in this order.
+/// Asserts that a program with these variables sees the GPUs in this order.
 #[track_caller]
 fn sees(count: usize, reversed: bool, variables: &[(&str, &str)], order: &[usize]) {
     let world = machine(count, reversed);
@@ -104,7 +104,7 @@ fn visible(list: &str) -> (&'static str, &str) {
 }
 
 #[test]
-fn two_gpus_in_every_order() {
+fn limits_hold_on_two_gpus_in_every_order() {
     sees(2, false, &[], &[0, 1]);
     sees(2, true, &[], &[1, 0]);
     sees(2, true, &[BY_SPEED], &[1, 0]);
@@ -116,7 +116,7 @@ fn two_gpus_in_every_order() {
 }
 
 #[test]
-fn eight_gpus_in_many_orders() {
+fn limits_hold_on_eight_gpus_in_many_orders() {
     let all = [0, 1, 2, 3, 4, 5, 6, 7];
     let reversed = [7, 6, 5, 4, 3, 2, 1, 0];
     sees(8, false, &[], &all);
@@ -129,7 +129,7 @@ fn eight_gpus_in_many_orders() {
 }
 
 #[test]
-fn gpus_by_uuid_and_the_beginning_of_one() {
+fn gpus_can_be_selected_by_uuid_and_its_beginning() {
     let world = machine(8, true);
     let uuids: Vec<_> = world
         .machine()
@@ -142,13 +142,13 @@ fn gpus_by_uuid_and_the_beginning_of_one() {
     sees(8, true, &[visible(&both)], &[6, 2]);
     let beginnings = format!("{},{}", &uuids[3][..12], &uuids[7][..12]);
     sees(8, false, &[visible(&beginnings)], &[3, 7]);
-    // Numbers count in the program's order, names do not.
+    // Numbers follow the program's order; UUIDs do not depend on it.
     let mixed = format!("0,{},1", uuids[4]);
     sees(8, true, &[visible(&mixed)], &[7, 4, 6]);
 }
 
 #[test]
-fn a_context_goes_from_its_gpu_wherever_the_thread_is() {
+fn a_destroyed_context_is_uncharged_on_its_own_gpu() {
     let world = machine(2, false);
     limit_each(&world);
     let mut program = start(&world, &[]);
@@ -170,26 +170,26 @@ fn a_context_goes_from_its_gpu_wherever_the_thread_is() {
 }
 
 #[test]
-fn a_wrong_name_ends_the_list() {
+fn an_invalid_entry_ends_the_list_of_visible_gpus() {
     sees(8, false, &[visible("2,9,0")], &[2]);
     sees(8, true, &[visible("1,-1,0")], &[6]);
     sees(8, true, &[visible("4,GPU-zz,0"), BY_BUS], &[4]);
 }
 
 #[test]
-fn no_gpu_is_the_drivers_answer() {
+fn an_empty_list_of_gpus_gets_the_drivers_answer() {
     for list in ["1,1", "-1", "", "9,0"] {
         let world = machine(2, false);
         limit_each(&world);
         let mut program = start(&world, &[visible(list)]);
         program.expect(&[("init", "100"), ("total 0", "3 0")]);
-        // NVML does not ask for it.
+        // NVML does not depend on the list.
         assert_eq!(program.numbers("nvml 1")[2], cap(1));
         program.end_quietly();
     }
 }
 
-/// A program that brings its own limits, which the GPUs of its list are to have.
+/// Asserts that these limits of a job hold on the GPUs of `order`.
 #[track_caller]
 fn asks(max: &str, variables: &[(&str, &str)], order: &[usize]) {
     let world = machine(8, true);
@@ -220,9 +220,9 @@ fn asks(max: &str, variables: &[(&str, &str)], order: &[usize]) {
 }
 
 #[test]
-fn limits_of_a_job_by_number_and_by_uuid() {
+fn a_job_limits_gpus_by_number_and_by_uuid() {
     let size = |gpu| format!("{}M", cap(gpu) / MIB);
-    // The number is that of the program itself.
+    // The number is the one that the program itself uses.
     asks(
         &format!("0={},1={}", size(7), size(6)),
         &[visible("0,1")],
@@ -252,7 +252,7 @@ fn limits_of_a_job_by_number_and_by_uuid() {
 }
 
 #[test]
-fn limits_set_by_bus_id_index_and_uuid() {
+fn set_accepts_bus_ids_indices_and_uuids() {
     let world = machine(8, true);
     limit_each(&world);
     let gpus = world.machine().gpus();
@@ -278,9 +278,9 @@ fn limits_set_by_bus_id_index_and_uuid() {
     program.end_quietly();
 }
 
-/// What comes to a stream is its GPU's, whichever is current.
+/// Memory allocated in a stream is charged on the stream's GPU, whichever GPU is current.
 #[test]
-fn a_stream_says_which_gpu() {
+fn stream_ordered_memory_is_charged_on_the_streams_gpu() {
     let world = machine(2, false);
     limit_each(&world);
     let mut program = start(&world, &[]);

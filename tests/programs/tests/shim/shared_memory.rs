@@ -1,16 +1,17 @@
-//! `cuMemCreate` memory that processes share by descriptors: the driver counts it for its exporter
-//! as long as that has it, then for an importer, and so do we; the limit holds in between, whoever
-//! sleeps or dies.
+//! `cuMemCreate` memory that processes share by descriptors is charged once: to its exporter until
+//! the exporter releases it, then to an importer, as the driver counts it. The limit holds
+//! throughout, even if a process sleeps or dies.
 
 use gpulimit_ledger::{Category, NoWitness, ProcessUsage};
 use gpulimit_programs::world::{BLOCK, CONTEXT, Holder, MIB, Session, World, eventually, program};
 
-/// What is shared.
+/// Bytes of the shared memory.
 pub const SIZE: u64 = 300 * MIB;
-/// Beside three contexts and what is shared: 100 MiB, and the reserves of three processes.
+/// Beside three contexts and the shared memory, this limit leaves 100 MiB and the reserves of three
+/// processes.
 pub const CAP: u64 = 3 * CONTEXT + SIZE + 112 * MIB;
 
-/// Exports a handle; where others find the descriptor.
+/// Exports a handle and returns the path of the descriptor for other processes.
 pub fn export(program: &mut Session, handle: &str) -> String {
     let answer = program.say(&format!("export fd-{handle} {handle}"));
     let (status, descriptor) = answer.split_once(' ').expect("two numbers");
@@ -18,7 +19,8 @@ pub fn export(program: &mut Session, handle: &str) -> String {
     format!("/proc/{}/fd/{descriptor}", program.pid())
 }
 
-/// An exporter of [`SIZE`] as `a`, an importer that has it mapped, and a third process.
+/// Starts an exporter of [`SIZE`] as `a`, an importer that has this memory mapped, and a third
+/// process.
 fn shared(world: &World) -> [Session; 3] {
     let [mut exporter, mut importer, third] = std::array::from_fn(|_| world.on_gpu());
     exporter.expect(&[("create a 300M", "0")]);
@@ -40,7 +42,7 @@ pub fn process(world: &World, program: &Session) -> ProcessUsage {
     all.into_iter().find(of).expect("a member")
 }
 
-/// What the ledger has charged to a process beyond its context, and of that in a category.
+/// Returns the bytes charged to a process beyond its context, and those of them in a category.
 #[track_caller]
 pub fn charged_as(category: Category, world: &World, program: &Session) -> (u64, u64) {
     let usage = process(world, program).devices[0];
@@ -53,7 +55,7 @@ fn charged(world: &World, program: &Session) -> (u64, u64) {
     charged_as(Category::Vmm, world, program)
 }
 
-/// The third process gets what there is, and no more.
+/// Asserts that the third process gets all memory that is left, and no more.
 #[track_caller]
 pub fn fill(world: &World, third: &mut Session) {
     third.expect(&[
@@ -72,7 +74,7 @@ pub fn end(world: &World, programs: [Session; 3]) {
 }
 
 #[test]
-fn what_its_exporter_releases_stays_charged_as_long_as_an_importer_has_it() {
+fn released_memory_stays_charged_while_an_importer_has_it() {
     let world = World::new(CAP);
     let [mut exporter, mut importer, mut third] = shared(&world);
     assert_eq!(charged(&world, &exporter), (SIZE, SIZE));
@@ -82,7 +84,7 @@ fn what_its_exporter_releases_stays_charged_as_long_as_an_importer_has_it() {
     fill(&world, &mut third);
     importer.expect(&[("unmap range 0 300M", "0")]);
     assert_eq!(world.machine().used(), 3 * CONTEXT + 96 * MIB);
-    // The exporter sleeps: whoever needs it finds that nobody does.
+    // The exporter sleeps: the member that needs the memory finds that it is free.
     third.expect(&[("alloc more 300M", "0")]);
     world.judge(CAP);
     assert_eq!(charged(&world, &exporter), (0, 0));
@@ -90,11 +92,11 @@ fn what_its_exporter_releases_stays_charged_as_long_as_an_importer_has_it() {
 }
 
 #[test]
-fn an_importer_takes_the_charge_over_from_a_sleeping_exporter() {
+fn an_importer_takes_over_the_charge_of_a_sleeping_exporter() {
     let world = World::new(CAP);
     let [mut exporter, mut importer, mut third] = shared(&world);
     exporter.expect(&[("release a", "0")]);
-    // Any call that takes a block.
+    // Any call that takes a block makes the importer measure.
     importer.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
     assert_eq!(charged(&world, &exporter), (0, 0));
     assert_eq!(charged(&world, &importer), (SIZE, SIZE));
@@ -107,7 +109,7 @@ fn an_importer_takes_the_charge_over_from_a_sleeping_exporter() {
 }
 
 #[test]
-fn what_is_in_nobodys_figure_while_a_descriptor_is_open_stays_charged() {
+fn memory_kept_by_a_descriptor_and_an_importer_stays_charged() {
     let world = World::new(CAP);
     let [mut exporter, mut importer, mut third] = shared(&world);
     export(&mut exporter, "a");
@@ -133,7 +135,7 @@ fn what_is_in_nobodys_figure_while_a_descriptor_is_open_stays_charged() {
 }
 
 #[test]
-fn it_goes_back_at_once_when_no_importer_is_left() {
+fn released_memory_without_importers_is_uncharged_at_once() {
     let world = World::new(CAP);
     let [mut exporter, mut importer, third] = shared(&world);
     importer.expect(&[("unmap range 0 300M", "0")]);
@@ -145,7 +147,7 @@ fn it_goes_back_at_once_when_no_importer_is_left() {
 }
 
 #[test]
-fn the_dead_leave_their_charge_to_the_living() {
+fn the_charge_of_a_dead_exporter_moves_to_the_importer() {
     for way in ["kill", "exit"] {
         let world = World::new(CAP);
         let [exporter, mut importer, mut third] = shared(&world);
@@ -155,7 +157,7 @@ fn the_dead_leave_their_charge_to_the_living() {
         }
         let used = 2 * CONTEXT + SIZE;
         assert!(eventually(|| world.machine().used() == used));
-        // A context less: 518 MiB more for the third.
+        // One context has ended, so 518 MiB more are left for the third process.
         third.expect(&[
             ("alloc big 640M", "2"),
             ("alloc fits 608M", "0"),
@@ -176,12 +178,12 @@ fn the_dead_leave_their_charge_to_the_living() {
 }
 
 #[test]
-fn the_dead_importer_leaves_it_to_the_next() {
+fn the_charge_of_a_dead_importer_moves_to_another_importer() {
     let world = World::new(CAP);
     let [mut exporter, importer, mut third] = shared(&world);
     let path = export(&mut exporter, "a");
     third.expect(&[(&format!("import-from a {path}"), "0")]);
-    // In nobody's figure: there are two imports.
+    // NVML attributes the memory to no process, since there are two imports.
     exporter.expect(&[("close fd-a", "0"), ("release a", "0")]);
     world.judge(CAP);
     importer.kill();
@@ -199,7 +201,7 @@ fn the_dead_importer_leaves_it_to_the_next() {
 }
 
 #[test]
-fn exported_released_and_imported_again_it_is_charged_once() {
+fn memory_released_and_imported_again_is_charged_once() {
     let cap = CONTEXT + 512 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -216,7 +218,8 @@ fn exported_released_and_imported_again_it_is_charged_once() {
         if round == 0 {
             program.expect(&[("map range 0 a0 200M", "0")]);
         }
-        // No call of the driver tells that it is in this process's figure now.
+        // The driver attributes the memory to this process from now on, without a call of the
+        // process.
         program.expect(&[(&format!("close fd-{handle}"), "0")]);
         world.judge(cap);
         assert_eq!(charged(&world, &program), (held, held));
@@ -237,7 +240,7 @@ fn exported_released_and_imported_again_it_is_charged_once() {
 }
 
 #[test]
-fn what_only_a_descriptor_keeps_stays_charged() {
+fn memory_kept_only_by_a_descriptor_stays_charged() {
     let cap = CONTEXT + 512 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -250,7 +253,7 @@ fn what_only_a_descriptor_keeps_stays_charged() {
     world.judge(cap);
     program.expect(&[("close fd-a", "0")]);
     assert!(eventually(|| world.machine().used() == CONTEXT));
-    // Nobody tells of the last descriptor: it is found when it is needed.
+    // Closing the last descriptor makes no call; the library notices it when the memory is needed.
     program.expect(&[("create b 400M", "0")]);
     world.judge(cap);
     program.end();
@@ -258,7 +261,7 @@ fn what_only_a_descriptor_keeps_stays_charged() {
 }
 
 #[test]
-fn failed_exports_and_imports_change_nothing() {
+fn failed_exports_and_imports_keep_the_charge() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("create a 40M", "0")]);
@@ -284,7 +287,7 @@ fn failed_exports_and_imports_change_nothing() {
 }
 
 #[test]
-fn what_another_frees_meanwhile_is_not_what_was_shared() {
+fn memory_freed_by_another_process_is_not_taken_for_shared_memory() {
     for in_nobodys_figure in [false, true] {
         let cap = CAP + SIZE;
         let world = World::new(cap);
@@ -293,7 +296,7 @@ fn what_another_frees_meanwhile_is_not_what_was_shared() {
         if in_nobodys_figure {
             export(&mut exporter, "a");
         }
-        // The exporter hears of its release late enough.
+        // The delay keeps the exporter's release from returning while the other process frees.
         world.machine().knob("delay", "cuMemRelease:300000000");
         exporter.tell("release a");
         let left = || {
@@ -320,9 +323,9 @@ fn what_another_frees_meanwhile_is_not_what_was_shared() {
     }
 }
 
-/// As a desktop has memory that the lists do not show.
+/// Desktops may hold memory that no process list shows.
 #[test]
-fn what_was_in_nobodys_figure_before_keeps_nothing_charged() {
+fn earlier_unattributed_memory_keeps_no_charge() {
     let world = World::new(CAP);
     let mut outsider = Session::start(world.bare(program()));
     outsider.expect(&[("start", "0 0"), ("create a 300M", "0")]);
@@ -340,7 +343,7 @@ fn what_was_in_nobodys_figure_before_keeps_nothing_charged() {
 }
 
 #[test]
-fn what_comes_from_outside_the_group_goes_with_its_import() {
+fn memory_from_outside_is_charged_while_it_is_imported() {
     let world = World::new(CAP);
     let mut outsider = Session::start(world.bare(program()));
     outsider.expect(&[("start", "0 0"), ("create a 300M", "0")]);
@@ -350,7 +353,7 @@ fn what_comes_from_outside_the_group_goes_with_its_import() {
     outsider.expect(&[("release a", "0"), ("close fd-a", "0")]);
     importer.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
     assert_eq!(world.counted(0), CONTEXT + SIZE);
-    // At once, also where it was measured just before.
+    // The charge goes back at once, even right after a measurement.
     let block = "repeat 1 {\nalloc x 4M\nfree x\nrelease a\n}";
     importer.expect(&[(block, "0:3")]);
     assert_eq!(world.counted(0), CONTEXT);
@@ -360,14 +363,15 @@ fn what_comes_from_outside_the_group_goes_with_its_import() {
 }
 
 #[test]
-fn threads_that_export_import_and_release_at_once() {
+fn threads_can_export_import_and_release_at_once() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let block = "reserve range 40M\nrepeat 30 {\ncreate a 20M\nimport b a\nmap range 0 b 20M\nrelease a\nrelease b\nunmap range 0 20M\n}";
+    let block = "reserve range 40M\nrepeat 30 {\ncreate a 20M\nimport b a\nmap range 0 b 20M\n\
+        release a\nrelease b\nunmap range 0 20M\n}";
     let answer = program.say(&format!("threads 4 {{\n{block}\n}}"));
     assert_eq!(answer, ["0:181"; 4].join(", "));
     assert_eq!(world.machine().used(), CONTEXT);
-    // What the threads hid from each other.
+    // A measurement corrects what the threads hid from each other.
     program.expect(&[("alloc x 4M", "0"), ("free x", "0")]);
     world.judge(CAP);
     program.end_quietly();

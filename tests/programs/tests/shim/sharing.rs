@@ -1,11 +1,11 @@
-//! Several processes, one cap; several GPUs, one cap each.
+//! Several processes share one limit; each of several GPUs has its own limit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
-/// Starts so many programs with a context, which wait for a file before they go on.
+/// Starts this many programs with a context, which wait for a file before they go on.
 fn ready(world: &World, count: usize) -> Vec<Session> {
     let mut programs: Vec<_> = (0..count).map(|_| world.on_gpu()).collect();
     for program in &mut programs {
@@ -29,7 +29,7 @@ fn go(world: &World, programs: &mut [Session], block: &str) -> Vec<String> {
 }
 
 #[test]
-fn two_race_for_the_last_bytes_and_never_both_get_them() {
+fn two_processes_racing_for_the_last_bytes_keep_to_the_limit() {
     let cap = 2 * CONTEXT + 150 * MIB;
     let knobs = [(
         "GPULIMIT_SIM_LATENCY",
@@ -42,7 +42,7 @@ fn two_race_for_the_last_bytes_and_never_both_get_them() {
         &mut programs,
         "repeat 200 {\nalloc a 100M\nfree a\n}",
     );
-    // `free a` of what was refused frees what was freed before: the driver says so.
+    // Freeing a refused allocation repeats an earlier free, which the driver answers with an error.
     for answer in &answers {
         assert!(answer.contains("0:"), "{answers:?}");
     }
@@ -53,8 +53,8 @@ fn two_race_for_the_last_bytes_and_never_both_get_them() {
 }
 
 #[test]
-fn what_fits_is_never_refused_because_of_a_race() {
-    // Each asks for a third of what is free for both.
+fn a_request_that_fits_is_never_refused_by_a_race() {
+    // Each process asks for a third of the memory that is free for both.
     let cap = 2 * CONTEXT + 230 * MIB;
     let world = World::new(cap);
     let mut programs = ready(&world, 2);
@@ -72,7 +72,7 @@ fn what_fits_is_never_refused_because_of_a_race() {
 }
 
 #[test]
-fn eight_fill_a_group_to_the_brim() {
+fn eight_processes_fill_a_group_exactly_to_the_limit() {
     let cap = 8 * CONTEXT + 400 * MIB;
     let world = World::new(cap);
     let mut programs = ready(&world, 8);
@@ -92,11 +92,12 @@ fn eight_fill_a_group_to_the_brim() {
 }
 
 #[test]
-fn eight_race_over_every_kind_of_memory() {
+fn eight_processes_racing_over_all_memory_keep_to_the_limit() {
     let cap = 8 * CONTEXT + 200 * MIB;
     let world = World::new(cap);
     let mut programs = ready(&world, 8);
-    let block = "repeat 40 {\nmany a 5 3M\nmany b 20 300000\ncreate c 20M 0\nasync d 20M\nfree-async d\nrelease c\nsync\nfree-many a\nfree-many b\n}";
+    let block = "repeat 40 {\nmany a 5 3M\nmany b 20 300000\ncreate c 20M 0\nasync d 20M\n\
+        free-async d\nrelease c\nsync\nfree-many a\nfree-many b\n}";
     go(&world, &mut programs, block);
     world.judge(cap);
     drop(programs);
@@ -104,7 +105,7 @@ fn eight_race_over_every_kind_of_memory() {
 }
 
 #[test]
-fn contexts_at_once_are_made_one_by_one_where_only_one_fits() {
+fn only_one_of_four_contexts_fits() {
     let cap = 2 * CONTEXT - 20 * MIB;
     let world = World::new(cap);
     let mut programs: Vec<_> = (0..4).map(|_| world.start()).collect();
@@ -135,8 +136,8 @@ fn a_job_and_its_children_share_one_limit() {
     );
     program.expect(&[("start", "0 0"), ("alloc a 900M", "0")]);
     std::fs::write(&go, "").expect("a file");
-    // The answers of the child: 2,048 MiB, less two contexts and what the parent has, are not
-    // enough for it.
+    // The child's answers: 2,048 MiB less two contexts and the parent's memory are not enough for
+    // the child.
     assert_eq!(program.line(), format!("wait {go} = 0"));
     assert_eq!(program.answer(), "0 0");
     assert_eq!(program.answer(), "2");
@@ -147,7 +148,7 @@ fn a_job_and_its_children_share_one_limit() {
 }
 
 #[test]
-fn the_ninth_and_the_hundredth_count_as_well() {
+fn forty_processes_share_a_limit() {
     let cap = 20 * CONTEXT / 10;
     let knobs = [("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
     let world = World::with(cap, &knobs);
@@ -200,7 +201,7 @@ fn each_gpu_has_its_own_limit() {
 }
 
 #[test]
-fn memory_counts_where_it_lies_and_not_where_the_thread_is() {
+fn memory_is_charged_on_the_gpu_that_holds_it() {
     let world = World::without_group(&[TWO]);
     let mut program = limited_by(&world, "0=1G,1=2G", &[]);
     program.expect(&[
@@ -231,7 +232,7 @@ fn memory_counts_where_it_lies_and_not_where_the_thread_is() {
 }
 
 #[test]
-fn ordinals_are_the_programs_own() {
+fn limits_by_number_use_the_programs_order() {
     // NVML's second GPU is the program's first one.
     for more in [
         &[("CUDA_VISIBLE_DEVICES", "1,0")][..],
@@ -249,7 +250,7 @@ fn ordinals_are_the_programs_own() {
         ]);
         world.judge_gpu(1, 1024 * MIB);
         world.judge_gpu(0, 2048 * MIB);
-        // NVML counts in its own order.
+        // NVML counts the GPUs in its own order.
         assert_eq!(program.numbers("nvml 1")[2], 1024 * MIB, "{more:?}");
         assert_eq!(program.numbers("nvml 0")[2], 2048 * MIB, "{more:?}");
         program.end();
@@ -258,7 +259,7 @@ fn ordinals_are_the_programs_own() {
 }
 
 #[test]
-fn a_hidden_gpu_is_another_one() {
+fn a_limit_holds_on_the_only_visible_gpu() {
     let world = World::without_group(&[TWO]);
     let mut program = limited_by(&world, "1G", &[("CUDA_VISIBLE_DEVICES", "1")]);
     program.expect(&[

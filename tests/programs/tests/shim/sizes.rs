@@ -1,11 +1,11 @@
-//! Sizes that depend on the GPU: `-2G` is all of it but 2 GiB, wherever a size is written, and
-//! limits that make no sense on it.
+//! Sizes that depend on the GPU: `-2G` means the GPU's memory less 2 GiB, wherever a size is
+//! accepted; and limits that make no sense for the GPU.
 
 use gpulimit_programs::world::{self, Session, World, text};
 use std::process::Output;
 
 const GIB: u64 = 1 << 30;
-/// The memory of the two GPUs, as CUDA tells it.
+/// The memory of the two GPUs, as CUDA reports it.
 const CAPACITIES: [u64; 2] = [80 * GIB, 24 * GIB];
 
 fn world(gpus: usize) -> World {
@@ -29,13 +29,13 @@ fn said(world: &World, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// The UUID of a GPU.
+/// Returns the UUID of a GPU.
 fn uuid(world: &World, gpu: usize) -> String {
     world.machine().gpu(gpu).uuid.clone()
 }
 
 #[test]
-fn a_variable_leaves_the_rest_of_each_gpu() {
+fn a_negative_max_is_relative_to_each_gpu() {
     let world = world(2);
     for (max, expected) in [
         ("-2G", [78, 22]),
@@ -51,7 +51,7 @@ fn a_variable_leaves_the_rest_of_each_gpu() {
             program.expect(&[(&format!("total {gpu}"), &total)]);
         }
     }
-    // Another process of the same job sees only the smaller GPU.
+    // Another process of the same job sees only one of the GPUs.
     let job = [("GPULIMIT_MAX", "-2G"), ("GPULIMIT_GROUP", "job-1-1")];
     for (visible, gib) in [("0", 78), ("1", 22)] {
         let mut command = world.preloaded(world::program());
@@ -62,7 +62,7 @@ fn a_variable_leaves_the_rest_of_each_gpu() {
 }
 
 #[test]
-fn every_verb_takes_it_in_both_forms() {
+fn every_verb_accepts_negative_sizes_in_both_forms() {
     let world = world(2);
     let get = |name: &str| {
         let gpu = |gpu| {
@@ -107,12 +107,12 @@ fn every_verb_takes_it_in_both_forms() {
 }
 
 #[test]
-fn what_a_gpu_does_not_have_is_said() {
+fn sizes_larger_than_the_gpu_are_reported() {
     let world = world(1);
     let refused = |arguments: &[&str]| {
         let output = controller(&world, arguments);
-        // The caller's mistake, and not the machine's fault: Slurm's Prolog drains a node for the
-        // latter.
+        // The status is that of a usage error, and not of a machine fault, for which Slurm's Prolog
+        // drains a node.
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
         text(&output.stderr)
     };
@@ -122,7 +122,7 @@ fn what_a_gpu_does_not_have_is_said() {
     command.env("GPULIMIT_MAX", "-80G");
     let mut program = Session::start(command);
     assert_ne!(program.say("start"), "0 0");
-    // A size is allowed, and said to be of no use.
+    // Such a size is allowed, with a warning that it has no effect.
     for arguments in [
         &["create", "a", "--max", "200G"][..],
         &["set", "a", "--max", "200G"],
@@ -137,7 +137,7 @@ fn what_a_gpu_does_not_have_is_said() {
             "{error}"
         );
     }
-    // Of a command's own limit people are warned, on a terminal.
+    // `run` warns about the command's own limit if it runs on a terminal.
     let own = world::controller();
     let run = format!("{} run --max 200G -- true", own.display());
     let mut terminal = world.bare(std::path::Path::new("script"));
@@ -150,10 +150,10 @@ fn what_a_gpu_does_not_have_is_said() {
     assert!(seen.contains("warning: max=200GiB is more than"), "{seen}");
 }
 
-/// A GPU that is smaller than what is left out of it is in nobody's way where
-/// `CUDA_VISIBLE_DEVICES` hides it, in whatever order CUDA counts the GPUs.
+/// A GPU smaller than the size left out of it causes no error if `CUDA_VISIBLE_DEVICES` hides the
+/// GPU, in whatever order CUDA counts the GPUs.
 #[test]
-fn of_a_command_the_gpus_that_it_sees_count() {
+fn run_considers_only_visible_gpus() {
     let world = world(2);
     let visible = |devices: &str, order: &str| {
         let gpu = uuid(&world, 0);
@@ -188,7 +188,7 @@ fn of_a_command_the_gpus_that_it_sees_count() {
         assert_eq!(code, Some(2), "{devices}: {error}");
         assert!(error.contains("has only 24.0 GiB"), "{error}");
     }
-    // What fits is worked out for hidden ones, too: another command may share the group.
+    // The limit is computed for hidden GPUs, too, since another command may share the group.
     let mut command = world.bare(&world::controller());
     let run = ["run", "--max=-2G", "--name", "shared", "--", "true"];
     command.env("GPULIMIT_LIBRARY", world::shim());
@@ -203,10 +203,10 @@ fn of_a_command_the_gpus_that_it_sees_count() {
     assert_eq!((&*max(0), &*max(1)), ("78GiB\n", "22GiB\n"));
 }
 
-/// `check` says what `apply` refuses: with status 1 what this machine's GPUs are too small for, and
-/// in words what this machine lacks.
+/// `check` reports what `apply` refuses: with status 1 if this machine's GPUs are too small, and in
+/// words what this machine lacks.
 #[test]
-fn check_finds_what_apply_refuses_here() {
+fn check_reports_what_apply_refuses_on_this_machine() {
     let world = world(1);
     let policy = world.file("p.toml");
     let path = policy.display().to_string();
@@ -234,9 +234,9 @@ fn check_finds_what_apply_refuses_here() {
     }
 }
 
-/// A limit into which not even a context fits is said, in every verb that sets one.
+/// Every verb that sets a limit warns if not even a context fits into it.
 #[test]
-fn a_limit_that_is_too_small_for_a_context_is_said() {
+fn a_limit_too_small_for_a_context_is_reported() {
     let world = world(1);
     let policy = world.file("p.toml");
     std::fs::write(&policy, "[group.c]\nmax = '10M'\n").expect("written");
@@ -259,9 +259,9 @@ fn a_limit_that_is_too_small_for_a_context_is_said() {
     }
 }
 
-/// GPUs that the rule for all others is about are shown beside those with rules of their own.
+/// GPUs to which only the rule for all GPUs applies are shown beside those with rules of their own.
 #[test]
-fn no_gpu_under_a_rule_is_left_out() {
+fn show_lists_every_gpu_with_a_limit() {
     let world = world(2);
     said(&world, &["create", "a", "--max", "4G"]);
     said(&world, &["set", "a", "--max", "2G", "--device", "1"]);

@@ -1,5 +1,5 @@
-//! Somebody changes the files of a group under running programs: who may be charged in the ledger
-//! can, and whose the group is.
+//! The files of a group are changed under running programs: any user whose memory is charged in the
+//! ledger can change the ledger, and the group's owner can change both files.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use crate::life::watch;
 
 const CAP: u64 = 4096 * MIB;
 const PIECE: u64 = 100 * MIB;
-/// Where the words of the ledger begin, and how many bytes they have.
+/// The offset of the ledger's words, and their length in bytes.
 const WORDS: (u64, usize) = (16 << 10, 1 << 20);
 
 fn ledger(world: &World) -> File {
@@ -30,9 +30,9 @@ fn zero(ledger: &File) {
     ledger.write_all_at(&zeros, WORDS.0).expect("written");
 }
 
-/// What a context takes is known from the first one, in a word that any member may write.
+/// The ledger stores the size of the first context in a word that any member may write.
 #[test]
-fn a_size_of_contexts_that_cannot_be_is_not_believed() {
+fn an_impossible_context_size_in_the_ledger_is_ignored() {
     // Bytes of local memory that every context of the simulated GPU has from the start.
     const LEAST: u64 = 264 * MIB;
     let world = World::new(CAP);
@@ -52,18 +52,18 @@ fn a_size_of_contexts_that_cannot_be_is_not_believed() {
 }
 
 #[test]
-fn what_a_program_has_charged_it_does_not_forget() {
+fn a_program_restores_its_own_charge_in_a_zeroed_ledger() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 3000M", "0")]);
-    // Nothing is granted for so long when a change was seen.
+    // After the library has seen a change, the process gets no memory for this long.
     const WHILE: Duration = Duration::from_secs(1);
     loop {
         let began = Instant::now();
         zero(&ledger(&world));
         program.expect(&[("alloc b 1000M", "2")]);
         let answer = program.say("alloc b 100M");
-        // Else the machine is so slow that the while is over.
+        // On a slow machine this time may be over already.
         if began.elapsed() < WHILE {
             assert_eq!(answer, "2");
             break;
@@ -81,7 +81,7 @@ fn what_a_program_has_charged_it_does_not_forget() {
 }
 
 #[test]
-fn zeroing_the_ledger_all_the_time_gains_a_charge_each_at_most() {
+fn zeroing_the_ledger_gains_each_program_one_charge_at_most() {
     let world = World::new(CAP);
     let (mut one, mut two) = (world.on_gpu(), world.on_gpu());
     let ledger = ledger(&world);
@@ -102,13 +102,13 @@ fn zeroing_the_ledger_all_the_time_gains_a_charge_each_at_most() {
     });
     let peak = world.machine().gpus()[0].peak;
     assert!(peak <= CAP + 2 * PIECE, "peak {peak}");
-    assert!(peak >= 2 * CONTEXT, "they were there");
+    assert!(peak >= 2 * CONTEXT, "the programs made no contexts");
     zero(&ledger);
     drop((one, two));
     world.settle();
 }
 
-/// What is written over a range of a file.
+/// The bytes written over a range of a file.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     Zeros,
@@ -144,9 +144,9 @@ fn damage(path: &Path, start: u64, length: usize, kind: Damage) {
     file.write_all_at(&bytes, start).expect("written");
 }
 
-/// A program that comes to the group and takes what it gets: it ends well, whether it was let in or
-/// not.
-fn newcomer(world: &World) {
+/// Runs a program that comes to the group and takes what it gets: the program must end normally,
+/// whether it was let in or not.
+fn run_newcomer(world: &World) {
     let mut program = world.start();
     let started = program.say("start");
     assert!(
@@ -165,8 +165,9 @@ fn newcomer(world: &World) {
 }
 
 #[test]
-fn limits_that_are_overwritten_allow_no_more() {
-    // The preface, the count of changes, either bank's head and rules, all of it.
+fn overwritten_limits_allow_no_more_memory() {
+    // The ranges are the preface, the count of changes, the head and the rules of each bank, and
+    // all of them.
     let bank = |number: u64| 128 + number * 4160;
     for (start, length) in [
         (0, 24),
@@ -186,7 +187,7 @@ fn limits_that_are_overwritten_allow_no_more() {
             println!("{kind:?} at {start}");
             let filled = program.say("fill f 100M");
             assert!(filled.starts_with("2 "), "{filled}");
-            newcomer(&world);
+            run_newcomer(&world);
             assert!(world.machine().peak() <= CAP);
             program.expect(&[("free a", "0"), ("free-many f", "0")]);
             let (status, errors) = program.end();
@@ -196,11 +197,11 @@ fn limits_that_are_overwritten_allow_no_more() {
 }
 
 #[test]
-fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
+fn an_overwritten_ledger_allows_no_more_memory() {
     let page = 4096;
     let (words, slots) = (WORDS.0, WORDS.0 + WORDS.1 as u64);
-    // Whether somebody new is told apart from who was there: not where their words, or the GPU that
-    // they count on, are changed.
+    // The flag says whether the damage leaves earlier members' charges recognisable: damage to the
+    // words, or to the GPU that they are for, does not.
     for (start, length, is_known) in [
         (0, 64, true),
         (64, 64, true),
@@ -220,7 +221,7 @@ fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
             program.expect(&[("alloc a 1000M", "0")]);
             damage(&world.group().ledger_path(), start, length, kind);
             println!("{kind:?} at {start}");
-            // It is granted nothing for a second where its word was lowered.
+            // A process whose word was lowered gets no memory for a second.
             let filled = program.say("fill f 100M");
             assert!(filled.starts_with("2 "), "{filled}");
             assert!(
@@ -228,7 +229,7 @@ fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
                 "{:?}",
                 world.machine().gpu(0)
             );
-            newcomer(&world);
+            run_newcomer(&world);
             assert!(
                 !is_known || world.machine().peak() <= CAP,
                 "{:?}",
@@ -241,12 +242,12 @@ fn a_ledger_that_is_overwritten_lets_nobody_beyond_what_he_has_charged() {
     }
 }
 
-/// What happens to a file of so many bytes.
+/// A way to truncate a file.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     All,
     Half,
-    /// And made as long again, by nothing.
+    /// The file is then extended with zeros to its former length.
     AndGrown,
 }
 
@@ -264,9 +265,9 @@ fn cut(path: &Path, how: Cut) {
     }
 }
 
-/// Lines of ours only, each of which says what is wrong with which file.
+/// Asserts that every line comes from the library and names the file.
 #[track_caller]
-fn names(errors: &str, path: &Path) {
+fn assert_every_line_names(errors: &str, path: &Path) {
     assert!(!errors.is_empty());
     for line in errors.lines() {
         assert!(line.starts_with("gpulimit: refused "), "{line}");
@@ -275,7 +276,7 @@ fn names(errors: &str, path: &Path) {
 }
 
 #[test]
-fn files_that_are_cut_short_end_nobody_and_let_nobody_in() {
+fn truncated_files_end_no_program_and_allow_no_memory() {
     for name in ["ledger", "limits"] {
         for how in [Cut::All, Cut::Half, Cut::AndGrown] {
             println!("{name} {how:?}");
@@ -285,15 +286,15 @@ fn files_that_are_cut_short_end_nobody_and_let_nobody_in() {
             let path = world.group().path().join(name);
             cut(&path, how);
             let filled = program.say("fill f 100M");
-            // Half of it is enough for those who have read it before.
+            // The first half of the file suffices for a process that has read the file before.
             let is_refused = !matches!(how, Cut::Half);
             assert!(filled.starts_with("2 "), "{filled}");
             assert_eq!(filled == "2 0", is_refused, "{filled}");
-            newcomer(&world);
+            run_newcomer(&world);
             let filled = idle.say("fill f 100M");
             assert_eq!(filled, "2 0");
             if is_refused {
-                // Nothing can be had, and so it is told.
+                // The process can get no memory, and the driver reports none as free.
                 assert_eq!(program.numbers("info")[1], 0);
             }
             assert!(world.machine().peak() <= CAP);
@@ -302,7 +303,7 @@ fn files_that_are_cut_short_end_nobody_and_let_nobody_in() {
                 let (status, errors) = program.end();
                 assert!(status.success(), "{status:?} {errors}");
                 if is_refused {
-                    names(&errors, &path);
+                    assert_every_line_names(&errors, &path);
                 }
             }
         }
@@ -310,7 +311,7 @@ fn files_that_are_cut_short_end_nobody_and_let_nobody_in() {
 }
 
 #[test]
-fn a_group_above_that_is_cut_short_refuses_as_well() {
+fn truncated_files_of_a_parent_group_allow_no_memory() {
     for name in ["ledger", "limits"] {
         let world = World::new(CAP);
         world.below("leaf", &["max=2G"]);
@@ -321,12 +322,12 @@ fn a_group_above_that_is_cut_short_refuses_as_well() {
         program.expect(&[("alloc b 100M", "2"), ("free a", "0"), ("alloc b 10M", "2")]);
         let (status, errors) = program.end();
         assert!(status.success(), "{status:?} {errors}");
-        names(&errors, &path);
+        assert_every_line_names(&errors, &path);
     }
 }
 
 #[test]
-fn who_waits_in_a_file_that_is_cut_short_is_refused() {
+fn a_waiting_request_is_refused_if_a_file_is_truncated() {
     for name in ["ledger", "limits"] {
         let world = World::new(CAP);
         world.settings(&["on_limit=wait", "wait_timeout=600s"]);
@@ -346,7 +347,7 @@ fn who_waits_in_a_file_that_is_cut_short_is_refused() {
 }
 
 #[test]
-fn threads_at_work_and_children_survive_it() {
+fn threads_and_children_survive_truncated_files() {
     let program = world::compile("cut", &["-pthread"]);
     for name in ["ledger", "limits"] {
         let world = World::new(CAP);
@@ -360,7 +361,7 @@ fn threads_at_work_and_children_survive_it() {
 }
 
 #[test]
-fn who_comes_in_the_moment_of_the_cut_is_let_in_or_not() {
+fn a_program_may_start_while_a_file_is_truncated() {
     for name in ["ledger", "limits"] {
         for moment in 0..20 {
             let world = World::new(CAP);
@@ -370,7 +371,7 @@ fn who_comes_in_the_moment_of_the_cut_is_let_in_or_not() {
                     std::thread::sleep(Duration::from_millis(3 * moment));
                     cut(&path, Cut::All);
                 });
-                newcomer(&world);
+                run_newcomer(&world);
             });
             assert!(world.machine().peak() <= CAP);
         }
@@ -378,7 +379,7 @@ fn who_comes_in_the_moment_of_the_cut_is_let_in_or_not() {
 }
 
 #[test]
-fn handlers_of_the_program_hear_of_their_own_files_only() {
+fn a_programs_handler_does_not_see_the_librarys_bus_errors() {
     let program = world::compile("bus", &[]);
     for how in ["info", "plain", "jumps"] {
         let world = World::new(CAP);
@@ -393,7 +394,7 @@ fn handlers_of_the_program_hear_of_their_own_files_only() {
 }
 
 #[test]
-fn python_that_reports_its_faults() {
+fn pythons_fault_handler_sees_only_its_own_bus_errors() {
     let script = world::repository().join("tests/programs/python/faults.py");
     let run = |mut command: Command, arguments: [&str; 2], at_hold: &dyn Fn()| {
         command.arg(&script).args(arguments);
@@ -419,11 +420,11 @@ fn python_that_reports_its_faults() {
     });
     assert_eq!(seen.code, Some(0), "{seen:?}");
     assert_eq!(seen.lines.last().map(String::as_str), Some("again 2"));
-    names(&seen.errors, &path);
+    assert_every_line_names(&seen.errors, &path);
 }
 
 #[test]
-fn files_that_are_replaced_leave_who_runs_under_what_he_came_under() {
+fn replaced_files_do_not_affect_running_programs() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 1000M", "0")]);
@@ -434,8 +435,8 @@ fn files_that_are_replaced_leave_who_runs_under_what_he_came_under() {
     let filled = program.say("fill f 100M");
     assert!(filled.starts_with("2 "), "{filled}");
     assert!(world.machine().peak() <= CAP);
-    newcomer(&world);
-    // Each of the two files has a limit's worth, and no more.
+    run_newcomer(&world);
+    // Each of the two ledgers allows a limit's worth of memory, and no more.
     assert!(world.machine().peak() <= 2 * CAP);
 
     let world = World::new(CAP);
@@ -450,16 +451,16 @@ fn files_that_are_replaced_leave_who_runs_under_what_he_came_under() {
         fs::rename(&other, folder.join("limits")).expect("in its place");
         let filled = program.say(&format!("fill f{at} 100M"));
         assert!(filled.starts_with("2 "), "{filled}");
-        newcomer(&world);
+        run_newcomer(&world);
     }
     assert!(world.machine().peak() <= CAP);
     program.end();
 }
 
-/// A library in NVML's place may hide what only NVML could tell, but not what is known without it:
+/// A false NVML may hide what only NVML could report, but not what the library knows without NVML:
 /// linear memory, the local memory of contexts (here 264 MiB of each) and the variables of code.
 #[test]
-fn an_nvml_that_lies_hides_nothing_that_is_known() {
+fn a_false_nvml_hides_no_memory_that_the_library_knows() {
     const LOCAL: u64 = 264 * MIB;
     let cap = CONTEXT + 800 * MIB;
     for (variable, value) in [

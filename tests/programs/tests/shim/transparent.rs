@@ -1,14 +1,15 @@
-//! Without a limit, and below a limit that is not reached, a program sees the driver as it is.
+//! Without a limit, and below a limit that is not reached, a program sees the driver unchanged.
 
 use std::fs::File;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, World, text};
 
-/// Output and exit code of a script.
+/// Returns the output, the exit code and the errors of a script.
 fn run(command: Command, script: &str) -> (String, Option<i32>, String) {
     let mut command = command;
-    // From standard input, so that a new program in the same process goes on where the old one was.
+    // The script is standard input, so that after an exec the new program continues where the old
+    // one stopped.
     command.stdin(File::open(world::script(script)).expect("a script"));
     let output = command.output().expect("it runs");
     (
@@ -18,8 +19,8 @@ fn run(command: Command, script: &str) -> (String, Option<i32>, String) {
     )
 }
 
-/// The driver as it is, and under us in three ways.
-fn same(script: &str, under_a_limit: bool) {
+/// Asserts that a script behaves with the driver alone as it does under gpulimit in three ways.
+fn assert_same(script: &str, under_a_limit: bool) {
     let bare = World::without_group(&[]);
     let expected = run(bare.bare(world::program()), script);
     assert!(
@@ -50,13 +51,14 @@ fn same(script: &str, under_a_limit: bool) {
 }
 
 #[test]
-fn a_tour() {
-    same("tour.gpu", true);
+fn the_tour_of_all_functions_behaves_the_same() {
+    assert_same("tour.gpu", true);
 }
 
 #[test]
-fn mistakes() {
-    // What is larger than the limit is refused by us, with the driver's own code: the same answer.
+fn wrong_calls_behave_the_same() {
+    // The library refuses requests larger than the limit with the driver's own code, so the answers
+    // are the same.
     let bare = World::without_group(&[]);
     let expected = run(bare.bare(world::program()), "mistakes.gpu");
     let roomy = World::new(60 << 30);
@@ -66,32 +68,32 @@ fn mistakes() {
     }
     assert_eq!((output, status), (expected.0, expected.1));
     roomy.judge_end(60 << 30);
-    same("mistakes.gpu", false);
+    assert_same("mistakes.gpu", false);
 }
 
 #[test]
-fn captured_streams() {
-    same("capture.gpu", true);
+fn captured_streams_behave_the_same() {
+    assert_same("capture.gpu", true);
 }
 
 #[test]
-fn graphs() {
-    same("graphs.gpu", true);
+fn graphs_behave_the_same() {
+    assert_same("graphs.gpu", true);
 }
 
 #[test]
-fn processes() {
-    same("processes.gpu", true);
+fn forks_and_execs_behave_the_same() {
+    assert_same("processes.gpu", true);
 }
 
 #[test]
-fn names() {
-    same("names.gpu", true);
+fn looking_up_names_behaves_the_same() {
+    assert_same("names.gpu", true);
 }
 
 #[test]
-fn views() {
-    same("view.gpu", false);
+fn without_a_limit_views_are_the_drivers() {
+    assert_same("view.gpu", false);
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn a_program_without_cuda_leaves_no_trace() {
 }
 
 #[test]
-fn a_machine_without_a_driver_is_one_without_us_too() {
+fn programs_behave_the_same_without_a_driver() {
     let world = World::without_group(&[]);
     let run = |mut command: Command| {
         let output = world::finish({

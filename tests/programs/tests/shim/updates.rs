@@ -1,18 +1,18 @@
-//! Executable graphs whose kernels are changed: what another kernel needs of local memory is paid
-//! for before the driver takes it.
+//! Executable graphs whose kernels are changed: the local memory that another kernel needs is
+//! charged before the driver takes it.
 
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 
-/// What 8 KiB of local memory take beside what a context starts with: an H100 holds 132 × 2048
-/// threads.
+/// Bytes that 8 KiB of local memory per thread take beyond what a context starts with: an H100
+/// holds 132 × 2048 threads.
 const LOCAL: u64 = 8192 * 132 * 2048 - 264 * MIB;
-/// The first executable graph takes a block.
+/// The usage with a context and its first executable graph, which takes a block.
 const GRAPHS: u64 = CONTEXT + BLOCK;
-/// What a call pays ahead besides.
+/// Bytes of the reserve that a call charges in advance besides.
 const RESERVE: u64 = 4 * MIB;
 
-/// A graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` of a kernel with much
-/// local memory in its place.
+/// Makes a graph `g` with a kernel, a graph `o` around it, and graphs `g2` and `o2` that have a
+/// kernel with much local memory in its place.
 fn prepare(program: &mut Session) {
     for line in PREPARE {
         program.expect(&[(line, "0")]);
@@ -51,7 +51,7 @@ const WAYS: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn another_kernel_is_served_at_what_it_takes_and_refused_below() {
+fn another_kernel_is_refused_below_what_it_takes() {
     let cap = GRAPHS + LOCAL + RESERVE;
     for (graph, way) in WAYS {
         for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
@@ -62,7 +62,7 @@ fn another_kernel_is_served_at_what_it_takes_and_refused_below() {
                 (&format!("instantiate e {graph}"), "0"),
                 ("launch-graph e s", "0"),
                 (way, answer),
-                // Again: a refused change is none.
+                // A refused change leaves no trace: the same change is refused again.
                 (way, answer),
                 ("launch-graph e s", "0"),
                 ("launch-graph e s", "0"),
@@ -76,7 +76,7 @@ fn another_kernel_is_served_at_what_it_takes_and_refused_below() {
                 assert_eq!(world.machine().gpu(0).peak, GRAPHS, "{way}: not asked");
                 assert_eq!(world.usage(0).refusals, 2);
                 let (_, errors) = program.end();
-                assert!(errors.contains("by cuGraphExec"), "{errors}");
+                assert!(errors.contains("refused cuGraphExec"), "{errors}");
             }
             world.judge_end(cap);
         }
@@ -84,7 +84,7 @@ fn another_kernel_is_served_at_what_it_takes_and_refused_below() {
 }
 
 #[test]
-fn a_changed_graph_pays_again_for_what_a_lowered_limit_has_taken() {
+fn a_changed_graph_is_charged_again_after_a_lowered_limit() {
     let cap = GRAPHS + LOCAL + RESERVE;
     for (graph, way) in WAYS {
         let world = World::new(cap);
@@ -114,9 +114,9 @@ fn a_changed_graph_pays_again_for_what_a_lowered_limit_has_taken() {
     }
 }
 
-/// Such programs change their graphs before every launch.
+/// Some programs change their graphs before every launch.
 #[test]
-fn known_kernels_are_changed_in_a_full_group() {
+fn known_kernels_can_be_set_in_a_full_group() {
     let cap = GRAPHS + 100 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -134,7 +134,8 @@ fn known_kernels_are_changed_in_a_full_group() {
     let answer = program.say("fill filler 2M");
     assert!(answer.starts_with("2 "), "{answer}");
     program.say("fill rest 4K");
-    let lines = "set-kernel e g 0 other\nset-kernel e g 0 some\nupdate e g\nset-child f o 0 g\nlaunch-graph e s\nlaunch-graph f s";
+    let lines = "set-kernel e g 0 other\nset-kernel e g 0 some\nupdate e g\nset-child f o 0 g\n\
+        launch-graph e s\nlaunch-graph f s";
     let answer = program.say(&format!("repeat 20 {{\n{lines}\n}}"));
     assert_eq!(answer, "0:120");
     world.judge(cap);
@@ -180,17 +181,17 @@ fn wrong_input_gets_the_drivers_answer_and_leaves_no_charge() {
         );
         world.judge(cap);
     }
-    // What failed has changed nothing.
+    // A failed change leaves the graph as it was.
     program.expect(&[("launch-graph e s", "0")]);
     assert_eq!(world.machine().used(), GRAPHS);
     program.end_quietly();
     world.judge_end(cap);
 }
 
-/// The heap of device `malloc` comes with the kernel that uses it, and is charged from when its
+/// The heap of device `malloc` comes with the kernel that uses it, and is charged from the time its
 /// code is loaded.
 #[test]
-fn a_graph_that_gets_a_kernel_with_a_heap_takes_what_is_charged() {
+fn a_kernel_with_a_heap_uses_the_charge_of_its_code() {
     let cap = GRAPHS + (138 + 10) * MIB + RESERVE;
     for (graph, way) in WAYS {
         let world = World::new(cap);
@@ -212,9 +213,9 @@ fn a_graph_that_gets_a_kernel_with_a_heap_takes_what_is_charged() {
     }
 }
 
-/// A library that nothing has loaded yet is loaded with its kernel.
+/// A library that is not loaded yet is loaded with its kernel.
 #[test]
-fn a_kernel_of_a_lazy_library_is_paid_for_with_it() {
+fn a_kernel_of_a_lazy_library_is_charged_with_its_library() {
     for (uses, bytes) in [("assert", 90), ("malloc", 148)] {
         let cap = GRAPHS + bytes * MIB + RESERVE;
         for (cap, answer) in [(cap, "0"), (cap - 2 * BLOCK, "2")] {
@@ -241,9 +242,9 @@ fn a_kernel_of_a_lazy_library_is_paid_for_with_it() {
     }
 }
 
-/// A kernel is asked once for its need.
+/// The library asks the driver once per kernel for the kernel's need.
 #[test]
-fn what_a_kernel_needs_is_remembered() {
+fn a_kernels_need_is_remembered() {
     let cap = GRAPHS + LOCAL + RESERVE;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -267,9 +268,9 @@ fn what_a_kernel_needs_is_remembered() {
     world.judge_end(cap);
 }
 
-/// A library is in each context by itself.
+/// Each context loads the library separately.
 #[test]
-fn a_kernel_of_a_lazy_library_is_paid_for_in_each_context() {
+fn a_kernel_of_a_lazy_library_is_charged_in_each_context() {
     let own = CONTEXT + BLOCK;
     let cap = 2 * own + 2 * 90 * MIB - 2 * BLOCK;
     let world = World::new(cap);

@@ -1,13 +1,13 @@
-//! How much memory there is: the group's answer, everywhere the same.
+//! The driver and NVML report the group's memory, with the same figures everywhere.
 
 use gpulimit_programs::world::{CONTEXT, MIB, World};
 
 const CAP: u64 = 4096 * MIB;
-/// Free memory is told without what we keep in reserve.
+/// The free memory shown leaves out the library's reserve.
 const RESERVE: u64 = 4 * MIB;
 
 #[test]
-fn total_is_the_limit_and_free_what_is_left() {
+fn total_is_the_limit_and_free_is_the_rest() {
     let world = World::new(CAP);
     let mut program = world.start();
     program.expect(&[("init", "0"), ("total 0", &format!("0 {CAP}"))]);
@@ -24,7 +24,7 @@ fn total_is_the_limit_and_free_what_is_left() {
 }
 
 #[test]
-fn what_is_said_to_be_free_can_be_had() {
+fn memory_shown_as_free_can_be_allocated() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     for _ in 0..3 {
@@ -36,7 +36,7 @@ fn what_is_said_to_be_free_can_be_had() {
 }
 
 #[test]
-fn nvml_tells_the_same() {
+fn nvml_shows_the_same_figures_as_cuda() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 1000M", "0")]);
@@ -52,13 +52,13 @@ fn nvml_tells_the_same() {
         (really..really + 10 * MIB).contains(&used),
         "{used} of {really}"
     );
-    // What it says of the process is the driver's own business.
+    // NVML's own figures for the process come from the driver.
     program.expect(&[("nvml-own 0", &format!("0 {really}"))]);
     program.end_quietly();
 }
 
 #[test]
-fn nvml_alone_needs_no_cuda() {
+fn nvml_shows_the_limit_without_cuda() {
     let world = World::new(CAP);
     let mut program = world.start();
     let answer = program.numbers("nvml 0");
@@ -79,7 +79,7 @@ fn a_limit_above_the_gpu_shows_the_gpu() {
 }
 
 #[test]
-fn others_in_the_group_count() {
+fn other_members_reduce_the_free_memory() {
     let world = World::new(CAP);
     let mut other = world.on_gpu();
     other.expect(&[("alloc a 1000M", "0")]);
@@ -94,7 +94,7 @@ fn others_in_the_group_count() {
 }
 
 #[test]
-fn free_is_never_below_nothing() {
+fn free_memory_is_never_negative() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 2000M", "0")]);
@@ -110,7 +110,7 @@ fn free_is_never_below_nothing() {
         ("info-v1", &format!("0 0 {}", 1024 * MIB)),
         ("total-v1 0", &format!("0 {}", 1024 * MIB)),
     ]);
-    // Also with no limit left at all to be in.
+    // The limit may also be zero.
     world.set(0);
     program.expect(&[("info", "0 0 0"), ("info-v1", "0 0 0"), ("total 0", "0 0")]);
     assert_eq!(program.numbers("nvml 0"), [0; 10]);
@@ -122,7 +122,7 @@ fn free_is_never_below_nothing() {
 }
 
 #[test]
-fn the_32_bit_functions_say_the_same_as_far_as_they_can() {
+fn the_32_bit_functions_show_at_most_their_range() {
     let cap = 3072 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
@@ -133,7 +133,7 @@ fn the_32_bit_functions_say_the_same_as_far_as_they_can() {
         ("total-v1 7", "101 0"),
     ]);
     let most = u64::from(u32::MAX);
-    // A larger limit is more than they can say, and must not come out as its lower half.
+    // The 32-bit functions cannot report a larger limit, and must not report only its lower half.
     for gib in [4, 5, 8] {
         world.set(gib << 30);
         let free = ((gib << 30) - CONTEXT - RESERVE).min(most);
@@ -146,7 +146,7 @@ fn the_32_bit_functions_say_the_same_as_far_as_they_can() {
 }
 
 #[test]
-fn the_reserve_of_a_pool_is_used_memory() {
+fn a_pools_reserve_is_shown_as_used() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("async a 1000M", "0")]);

@@ -1,19 +1,19 @@
 //! While one thread of a program waits for room, the others go on: one of them may be about to make
-//! it.
+//! room.
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
 
-/// What another process holds all the time, so that there is something to wait for.
+/// Bytes that another process holds throughout, so that a request has something to wait for.
 const HELD: u64 = 100 * MIB;
-/// What the program frees while it waits.
+/// Bytes that the program frees while it waits.
 const OWN: u64 = 2200 * MIB;
-/// A kernel of 2 KiB of local memory has been launched, and the driver has its reserve and small
-/// blocks.
+/// The memory of a launched kernel with 2 KiB of local memory, and of the driver's reserve and
+/// small blocks.
 const MORE: u64 = 264 * MIB + 16 * BLOCK;
 const CAP: u64 = 2 * CONTEXT + HELD + OWN + MORE;
 
-/// A program that holds all that is left, and one that holds a little.
+/// Starts a program that holds all memory that is left, and one that holds little.
 fn full() -> (World, Session, Session) {
     let world = World::new(CAP);
     world.settings(&["on_limit=wait", "wait_timeout=600s"]);
@@ -39,7 +39,7 @@ fn full() -> (World, Session, Session) {
 }
 
 #[test]
-fn other_threads_go_on_while_one_waits() {
+fn other_threads_go_on_while_one_thread_waits() {
     for (waits, goes_on) in [
         ("context c 0 v2", "retain 0"),
         ("set-limit 0 8192", "set-limit 0 2048"),
@@ -63,8 +63,7 @@ fn other_threads_go_on_while_one_waits() {
     }
 }
 
-/// A launch on two devices holds what it has on the first one no longer than it waits for room on
-/// the second.
+/// While a launch on two devices waits for room on the second one, it must not block the first one.
 #[test]
 fn other_threads_go_on_while_a_launch_on_two_devices_waits() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
@@ -103,16 +102,16 @@ fn other_threads_go_on_while_a_launch_on_two_devices_waits() {
     world.judge_end(CAP);
 }
 
-/// Two threads need the same: when one has got it, the other has it as well.
+/// Two threads need the same memory: when one has got it, the other needs no more.
 #[test]
-fn nobody_waits_for_what_another_thread_has_got() {
+fn a_waiting_thread_uses_what_another_thread_got() {
     for waits in ["launch large s", "set-limit 0 8192", "update e g2"] {
         let (world, other, mut program) = full();
         for _ in 0..2 {
             program.expect(&[(&format!("aside {{\n{waits}\n}}"), "0")]);
         }
         assert!(eventually(|| world.events(EventKind::Wait).len() == 2));
-        // Room for one.
+        // There is room for one of the two requests.
         program.expect(&[("free own", "0"), ("await", "0:1, 0:1")]);
         world.judge(CAP);
         program.end_quietly();

@@ -1,4 +1,5 @@
-//! A limit that cannot be applied closes the GPU, says why in one line, and crashes nobody.
+//! A limit that cannot be applied closes the GPU and is explained in one line, and no program
+//! crashes.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -6,7 +7,7 @@ use std::path::Path;
 
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
-/// The GPU is closed, with one line that says this.
+/// Asserts that the GPU is closed for the program, with one line that contains `says`.
 #[track_caller]
 fn closed(world: &World, mut program: Session, says: &str) {
     program.expect(&[
@@ -34,7 +35,7 @@ fn with(world: &World, variables: &[(&str, &str)]) -> Session {
 }
 
 #[test]
-fn sizes_that_mean_nothing() {
+fn invalid_sizes_close_the_gpu() {
     for text in [
         "",
         "4Q",
@@ -59,7 +60,7 @@ fn sizes_that_mean_nothing() {
 }
 
 #[test]
-fn a_kernel_without_our_locks() {
+fn a_kernel_without_the_needed_locks_closes_the_gpu() {
     let world = World::new(4096 * MIB);
     let mut command = world.limited(&world::compile("old_kernel", &[]));
     command.arg("3.14").arg(world::program());
@@ -67,7 +68,7 @@ fn a_kernel_without_our_locks() {
     assert_ne!(program.say("start"), "0 0");
     let (status, errors) = program.end();
     assert!(status.success(), "{status:?}");
-    // The simulated driver needs them as well, and says so too.
+    // The simulated driver needs these locks as well, and prints a line of its own.
     let ours: Vec<_> = errors
         .lines()
         .filter(|line| line.starts_with("gpulimit: "))
@@ -80,7 +81,7 @@ fn a_kernel_without_our_locks() {
 }
 
 #[test]
-fn groups_that_are_not_there() {
+fn missing_groups_close_the_gpu() {
     let world = World::without_group(&[]);
     closed(
         &world,
@@ -115,7 +116,7 @@ fn groups_that_are_not_there() {
 }
 
 #[test]
-fn a_root_that_others_can_write_or_that_is_a_file() {
+fn an_unsafe_root_closes_the_gpu() {
     use std::os::unix::fs::PermissionsExt;
     let world = World::without_group(&[]);
     fs::set_permissions(world.root().path(), fs::Permissions::from_mode(0o777)).expect("changed");
@@ -136,7 +137,7 @@ fn a_root_that_others_can_write_or_that_is_a_file() {
 }
 
 #[test]
-fn files_that_are_not_ours() {
+fn damaged_files_close_the_gpu() {
     for name in ["ledger", "limits"] {
         type Damage = fn(&std::path::Path);
         let damages: [(&str, Damage); 6] = [
@@ -212,7 +213,7 @@ fn a_group_removed_by_hand_does_not_crash_its_members() {
 }
 
 #[test]
-fn other_tools_variables_are_understood() {
+fn variables_of_other_tools_are_understood() {
     for (name, value) in [
         ("CUDA_DEVICE_MEMORY_LIMIT", "1G"),
         ("CUDA_DEVICE_MEMORY_LIMIT_0", "1024M"),
@@ -232,7 +233,7 @@ fn other_tools_variables_are_understood() {
 }
 
 #[test]
-fn a_root_on_a_file_system_that_loses_locks() {
+fn a_root_on_an_unsuitable_file_system_closes_the_gpu() {
     if !world::may_mount() {
         return;
     }
@@ -251,7 +252,7 @@ fn a_root_on_a_file_system_that_loses_locks() {
 }
 
 #[test]
-fn a_root_in_which_nothing_can_be_made() {
+fn an_unwritable_root_closes_the_gpu() {
     for root in ["/proc", "/proc/self", "/sys", "/sys/kernel"] {
         let world = World::without_group(&[]);
         let limit = [("GPULIMIT_MAX", "1G"), ("GPULIMIT_ROOT", root)];
@@ -260,7 +261,7 @@ fn a_root_in_which_nothing_can_be_made() {
     if !world::may_mount() {
         return;
     }
-    // Where root could make groups, in a mount namespace in which nobody can.
+    // Root may make groups in these places, so the test mounts them read-only.
     for root in ["/dev", "/"] {
         let world = World::without_group(&[]);
         let script = "mount --rbind \"$GPULIMIT_ROOT\" \"$GPULIMIT_ROOT\" && \

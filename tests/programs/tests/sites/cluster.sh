@@ -1,17 +1,21 @@
 #!/bin/sh
-# A cluster of one node in namespaces of its own: cluster.sh FOLDER REPOSITORY GPULIMIT LIBRARY <COMMANDS
+# A cluster of one node in namespaces of its own:
+#     cluster.sh FOLDER REPOSITORY GPULIMIT LIBRARY <COMMANDS
 #
-# Installs gpulimit by the commands of docs/slurm.md, starts munge, slurmctld and slurmd, says "ready", and then runs each FOLDER/command.N
-# whose N it is told, with its output in FOLDER/output.N; the answer is the status. All of it ends with this process (a pid namespace).
+# Installs gpulimit by the commands of docs/slurm.md, starts munge, slurmctld and slurmd, and prints
+# "ready". Then, for each number N on standard input, runs FOLDER/command.N with its output in
+# FOLDER/output.N, and prints the status. All processes end with this one (a pid namespace).
 set -eu
 folder=$1 repository=$2 gpulimit=$3 library=$4
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
 cd "$repository"
 
-# Nothing of the machine is changed: /etc is a copy, the rest is empty.
+# The script does not change the machine: /etc is a copy, the other folders are empty.
 cp -a /etc "$folder/etc"
 mount --bind "$folder/etc" /etc
-for place in /run /usr/local /var/log /var/spool /var/lib; do mount -t tmpfs -o mode=755 tmpfs "$place"; done
+for place in /run /usr/local /var/log /var/spool /var/lib; do
+    mount -t tmpfs -o mode=755 tmpfs "$place"
+done
 mkdir -p /run/munge /var/log/munge /var/lib/munge /var/spool/slurmctld /run/lock
 rm -f /etc/ld.so.preload /etc/gpulimit/* /etc/slurm/* 2>/dev/null || true
 mkdir -p /etc/slurm /etc/munge
@@ -22,18 +26,23 @@ done
 install -D -m 755 "$gpulimit" /usr/local/bin/gpulimit
 install -D -m 644 "$library" /usr/local/lib/gpulimit/libgpulimit.so
 
-# The commands and lines of the page: the code blocks after these words.
+# Prints the first code block of the page after a line that begins with these words.
 block() {
-    awk -v after="$1" 'index($0, after) == 1 { wanted = 1 } wanted && /^```/ { if (inside) exit; inside = 1; next } wanted && inside' docs/slurm.md
+    awk -v after="$1" 'index($0, after) == 1 { wanted = 1 }
+        wanted && /^```/ { if (inside) exit; inside = 1; next }
+        wanted && inside' docs/slurm.md
 }
 block '**On each node**' >"$folder/install"
 grep -q task-prolog "$folder/install"
-command -v systemd-tmpfiles >/dev/null || sed -i 's/^systemd-tmpfiles .*/install -d -m 755 \/run\/gpulimit/' "$folder/install"
-# There is no systemd to ask here: the unit's file system is mounted as it says.
+command -v systemd-tmpfiles >/dev/null ||
+    sed -i 's/^systemd-tmpfiles .*/install -d -m 755 \/run\/gpulimit/' "$folder/install"
+# There is no systemd here: this systemctl mounts the file system as its unit says.
 cat >/usr/local/bin/systemctl <<'END'
 #!/bin/sh
 [ "$*" != 'enable --now run-gpulimit.mount' ] || {
-    mkdir -p /run/gpulimit && mount -t tmpfs -o "$(sed -n 's/^Options=//p' /etc/systemd/system/run-gpulimit.mount)" gpulimit /run/gpulimit
+    mkdir -p /run/gpulimit
+    options=$(sed -n 's/^Options=//p' /etc/systemd/system/run-gpulimit.mount)
+    mount -t tmpfs -o "$options" gpulimit /run/gpulimit
 }
 END
 chmod 755 /usr/local/bin/systemctl
@@ -48,11 +57,11 @@ chmod 755 /run/munge
 munged --force
 
 node=$(hostname -s)
-# A name that leads to this node, in whatever network; nobody else is asked.
+# The name leads to this node without a name server, whatever the network is.
 echo "127.0.0.1 $node" >>/etc/hosts
-# Ports that are free here.
+# The test has found free ports.
 read -r controller daemon <"$folder/ports"
-# slurmd takes a GPU for one only if it has a device file.
+# slurmd accepts a GPU only with a device file.
 for gpu in 0 1; do
     touch "/run/nvidia$gpu"
     mount --bind /dev/null "/run/nvidia$gpu"
@@ -92,7 +101,7 @@ END
     block "**Slurm's own"
 } >/etc/slurm/slurm.conf
 grep -q ^Epilog= /etc/slurm/slurm.conf
-# Older ones need none where no plugin wants cgroups; newer ones would ask systemd for some.
+# Older versions use no cgroups unless a plugin needs them; newer ones would ask systemd for some.
 case $(slurmd -V) in
     *\ 2[4-9].*) echo CgroupPlugin=disabled >/etc/slurm/cgroup.conf ;;
 esac

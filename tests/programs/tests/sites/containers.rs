@@ -1,6 +1,6 @@
-//! Containers with devices of `gpulimit.dev/mem`, as `gpulimit cdi generate` describes them and
-//! docs/containers.md says: by runc, with the edits applied to a bundle, and by podman, which reads
-//! the file itself.
+//! Containers with devices of `gpulimit.dev/mem`, as `gpulimit cdi generate` makes them and
+//! docs/containers.md describes them: by runc, with the edits applied to a bundle, and by podman,
+//! which reads the file itself.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,12 +13,12 @@ use crate::engine::{Engine, Start};
 
 const CAPS: [&str; 4] = ["--cap", "2G", "--cap", "3g"];
 
-/// In a group of 2 GiB: what fits beside a context, and then what does not.
+/// In a group of 2 GiB, the first request fits beside a context, and the second does not.
 const FITS: (&str, &str) = ("alloc a 1000M", "0");
 const OVER: (&str, &str) = ("alloc over 1000M", "2");
 
 #[test]
-fn a_container_has_the_cap_of_its_device() {
+fn a_container_has_the_limit_of_its_device() {
     let Some(engine) = Engine::new(&CAPS) else {
         return;
     };
@@ -31,7 +31,7 @@ fn a_container_has_the_cap_of_its_device() {
     for container in [&mut one, &mut two] {
         container.session.expect(&[("start", "0 0"), FITS, OVER]);
     }
-    // Each has its own.
+    // Each container has its own group.
     for container in [&one, &two] {
         let counted = engine.counted(&container.inside.group()).expect("a group");
         assert!(
@@ -39,7 +39,7 @@ fn a_container_has_the_cap_of_its_device() {
             "{counted}"
         );
     }
-    // What comes in later is in the same group, whoever it is and whatever its environment.
+    // A program started later is in the same group, whatever its user and its environment are.
     let (gpu, lag) = ("GPULIMIT_SIM_STATE=/gpu", "GPULIMIT_SIM_KILL_LAG_MS=50");
     let bare = ["/bin/env", "-i", gpu, lag, "/bin/gpu-script"];
     let preload = ["/bin/env", "LD_PRELOAD=/no/such.so", "/bin/gpu-script"];
@@ -65,7 +65,7 @@ fn a_container_has_the_cap_of_its_device() {
         assert!(session.end().0.success());
     }
     two.session.expect(&[("free a", "0"), FITS]);
-    // Another device, another cap.
+    // Another device has another limit.
     let mut large = engine.start(&Start {
         devices: &["3g"],
         ..small
@@ -98,7 +98,7 @@ fn users_and_namespaces_of_a_container_are_limited_alike() {
             ..Start::default()
         });
         container.session.expect(&[("start", "0 0"), FITS, OVER]);
-        // Only root can write what says which group the container has.
+        // Only root can write the record of the container's group.
         let folder = engine.world.root().path().join(".containers");
         let entries = fs::read_dir(&folder).expect("listed");
         let mut ahead: Vec<_> = entries.map(|entry| entry.expect("there").path()).collect();
@@ -119,7 +119,7 @@ fn users_and_namespaces_of_a_container_are_limited_alike() {
 }
 
 #[test]
-fn a_killed_container_leaves_nothing() {
+fn a_killed_container_leaves_no_group_or_memory() {
     let Some(engine) = Engine::new(&CAPS) else {
         return;
     };
@@ -128,17 +128,17 @@ fn a_killed_container_leaves_nothing() {
         id: Some("again"),
         ..Start::default()
     };
-    // Twice: the name is free again.
+    // The container runs twice, since its name is free again.
     for _ in 0..2 {
         let mut container = engine.start(&start);
         container.session.expect(&[("start", "0 0"), FITS]);
         kill(container.inside.init());
-        // runc sees it, and calls the hook.
+        // runc notices the death and calls the hook.
         container.session.end();
         assert_eq!(engine.counted("container-again"), None);
         engine.nothing_is_left();
     }
-    // The runtime is killed as well, so that nobody calls it: the next container, or gc, cleans up.
+    // The runtime is killed as well and calls no hook: the next container, or gc, cleans up.
     for by_gc in [true, false] {
         let mut container = engine.start(&start);
         container.session.expect(&[("start", "0 0"), FITS]);
@@ -169,10 +169,11 @@ fn a_killed_container_leaves_nothing() {
     engine.nothing_is_left();
 }
 
-/// What its root can do in a file system that he may write: later programs have no library then.
+/// Commands by which a container's root loses the library for later programs, in a file system that
+/// it may write.
 const AWAY: &str = "mv /run /other\nmv /etc /other\nmv /usr /other\n";
 
-/// What it can try in any.
+/// Commands that a container's root can try in any file system.
 const ATTEMPTS: &str = "\
 echo >> OWN/limits
 truncate -s 0 OWN/limits
@@ -222,16 +223,18 @@ fn a_containers_root_cannot_raise_its_limit() {
             let own = own.replace("container-c-0", &container.inside.group());
             container.session.expect(&[("start", "0 0"), FITS]);
             let own = format!("/run/gpulimit/{own}");
-            let may = "cd /dev/shm && touch a && chmod 600 a && echo > a && truncate -s 0 a && mv a b && rm b";
+            let may = "cd /dev/shm && touch a && chmod 600 a && echo > a && truncate -s 0 a \
+                && mv a b && rm b";
             let (status, said) = container.inside.shell("0", may);
             assert_eq!(status, Some(0), "{said}");
             let attempts = ATTEMPTS.replace("OWN", &own) + if read_only { AWAY } else { "" };
             let each = format!(
-                "cd /; while read -r attempt; do if (eval \"$attempt\") 2> /dev/null; then echo \"$attempt\"; fi; done <<END\n{attempts}END\necho tried"
+                "cd /; while read -r attempt; do if (eval \"$attempt\") 2> /dev/null; then \
+                    echo \"$attempt\"; fi; done <<END\n{attempts}END\necho tried"
             );
             let (_, said) = container.inside.shell("0", &each);
             assert_eq!(said, "tried\n");
-            // Nor see what others have.
+            // The container's root cannot see other groups.
             let (_, seen) = container
                 .inside
                 .shell("0", "cd /run/gpulimit; ls; ls lab/sub 2> /dev/null");
@@ -241,7 +244,7 @@ fn a_containers_root_cannot_raise_its_limit() {
             container.session.expect(&[OVER]);
             let mut later = Session::start(container.inside.exec("0", &["/bin/gpu-script"]));
             later.expect(&[("start", "0 0"), ("alloc over 100M", "2")]);
-            // What was set on the host holds.
+            // A limit set on the host holds.
             let name = if device == "2g" {
                 container.inside.group()
             } else {
@@ -258,7 +261,7 @@ fn a_containers_root_cannot_raise_its_limit() {
 }
 
 #[test]
-fn a_group_is_shared_by_containers_and_stays() {
+fn a_named_group_is_shared_by_containers_and_stays() {
     let Some(engine) = Engine::new(&["--group", "lab"]) else {
         return;
     };
@@ -290,7 +293,7 @@ fn without_its_group_a_container_has_no_gpu_memory() {
     let Some(engine) = Engine::new(&CAPS) else {
         return;
     };
-    // An engine that passes the hooks over.
+    // This engine ignores hooks.
     let mut container = engine.start(&Start {
         devices: &["2g"],
         without_hooks: true,
@@ -302,14 +305,14 @@ fn without_its_group_a_container_has_no_gpu_memory() {
         errors.contains("no GPU memory for this program"),
         "{errors}"
     );
-    // Two caps are none.
+    // Two devices with limits are refused.
     let said = engine.refused(&Start {
         devices: &["2g", "3g"],
         ..Start::default()
     });
-    assert!(said.contains("one device of gpulimit"), "{said}");
+    assert!(said.contains("only one gpulimit device"), "{said}");
     engine.nothing_is_left();
-    // An image whose links lead out of it.
+    // The image has a link that leads out of it.
     let run = engine.image().join("run");
     fs::remove_dir_all(&run).expect("removed");
     std::os::unix::fs::symlink("/tmp/elsewhere", &run).expect("made");
@@ -344,7 +347,7 @@ fn an_image_that_brings_the_library_is_limited_by_a_variable() {
         let over = ("alloc over 1000M", answer);
         container.session.expect(&[("start", "0 0"), FITS, over]);
     }
-    // With a device as well, its cap holds: there is no other group.
+    // If the container also has a device, the device's limit holds: there is no other group.
     let mut container = engine.start(&Start {
         devices: &["2g"],
         ..start
@@ -354,9 +357,9 @@ fn an_image_that_brings_the_library_is_limited_by_a_variable() {
     engine.nothing_is_left();
 }
 
-/// The hook by itself, with states that runtimes could give it.
+/// Calls the hook directly, with states that runtimes could pass.
 #[test]
-fn the_hook_is_called_in_every_way() {
+fn the_hook_handles_repeated_and_conflicting_calls() {
     let Some(engine) = Engine::new(&CAPS) else {
         return;
     };
@@ -368,16 +371,24 @@ fn the_hook_is_called_in_every_way() {
     let mut init = sleeper();
     let id = "0123456789abcdef".repeat(4);
     let group = "container-0123456789ab";
-    let of = |id: &str, pid: u32| json!({ "ociVersion": "1.0.2", "id": id, "pid": pid, "status": "creating", "bundle": bundle });
+    let of = |id: &str, pid: u32| {
+        json!({
+            "ociVersion": "1.0.2",
+            "id": id,
+            "pid": pid,
+            "status": "creating",
+            "bundle": bundle,
+        })
+    };
     let state = of(&id, init.id());
     let create = |cap| ["create", "--cap", cap];
     assert_eq!(engine.hook(&create("2g"), &state), (0, String::new()));
     assert_eq!(engine.groups(), [group]);
-    // Twice the same; then something else, and somebody else.
+    // The same call succeeds twice; another limit, or another container of this name, is refused.
     assert_eq!(engine.hook(&create("2g"), &state), (0, String::new()));
     let (status, said) = engine.hook(&create("3g"), &state);
     assert!(
-        status == 1 && said.contains("has cap 2GiB already"),
+        status == 1 && said.contains("already has cap 2GiB"),
         "{said}"
     );
     let mut other = sleeper();
@@ -386,7 +397,7 @@ fn the_hook_is_called_in_every_way() {
     let namesake = id.replace("cdef", "ffff");
     let (status, said) = engine.hook(&create("2g"), &of(&namesake, other.id()));
     assert!(status == 1 && said.contains("another container"), "{said}");
-    // Neither's end is this one's.
+    // The end of either container must not remove the other's group.
     assert_eq!(
         engine.hook(&["remove"], &of(&namesake, 0)),
         (0, String::new())
@@ -394,17 +405,17 @@ fn the_hook_is_called_in_every_way() {
     assert_eq!(engine.groups(), [group]);
     let (status, said) = engine.hook(&["remove"], &of(&id, 0));
     assert!(
-        status == 1 && said.contains("runs, and keeps group"),
+        status == 1 && said.contains("still runs and uses group"),
         "{said}"
     );
     assert_eq!(engine.groups(), [group]);
-    // After its end, also where nobody has reaped it.
+    // The container's group is removed after its end, even if its process was not reaped.
     init.kill().expect("killed");
     assert_eq!(engine.hook(&["remove"], &of(&id, 0)), (0, String::new()));
     assert_eq!(engine.hook(&["remove"], &of(&id, 0)), (0, String::new()));
     init.wait().expect("reaped");
     engine.nothing_is_left();
-    // A group that a killed hook left without a record.
+    // A killed hook has left a group without a record.
     assert!(engine.gpulimit(&["create", group]).status.success());
     assert_eq!(
         engine.hook(&create("2g"), &of(&id, other.id())),
@@ -414,7 +425,7 @@ fn the_hook_is_called_in_every_way() {
     assert_eq!(text(&limit.stdout).trim(), "2GiB");
     other.kill().expect("killed");
     other.wait().expect("reaped");
-    // A record cut short is nobody's to guess at.
+    // A truncated record is not interpreted.
     let record = engine
         .world
         .root()
@@ -456,32 +467,35 @@ fn the_hook_is_called_in_every_way() {
 
 #[allow(unsafe_code)]
 fn kill(pid: u32) {
-    // SAFETY: a plain signal.
+    // SAFETY: the call gets only numbers.
     unsafe { libc::kill(pid as i32, libc::SIGKILL) };
 }
 
-/// podman reads the file, applies it and calls the hooks: by the commands of docs/containers.md.
+/// podman reads the file, applies it and calls the hooks, by the commands of docs/containers.md.
 #[test]
-fn podman_takes_the_devices() {
+fn podman_applies_the_devices() {
     const PODMAN: &str = r#"
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-# runc takes no root file system below /dev from podman.
+# runc refuses root file systems below /dev.
 mkdir -p /run/cdi /run/image
 mount --bind "$PLACE/image" /run/image
 cp "$PLACE/cdi/gpulimit.json" /run/cdi
-# In the place of what NVIDIA's toolkit writes.
+# This file replaces the one that NVIDIA's toolkit writes.
 cat > /run/cdi/nvidia.json <<END
-{"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["GPULIMIT_SIM_STATE=/gpu"],
+{"cdiVersion": "0.3.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {
+ "env": ["GPULIMIT_SIM_STATE=/gpu"],
  "mounts": [{"hostPath": "$PLACE/machine", "containerPath": "/gpu", "options": ["bind"]}]}}]}
 END
 engine() {
-    command podman --root "$PLACE/podman" --runroot /run/podman-test --storage-driver vfs --cgroup-manager cgroupfs --runtime "$(command -v runc)" "$@"
+    command podman --root "$PLACE/podman" --runroot /run/podman-test --storage-driver vfs \
+        --cgroup-manager cgroupfs --runtime "$(command -v runc)" "$@"
 }
 podman() {
     shift
-    engine run --rm -i --network none --ulimit nofile=1000:1000 --ulimit nproc=1000:1000 --log-driver none --tmpfs /tmp "$@"
+    engine run --rm -i --network none --ulimit nofile=1000:1000 --ulimit nproc=1000:1000 \
+        --log-driver none --tmpfs /tmp "$@"
 }
 if ! podman run --rootfs /run/image /bin/true 2> "$PLACE/why"; then
     echo "no podman here: $(cat "$PLACE/why")"
@@ -492,13 +506,16 @@ echo as the page says
 COMMAND="$(printf %s "$PAGE" | sed 's|IMAGE|--rootfs /run/image /bin/gpu-script|')"
 ask | eval "$COMMAND" || true
 echo another user, no environment
-ask | podman run --user 1000 --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g --rootfs /run/image /bin/env -i GPULIMIT_SIM_STATE=/gpu /bin/gpu-script || true
+ask | podman run --user 1000 --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g \
+    --rootfs /run/image /bin/env -i GPULIMIT_SIM_STATE=/gpu /bin/gpu-script || true
 echo another device
-ask | podman run --device nvidia.com/gpu=all --device gpulimit.dev/mem=half --rootfs /run/image /bin/gpu-script || true
+ask | podman run --device nvidia.com/gpu=all --device gpulimit.dev/mem=half \
+    --rootfs /run/image /bin/gpu-script || true
 echo no device
 podman run --device gpulimit.dev/mem=7g --rootfs /run/image /bin/true || echo none
 echo later
-podman run -d --name later --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g --rootfs /run/image /bin/sh -c 'read never' > /dev/null
+podman run -d --name later --device nvidia.com/gpu=all --device gpulimit.dev/mem=8g \
+    --rootfs /run/image /bin/sh -c 'read never' > /dev/null
 ask | engine exec -i later /bin/gpu-script || true
 engine rm -f -t 0 later > /dev/null
 "#;
@@ -533,7 +550,8 @@ engine rm -f -t 0 later > /dev/null
     let answers = |last: u32| format!("start = 0 0\nalloc a 7000M = 0\nalloc b 1000M = {last}\n");
     let (limited, free) = (answers(2), answers(0));
     let expected = format!(
-        "as the page says\n{limited}another user, no environment\n{limited}another device\n{free}no device\nnone\nlater\n{limited}"
+        "as the page says\n{limited}another user, no environment\n{limited}another device\n\
+            {free}no device\nnone\nlater\n{limited}"
     );
     assert_eq!(said, expected, "{errors}");
     assert!(errors.contains("gpulimit: refused"), "{errors}");

@@ -1,5 +1,5 @@
-//! Containers of the test's own: images put together from this machine's files, and runc or podman
-//! to run them.
+//! Containers of the test's own: images made from this machine's files, and runc or podman to run
+//! them.
 
 use std::cell::Cell;
 use std::fs;
@@ -12,10 +12,10 @@ use gpulimit_programs::executable;
 use gpulimit_programs::world::{self, Session, World, eventually, text};
 use serde_json::{Value, json};
 
-/// Host numbers of a container's users begin here, where it has a user namespace.
+/// The first user id on the host of a container with a user namespace.
 const MAPPED: u32 = 100_000;
 
-/// What docker and podman leave to a container's root.
+/// The capabilities that docker and podman leave to a container's root.
 const CAPABILITIES: [&str; 11] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -37,39 +37,40 @@ pub struct Engine {
     next: Cell<u32>,
 }
 
-/// How a container is started.
+/// The options of a container.
 #[derive(Clone, Copy, Default)]
 pub struct Start<'a> {
     /// Devices of `gpulimit.dev/mem`.
     pub devices: &'a [&'a str],
     /// Variables of the image and the user.
     pub variables: &'a [&'a str],
-    /// In place of `gpu-script`.
+    /// The command that replaces `gpu-script`.
     pub command: &'a [&'a str],
     pub user: u32,
-    /// With a user namespace, where container's root is nobody on the host.
+    /// With a user namespace, in which the container's root is an unprivileged user of the host.
     pub mapped: bool,
-    /// With an image that cannot be written.
+    /// With a read-only image.
     pub read_only: bool,
-    /// As an engine would that knows mounts and no hooks.
+    /// As an engine that supports mounts but no hooks.
     pub without_hooks: bool,
-    /// Its name, where it is not for the engine to choose.
+    /// The container's name, if the engine is not to choose one.
     pub id: Option<&'a str>,
 }
 
-/// A container, which goes away with this, and the program in it.
+/// A container with its program, which is removed when the value is dropped.
 pub struct Container {
     pub session: Session,
     pub inside: Inside,
 }
 
-/// What is in a container beside the program that it was started with.
+/// Access to a container beside its first program.
 pub struct Inside {
     id: String,
     runtime: PathBuf,
 }
 
-/// A path that the machine's runc takes; `None` where containers cannot be, which is said once.
+/// Returns the path of an image that the machine's runc accepts; `None` where containers cannot
+/// run, with a message on the first call.
 fn possible(image: &Path) -> bool {
     static POSSIBLE: OnceLock<bool> = OnceLock::new();
     *POSSIBLE.get_or_init(|| {
@@ -120,6 +121,11 @@ fn bundle(place: &Path, config: &Value) {
     fs::write(place.join("config.json"), config.to_string()).expect("written");
 }
 
+/// Returns the mount of a tmpfs with this mode in a container.
+fn tmpfs(destination: &str, mode: &str) -> Value {
+    json!({ "destination": destination, "type": "tmpfs", "source": "tmpfs", "options": [mode] })
+}
+
 fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
     let mut namespaces = vec!["pid", "mount", "ipc", "uts", "network"];
     let mut linux = json!({});
@@ -139,8 +145,8 @@ fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
     };
     let mut all = vec![
         json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
-        json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"] }),
-        json!({ "destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": ["mode=1777"] }),
+        tmpfs("/dev", "mode=755"),
+        tmpfs("/dev/shm", "mode=1777"),
     ];
     all.extend_from_slice(mounts);
     json!({
@@ -164,10 +170,11 @@ fn config(image: &Path, mounts: &[Value], start: &Start<'_>) -> Value {
 }
 
 impl Engine {
-    /// With this file of devices; `None` where there are no containers, which is said.
+    /// Makes an engine with this file of devices; `None`, with a message, where there are no
+    /// containers.
     pub fn new(generate: &[&str]) -> Option<Engine> {
         let world = World::without_group(&[("GPULIMIT_SIM_KILL_LAG_MS", "50")]);
-        // Other users' containers go through it, and have the GPU.
+        // Containers of other users go through these folders, and use the GPU.
         let open = |path: &Path, mode| {
             fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
         };
@@ -191,12 +198,12 @@ impl Engine {
         Some(engine)
     }
 
-    /// A path in the world, as text.
+    /// Returns a path in the world, as text.
     pub fn path(&self, name: &str) -> String {
         self.world.file(name).to_str().expect("UTF-8").to_owned()
     }
 
-    /// The image's directory.
+    /// Returns the image's directory.
     pub fn image(&self) -> &Path {
         &self.image
     }
@@ -210,7 +217,7 @@ impl Engine {
         world::finish(command)
     }
 
-    /// What `gpulimit oci-hook` answers to this state.
+    /// Returns the answer of `gpulimit oci-hook` to this state.
     pub fn hook(&self, arguments: &[&str], state: &Value) -> (i32, String) {
         let file = self.world.file("state.json");
         fs::write(&file, state.to_string()).expect("written");
@@ -222,13 +229,14 @@ impl Engine {
         (output.status.code().expect("it ends by itself"), said)
     }
 
-    /// The names of the groups.
+    /// Returns the names of the groups.
     pub fn groups(&self) -> Vec<String> {
         let groups = self.world.root().groups().expect("listed");
         groups.iter().map(|group| group.name().to_owned()).collect()
     }
 
-    /// What the machine needs of a container: the GPU, and where it is.
+    /// Returns what the simulated machine needs in a container: the mount of the GPU, and the
+    /// variable with its path.
     pub fn gpu(&self) -> (Value, String) {
         let state = self.world.machine().state();
         let mount =
@@ -236,14 +244,14 @@ impl Engine {
         (mount, "GPULIMIT_SIM_STATE=/gpu".to_owned())
     }
 
-    /// A bundle for a container, and its name.
+    /// Makes a bundle for a container; returns it and the container's name.
     fn bundle(&self, start: &Start<'_>) -> (PathBuf, String) {
         let number = self.next.replace(self.next.get() + 1);
         let id = match start.id {
             Some(id) => id.to_owned(),
             None => format!("c-{number}"),
         };
-        // Control groups are the whole machine's.
+        // Control groups are shared by the whole machine, so their names must differ.
         let world = self.world.file("");
         let world = world.file_name().expect("a name").to_string_lossy();
         let (gpu, variable) = self.gpu();
@@ -277,7 +285,7 @@ impl Engine {
         }
     }
 
-    /// Why a container does not start.
+    /// Returns the error of a container that must not start.
     #[track_caller]
     pub fn refused(&self, start: &Start<'_>) -> String {
         let (place, id) = self.bundle(start);
@@ -288,8 +296,8 @@ impl Engine {
         text(&output.stderr)
     }
 
-    /// The limit and the usage of a container's own group, in bytes of the first GPU; `None` where
-    /// it has none.
+    /// Returns the usage of a container's group in bytes of the first GPU; `None` if there is no
+    /// such group.
     pub fn counted(&self, group: &str) -> Option<u64> {
         let group = self.world.root().group(group).ok()?;
         let ledger = group.ledger().ok()?;
@@ -298,7 +306,7 @@ impl Engine {
         Some(usage.map_or(0, |usage| usage.charged - usage.idle))
     }
 
-    /// Nothing is left of any container: no group, no record, no memory.
+    /// Asserts that no container has left a group, a record or memory.
     #[track_caller]
     pub fn nothing_is_left(&self) {
         let empty = || self.world.machine().used() == 0;
@@ -314,7 +322,8 @@ impl Engine {
     }
 }
 
-/// What an engine does with the file: the edits for all once, those of each device, in this order.
+/// Applies the file as an engine does: first the edits for all devices, then those of each device
+/// in this order.
 fn apply(spec: &Value, start: &Start<'_>, config: &mut Value) {
     let all = spec["devices"].as_array().expect("devices");
     let mut edits = vec![&spec["containerEdits"]];
@@ -347,7 +356,7 @@ fn apply(spec: &Value, start: &Start<'_>, config: &mut Value) {
 }
 
 impl Inside {
-    /// A command in the container, as `runc exec` starts it.
+    /// Returns a command in the container, as `runc exec` starts it.
     pub fn exec(&self, user: &str, arguments: &[&str]) -> Command {
         let mut command = runc(&self.runtime);
         command
@@ -356,19 +365,19 @@ impl Inside {
         command
     }
 
-    /// What a shell in the container says as this user: status and output.
+    /// Returns the status and output of a shell script in the container, as this user.
     pub fn shell(&self, user: &str, script: &str) -> (Option<i32>, String) {
         let output = world::finish(self.exec(user, &["/bin/sh", "-c", script]));
         let said = text(&output.stdout) + &text(&output.stderr);
         (output.status.code(), said)
     }
 
-    /// The group that it has for itself.
+    /// Returns the name of the container's own group.
     pub fn group(&self) -> String {
         format!("container-{}", self.id)
     }
 
-    /// Its first process, as the host numbers it.
+    /// Returns the host's pid of the container's first process.
     pub fn init(&self) -> u32 {
         let output = world::finish({
             let mut command = runc(&self.runtime);
@@ -382,15 +391,15 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // One that has ended is gone already.
+        // A container that has ended is removed already.
         let _ = runc(&self.runtime)
             .args(["delete", "--force", &self.id])
             .output();
     }
 }
 
-/// A directory with the programs of the tests, what they load, and the simulated driver where a
-/// toolkit would put the real one.
+/// Makes a directory with the programs of the tests, the libraries that they load, and the
+/// simulated driver where a toolkit would put the real one.
 fn make_image(image: &Path) {
     for folder in [
         "bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr/lib",
@@ -419,7 +428,7 @@ fn make_image(image: &Path) {
     for (program, place) in &programs {
         copy(program, place);
     }
-    // Also what the preloaded library needs, which comes by itself.
+    // The libraries that the preloaded library itself needs are copied, too.
     let programs = programs.into_iter().map(|(program, _)| program);
     for program in programs.chain([world::shim()]) {
         let loaded = Command::new("ldd").arg(program).output().expect("ldd");

@@ -1,7 +1,7 @@
-//! Slurm with config/slurm on a node of its own, as docs/slurm.md says: munge, slurmctld and slurmd
-//! in namespaces, the simulated driver, two GPUs of four shards each. `cluster.sh` beside this file
-//! is the node. Takes root and Debian's slurmctld, slurmd, slurm-client and munge (scripts/setup
-//! slurm).
+//! Slurm with config/slurm on a node of the test's own, as docs/slurm.md describes it: munge,
+//! slurmctld and slurmd in namespaces, the simulated driver, two GPUs of four shards each.
+//! `cluster.sh` beside this file makes the node. The tests need root and Debian's slurmctld,
+//! slurmd, slurm-client and munge (scripts/setup slurm).
 
 use std::cell::Cell;
 use std::fs;
@@ -17,7 +17,7 @@ use serde_json::Value;
 const ALICE: u32 = 41_001;
 const BOB: u32 = 41_002;
 
-/// What the node needs of this machine; why it cannot be, where something is missing.
+/// Returns why the node cannot be made on this machine, if something is missing.
 fn missing() -> Option<String> {
     for tool in ["slurmctld", "slurmd", "srun", "munged"] {
         let found = Command::new("sh")
@@ -33,7 +33,10 @@ fn missing() -> Option<String> {
     }
     let namespaces = Command::new("unshare")
         .args(["-mpf", "--mount-proc", "sh", "-c"])
-        .arg("touch /dev/shm/gpulimit-try.$$ && mount --bind /dev/null /dev/shm/gpulimit-try.$$; status=$?; umount /dev/shm/gpulimit-try.$$; rm /dev/shm/gpulimit-try.$$; exit $status")
+        .arg(
+            "touch /dev/shm/gpulimit-try.$$ && mount --bind /dev/null /dev/shm/gpulimit-try.$$; \
+            status=$?; umount /dev/shm/gpulimit-try.$$; rm /dev/shm/gpulimit-try.$$; exit $status",
+        )
         .output();
     match namespaces {
         Ok(output) if output.status.success() => None,
@@ -41,7 +44,7 @@ fn missing() -> Option<String> {
     }
 }
 
-/// A node that runs; the processes end with it.
+/// A running node; its processes end with it.
 struct Cluster {
     world: World,
     node: Child,
@@ -51,7 +54,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// `None` where there is no Slurm, which is said.
+    /// Starts the node; `None`, with a message, where there is no Slurm.
     fn start() -> Option<Cluster> {
         if let Some(why) = missing() {
             eprintln!("skipped: {why}");
@@ -99,8 +102,8 @@ impl Cluster {
         line.trim_end().to_owned()
     }
 
-    /// Runs a command on the node as this user, with the simulated driver in its environment: its
-    /// status and output.
+    /// Runs a command on the node as this user, with the simulated driver in its environment;
+    /// returns its status and output.
     #[track_caller]
     fn run_as(&mut self, uid: u32, command: &str) -> (i32, String) {
         let number = self.count.replace(self.count.get() + 1);
@@ -116,7 +119,7 @@ impl Cluster {
             self.world.file("").display(),
             world::program().display()
         );
-        // What waits for something that never comes fails here.
+        // A command that waits for ever fails by this time limit.
         text += &format!(
             "exec setpriv --reuid={uid} --regid={uid} --clear-groups timeout 300 sh -c '{}'\n",
             command.replace('\'', "'\\''")
@@ -128,7 +131,7 @@ impl Cluster {
         (status, fs::read_to_string(output).expect("an output"))
     }
 
-    /// The output of a command that succeeds.
+    /// Returns the output of a command that must succeed.
     #[track_caller]
     fn says(&mut self, uid: u32, command: &str) -> String {
         let (status, output) = self.run_as(uid, command);
@@ -142,25 +145,25 @@ impl Cluster {
         output
     }
 
-    /// A script for `gpu-script`; its path on the node.
+    /// Writes a script for `gpu-script`; returns its path on the node.
     fn script(&self, name: &str, lines: &str) -> PathBuf {
         let path = self.world.file(name);
         fs::write(&path, lines).expect("written");
         path
     }
 
-    /// The groups of jobs, by number, and what they may use of each GPU.
+    /// Returns the groups of jobs by number, with their limits on each GPU.
     #[track_caller]
     fn groups(&mut self) -> Vec<Value> {
         let text = self.says(0, "gpulimit tree --json");
         let tree: Value = serde_json::from_str(&text).expect("JSON");
-        // The group of all jobs, once there was one.
+        // The group of all jobs exists once a job has run.
         let tops = tree["groups"].as_array().expect("groups");
         let below = tops.iter().flat_map(|top| top["groups"].as_array());
         below.flatten().cloned().collect()
     }
 
-    /// No job, no group, no program, no memory, no note; and the node takes jobs.
+    /// Asserts that no job, group, program, memory or note is left, and that the node accepts jobs.
     #[track_caller]
     fn nothing_is_left(&mut self) {
         const QUIET: &str =
@@ -179,19 +182,19 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The first process of the namespace goes with it, and takes all others along.
+        // The namespace's first process ends, and with it all other processes.
         let _ = self.node.kill();
         let _ = self.node.wait();
     }
 }
 
-/// Whether a line of the program's answers says so.
+/// Returns whether the output contains this line.
 fn has(output: &str, line: &str) -> bool {
     output.lines().any(|answer| answer == line)
 }
 
 #[test]
-fn a_job_gets_what_its_shards_are_worth() {
+fn a_jobs_limit_follows_its_shards() {
     let Some(mut node) = Cluster::start() else {
         return;
     };
@@ -205,7 +208,7 @@ fn a_job_gets_what_its_shards_are_worth() {
         "{one}"
     );
     assert!(
-        one.contains("gpulimit: refused 2.0 GiB by cuMemAlloc"),
+        one.contains("gpulimit: refused cuMemAlloc of 2.0 GiB"),
         "{one}"
     );
     let two = node.says(BOB, &run("--gres=shard:2"));
@@ -214,7 +217,7 @@ fn a_job_gets_what_its_shards_are_worth() {
         "{two}"
     );
 
-    // A whole GPU: what the comment says, or no limit.
+    // A whole GPU has the limit of the comment, or none.
     let (_, asked) = node.run_as(
         ALICE,
         &run("--gres=gpu:1 --comment='night run, gpulimit=20g'"),
@@ -226,7 +229,7 @@ fn a_job_gets_what_its_shards_are_worth() {
     let all = node.says(ALICE, &run("--gres=gpu:1"));
     assert!(has(&all, "alloc b 2G = 0"), "{all}");
 
-    // Of each of several GPUs.
+    // The limit holds on each of several GPUs.
     let both = node.script(
         "both",
         "init\nretain 0\nretain 1\ncurrent 0\nalloc a 2G\ncurrent 1\nalloc b 2G\nalloc c 2G\n",
@@ -245,7 +248,7 @@ fn a_job_gets_what_its_shards_are_worth() {
         "{both}"
     );
 
-    // No GPU, no group.
+    // A job without a GPU has no group.
     let none = node.says(
         ALICE,
         "srun sh -c 'echo \"${GPULIMIT_GROUP:-none} ${LD_PRELOAD:-none}\"'",
@@ -255,7 +258,7 @@ fn a_job_gets_what_its_shards_are_worth() {
 }
 
 #[test]
-fn tasks_share_and_the_jobs_of_an_array_do_not() {
+fn tasks_of_a_job_share_a_limit_and_jobs_of_an_array_do_not() {
     let Some(mut node) = Cluster::start() else {
         return;
     };
@@ -285,7 +288,7 @@ fn tasks_share_and_the_jobs_of_an_array_do_not() {
         "{tasks}"
     );
 
-    // The script, a step, and a step in a group below that the script has made.
+    // The members are the script, a step, and a step in a nested group that the script has made.
     let job = "echo \"script $GPULIMIT_GROUP $LD_PRELOAD\"; \
         srun sh -c 'echo \"step $GPULIMIT_GROUP $LD_PRELOAD\"'; \
         gpulimit run --max 2G -- srun sh -c 'echo \"below $GPULIMIT_GROUP\"'";
@@ -318,7 +321,7 @@ fn tasks_share_and_the_jobs_of_an_array_do_not() {
 }
 
 #[test]
-fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
+fn cancelled_and_requeued_jobs_leave_no_group() {
     let Some(mut node) = Cluster::start() else {
         return;
     };
@@ -334,7 +337,8 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
     };
     node.script("hold", &hold("held"));
     node.script("stray", &hold("stray"));
-    // One that Slurm ends, and one that it does not know of: not its child, and deaf to SIGTERM.
+    // Slurm ends the first program; it does not know of the second, which is not its child and
+    // ignores SIGTERM.
     let job = "echo \"$GPULIMIT_GROUP\" >\"$J\"/jobs/group\nexec \"$GPU_SCRIPT\" \"$J\"/hold\n";
     fs::write(node.world.file("job.sh"), format!("#!/bin/sh\n{job}")).expect("written");
     node.says(ALICE, "sbatch -o /dev/null --gres=shard:2 \"$J\"/job.sh");
@@ -345,8 +349,10 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
     assert_eq!(groups[0]["name"], group.trim_end());
     node.says(
         ALICE,
-        "export GPULIMIT_GROUP=$(cat \"$J\"/jobs/group) LD_PRELOAD=/usr/local/lib/gpulimit/libgpulimit.so; \
-         (trap '' TERM; setsid \"$GPU_SCRIPT\" \"$J\"/stray &) >/dev/null 2>&1; until [ -e \"$J\"/jobs/stray ]; do sleep 0.1; done",
+        "export GPULIMIT_GROUP=$(cat \"$J\"/jobs/group) \
+            LD_PRELOAD=/usr/local/lib/gpulimit/libgpulimit.so; \
+         (trap '' TERM; setsid \"$GPU_SCRIPT\" \"$J\"/stray &) >/dev/null 2>&1; \
+         until [ -e \"$J\"/jobs/stray ]; do sleep 0.1; done",
     );
     let held = node
         .world
@@ -361,7 +367,7 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
     let (status, programs) = node.run_as(0, "pgrep -x gpu-script");
     assert_eq!((status, &*programs), (1, ""));
 
-    // Twice the same number, and each time a group.
+    // The job runs twice under the same number, each time in a new group.
     let job = "echo \"$GPULIMIT_GROUP ${SLURM_RESTART_COUNT:-0}\" >>\"$J\"/jobs/runs\n\
         [ \"${SLURM_RESTART_COUNT:-0}\" = 1 ] || exec \"$GPU_SCRIPT\" \"$J\"/again\n";
     node.script("again", &hold("again"));
@@ -371,10 +377,14 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
         "sbatch -o /dev/null --requeue --gres=shard:1 \"$J\"/job.sh",
     );
     node.says(ALICE, "until [ -e \"$J\"/jobs/again ]; do sleep 0.1; done");
-    // Slurm lets such a job wait for two minutes; what it must wait for is the end of the second in
-    // which it was stopped.
-    node.says(0, "job=$(squeue -h -o %A); scontrol requeue $job; until [ \"$(squeue -h -o %T)\" = PENDING ]; do sleep 0.1; done; \
-        scontrol update jobid=$job starttime=now+3");
+    // Slurm delays such a job by two minutes; in fact the job must only wait for the end of the
+    // second in which it was stopped.
+    node.says(
+        0,
+        "job=$(squeue -h -o %A); scontrol requeue $job; \
+        until [ \"$(squeue -h -o %T)\" = PENDING ]; do sleep 0.1; done; \
+        scontrol update jobid=$job starttime=now+3",
+    );
     node.nothing_is_left();
     let runs = fs::read_to_string(folder.join("runs")).expect("written");
     let runs: Vec<_> = runs.lines().collect();
@@ -383,13 +393,13 @@ fn a_cancelled_job_leaves_nothing_and_a_requeued_one_starts_anew() {
 }
 
 #[test]
-fn a_jobs_mistake_is_its_own_and_a_broken_node_does_what_is_set() {
+fn wrong_comments_fail_the_job_and_broken_nodes_follow_on_error() {
     let Some(mut node) = Cluster::start() else {
         return;
     };
     let (status, said) = node.run_as(ALICE, "srun --gres=gpu:1 --comment=gpulimit=lots true");
     assert_ne!(status, 0);
-    assert!(said.contains("no GPU memory for this job: the job's comment asks for gpulimit=lots: 'lots' is no size"), "{said}");
+    assert!(said.contains("no GPU memory for this job: the job's comment asks for gpulimit=lots: invalid size 'lots'"), "{said}");
     node.nothing_is_left();
 
     const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
@@ -422,7 +432,11 @@ fn a_jobs_mistake_is_its_own_and_a_broken_node_does_what_is_set() {
         ALICE,
         "sbatch -o /dev/null --gres=shard:1 --wrap 'echo \"$GPULIMIT_GROUP\"' 2>&1",
     );
-    node.says(0, "until sinfo -h -o %T | grep -q ^drained; do sleep 0.1; done; until [ \"$(squeue -h -o %T)\" = PENDING ]; do sleep 0.1; done");
+    node.says(
+        0,
+        "until sinfo -h -o %T | grep -q ^drained; do sleep 0.1; done; \
+        until [ \"$(squeue -h -o %T)\" = PENDING ]; do sleep 0.1; done",
+    );
     node.says(
         0,
         &format!(

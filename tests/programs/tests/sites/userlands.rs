@@ -1,5 +1,5 @@
-//! The portable builds inside root file systems of other ages. `scripts/userlands` makes them,
-//! builds for them, and runs these.
+//! The portable builds inside root file systems of older and newer distributions.
+//! `scripts/userlands` makes them, builds for them, and runs these tests.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,18 +10,18 @@ use std::process::{Command, Stdio};
 use gpulimit_programs::world::{self, MIB, World, finish, text};
 
 const CAP: u64 = 2048 * MIB;
-/// Context and pieces of 100 MiB that fit into the cap; the library keeps a reserve of less than a
-/// piece.
+/// The pieces of 100 MiB that fit into the limit beside a context; the library's reserve is less
+/// than a piece.
 const PIECES: &str = "pieces 15";
 
-/// The C libraries of the systems that `scripts/userlands` makes by itself.
+/// The C libraries of the systems that `scripts/userlands` makes itself.
 const GLIBC: [(&str, &str); 3] = [
     ("bullseye-", "2.31"),
     ("bookworm-", "2.36"),
     ("trixie-", "2.41"),
 ];
 
-/// Ways to the driver, as programs are linked.
+/// Ways in which programs are linked to the driver.
 const DOORS: [(&str, &[&str]); 5] = [
     ("dlsym", &[]),
     ("linked", &["-DLINKED", "-lcuda"]),
@@ -30,12 +30,12 @@ const DOORS: [(&str, &[&str]); 5] = [
     ("next", &["-DNEXT", "-Wl,--no-as-needed", "-lcuda"]),
 ];
 
-/// Programs whose ways through life are the C library's and the loader's, which were made
-/// differently in each: threads that end, with destructors of thread-local variables, or by
-/// `pthread_cancel`; children of ten kinds; calls before `main`; libraries that are closed.
+/// Programs that depend on the C library and the loader, which differ between the systems: threads
+/// that end with destructors of thread-local variables, or by `pthread_cancel`; children of ten
+/// kinds; calls before `main`; closed libraries.
 const LIVES: [&str; 5] = ["threads", "cancel", "children", "constructor", "closes"];
 
-/// Room for all that they do.
+/// A limit with room for everything that the programs do.
 const ROOMY: u64 = 8192 * MIB;
 
 fn systems() -> Vec<PathBuf> {
@@ -45,14 +45,14 @@ fn systems() -> Vec<PathBuf> {
     systems
 }
 
-/// A system's name, for messages.
+/// Returns a system's name, for messages.
 fn name(system: &Path) -> String {
     let folder = system.file_name().expect("a folder");
     folder.to_string_lossy().into_owned()
 }
 
-/// The same command with the system's files at `/`; what we built, and the files of this test, are
-/// where they are outside.
+/// Returns the same command with the system's files at `/`; the tests' builds and files keep their
+/// paths outside it.
 fn inside(system: &Path, command: &Command) -> Command {
     let built = env::var_os("GPULIMIT_TEST_BUILT").expect("scripts/userlands runs these");
     let mut inside = Command::new("unshare");
@@ -74,7 +74,7 @@ fn inside(system: &Path, command: &Command) -> Command {
         .arg("sh")
         .args([system.as_os_str(), &built]);
     let built = built.to_str().expect("UTF-8");
-    // What we built has another path there.
+    // The tests' builds have another path in the system.
     let there = |text: &OsStr| text.to_str().expect("UTF-8").replace(built, "/tmp/built");
     for (name, value) in command.get_envs() {
         if let Some(value) = value {
@@ -86,7 +86,7 @@ fn inside(system: &Path, command: &Command) -> Command {
     inside
 }
 
-/// What a program wrote: its lines, and its errors.
+/// The lines and errors that a program has printed.
 #[derive(Debug, PartialEq)]
 struct Seen {
     lines: Vec<String>,
@@ -94,7 +94,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Our words that memory was refused, taken out of its errors.
+    /// Removes the library's messages about refusals from the errors, and returns them.
     fn take_refusals(&mut self) -> Vec<String> {
         let is_ours =
             |line: &mut String| line.starts_with("gpulimit: ") && line.contains("refused");
@@ -102,7 +102,7 @@ impl Seen {
     }
 }
 
-/// Runs a program that waits where it says `hold`; `at_hold` looks at the machine then.
+/// Runs a program that waits where it prints `hold`; `at_hold` inspects the machine then.
 #[track_caller]
 fn watch(mut command: Command, mut at_hold: impl FnMut()) -> Seen {
     let mut child = command
@@ -159,11 +159,11 @@ fn the_limit_holds_by_every_door() {
 
 #[test]
 #[ignore = "scripts/userlands runs it"]
-fn programs_live_as_without_us() {
+fn programs_behave_as_without_gpulimit() {
     for system in systems() {
         for life in LIVES {
             // A library that is opened may find the driver in other ways than its program; the
-            // others' doors are like those above.
+            // other programs need one door only, since their doors are tested above.
             let doors = if life == "closes" {
                 &DOORS[..]
             } else {
@@ -199,7 +199,7 @@ fn programs_live_as_without_us() {
 
 #[test]
 #[ignore = "scripts/userlands runs it"]
-fn other_preloads_find_what_comes_next() {
+fn other_preloads_find_the_next_symbol() {
     for system in systems() {
         let program = world::compile_for("takes", "dlsym", &[]);
         let shim = world::shim().display().to_string();
@@ -229,7 +229,7 @@ fn other_preloads_find_what_comes_next() {
 
 #[test]
 #[ignore = "scripts/userlands runs it"]
-fn the_controller_runs_and_shows_it() {
+fn the_controller_runs_and_shows_the_programs() {
     for system in systems() {
         let program = world::compile_for("takes", "dlsym", &[]);
         let world = World::new(CAP);
@@ -246,7 +246,8 @@ fn the_controller_runs_and_shows_it() {
             concat!("gpulimit ", env!("CARGO_PKG_VERSION"), "\n")
         );
 
-        // By the environment, and by the controller: 1 GiB less than the group around it.
+        // The second limit, set by the controller, is 1 GiB below the first one of the group around
+        // it.
         let mut command = world.bare(&world::controller());
         command.args(["run", "--group", "world", "--max", "1G", "--"]);
         command.arg(&program);
@@ -257,10 +258,7 @@ fn the_controller_runs_and_shows_it() {
                 assert!(shown.contains(expected), "{question}: {shown}");
             }
             let doctor = controller(&["doctor"]);
-            assert!(
-                doctor.contains("a fault of its own would end in it"),
-                "{doctor}"
-            );
+            assert!(doctor.contains("catches its own panics"), "{doctor}");
         });
         assert_eq!(
             found.lines[1..],

@@ -1,4 +1,4 @@
-//! Many processes at once: each forked, without exec, from a program that has done nothing yet.
+//! Many processes at once, each forked without exec from a program that has done nothing yet.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use gpulimit_programs::world::{self, Session, World};
 
-/// The group that the processes of a nursery are in, below that of the world; empty: that itself.
+/// The processes of a group below the world's, or of the world's own group for an empty name.
 pub struct Nursery {
     session: Session,
     folder: PathBuf,
@@ -14,19 +14,19 @@ pub struct Nursery {
     born: usize,
 }
 
-/// A process that has ended, or the family that it leaves behind.
+/// A process that has ended, with the family that it leaves behind.
 pub struct Ended {
     pub pid: i32,
-    /// Exit code, or minus a signal.
+    /// The exit code, or minus a signal.
     pub code: i32,
-    /// Its program and what it answered; none of those that it left behind.
+    /// The program and its answers; `None` for processes that the child left behind.
     pub files: Option<(String, String)>,
 }
 
 /// Sends a signal to a process.
 #[allow(unsafe_code)]
 pub fn signal(pid: i32, signal: i32) {
-    // SAFETY: a process that our nursery has forked and not waited for.
+    // SAFETY: the pid belongs to a process that a nursery has forked and not waited for.
     unsafe { libc::kill(pid, signal) };
 }
 
@@ -46,7 +46,7 @@ impl Nursery {
         }
     }
 
-    /// A process that runs this program.
+    /// Starts a process that runs this program; returns its pid.
     pub fn spawn(&mut self, program: &str) -> i32 {
         self.born += 1;
         let script = self.folder.join(self.born.to_string());
@@ -59,7 +59,7 @@ impl Nursery {
         pid
     }
 
-    /// Those of which nobody knows yet that they have ended.
+    /// Returns the pids of processes that are not known to have ended.
     pub fn living(&self) -> Vec<i32> {
         let mut living: Vec<i32> = self.living.keys().copied().collect();
         living.sort_unstable();
@@ -70,13 +70,13 @@ impl Nursery {
         self.living.contains_key(&pid)
     }
 
-    /// What the program of one of them has answered so far.
+    /// Returns the answers of a process's program so far.
     pub fn log(&self, pid: i32) -> String {
         let log = self.living[&pid].with_extension("log");
         fs::read_to_string(log).unwrap_or_default()
     }
 
-    /// Those that have ended since the last time.
+    /// Returns the processes that have ended since the last call.
     pub fn reap(&mut self) -> Vec<Ended> {
         let answer = self.session.say("reap");
         let ended = |word: &str| {
@@ -103,7 +103,7 @@ impl Nursery {
 
 impl Drop for Nursery {
     fn drop(&mut self) {
-        // Their families, too; the nursery ends with its session.
+        // Their families are killed, too; the nursery ends with its session.
         for pid in self.living.keys() {
             signal(*pid, libc::SIGKILL);
         }

@@ -1,6 +1,6 @@
-//! A member that stands still, as under a debugger, at every place of what it does: nobody else
-//! waits for it longer than a second, which is what a request takes that stands behind one that is
-//! neither granted nor refused.
+//! A member is stopped, as by a debugger, at every place of its work: no other process waits for it
+//! longer than a second, which a request takes that stands behind one that is neither granted nor
+//! refused.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::tracer::{Stop, Tracer};
 
 pub const KNOBS: &[(&str, &str)] = &[("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
 
-/// What the others do meanwhile, and how long it took at most.
+/// The work of other processes meanwhile, and the longest time that it took.
 pub struct Others<'a> {
     world: &'a World,
     member: Session,
@@ -21,7 +21,7 @@ pub struct Others<'a> {
 
 impl<'a> Others<'a> {
     pub fn new(world: &'a World) -> Others<'a> {
-        // Built before anybody is held.
+        // The controller is built before a process is stopped.
         world::controller();
         Others {
             member: world.on_gpu(),
@@ -36,12 +36,12 @@ impl<'a> Others<'a> {
         self.longest = self.longest.clone().max((began.elapsed(), what));
     }
 
-    /// The longest time that something took, and what.
+    /// Returns the longest time that a step took, and the step.
     pub fn longest(&self) -> &(Duration, String) {
         &self.longest
     }
 
-    /// A member that has room takes it.
+    /// A member that has room takes memory.
     pub fn member(&mut self, place: &str) {
         self.timed(format!("a member, {place}"), |others| {
             others.member.expect(&[
@@ -53,7 +53,7 @@ impl<'a> Others<'a> {
         });
     }
 
-    /// Somebody comes and goes.
+    /// A process comes and goes.
     pub fn newcomer(&mut self, place: &str) {
         self.timed(format!("a newcomer, {place}"), |others| {
             let mut program = others.world.on_gpu();
@@ -62,7 +62,7 @@ impl<'a> Others<'a> {
         });
     }
 
-    /// The controller looks, changes and cleans.
+    /// The controller reads, changes and cleans up.
     pub fn controller(&mut self, place: &str) {
         for command in ["ps", "set world high=max", "gc"] {
             self.timed(format!("gpulimit {command}, {place}"), |others| {
@@ -75,20 +75,20 @@ impl<'a> Others<'a> {
     }
 }
 
-/// Stops a program at the beginning and the end of every system call, but those by which it gets
-/// these lines and answers them.
-fn at_every_system_call(lines: &[&str]) {
+/// Stops a program at the beginning and the end of every system call, except those by which it
+/// reads these lines and answers them.
+fn stop_at_every_system_call(lines: &[&str]) {
     let world = World::with(2048 * MIB, KNOBS);
     world.on_gpu().end_quietly();
     let mut others = Others::new(&world);
     let mut victim = world.start();
     let tracer = Tracer::attach(victim.pid());
-    // Beyond what is looked at, so that it never waits for a line.
+    // The last line lies beyond the lines under test, so that the program never waits for a line.
     let all: Vec<&str> = lines.iter().copied().chain(["exit 0"]).collect();
     victim.tell(&all.join("\n"));
     let (mut stops, stride) = (0, 1 + 12 / setting("SECONDS", 1));
     while let Stop::Call(call) = tracer.next_call() {
-        // Bytes of lines come and go by these two.
+        // The calls on these two descriptors transfer the lines and answers.
         if call.is_read_of(0) || call.is_write_to(1) {
             continue;
         }
@@ -116,13 +116,13 @@ fn at_every_system_call(lines: &[&str]) {
 }
 
 #[test]
-fn at_every_system_call_of_coming_in() {
-    at_every_system_call(&["start"]);
+fn a_member_stopped_while_joining_blocks_no_other() {
+    stop_at_every_system_call(&["start"]);
 }
 
 #[test]
-fn at_every_system_call_of_a_life() {
-    at_every_system_call(&[
+fn a_member_stopped_at_any_system_call_blocks_no_other() {
+    stop_at_every_system_call(&[
         "start",
         "alloc a 9M",
         "async b 3M",
@@ -140,14 +140,14 @@ fn at_every_system_call_of_a_life() {
     ]);
 }
 
-/// Stops a program at instructions of our library while it takes and gives back; at each of them a
-/// peer asks for `peer`.
-fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8>) {
+/// Stops a program at instructions of the library while it allocates and frees; at each stop a peer
+/// requests `peer`.
+fn stop_at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8>) {
     let world = World::with(cap, KNOBS);
     let mut peers = world.on_gpu();
     let mut victim = world.on_gpu();
     let lines = "alloc a 10M\nfree a";
-    // So that all is loaded and linked.
+    // The first round loads and links everything.
     victim.tell(lines);
     assert_eq!([victim.answer(), victim.answer()], ["0", "0"]);
     let times = 4;
@@ -157,7 +157,7 @@ fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8
     let (mut stops, mut seen) = (0, 0);
     let mut longest = Duration::ZERO;
     let mut counts = [0; 3];
-    // A pair takes some thousand instructions of ours.
+    // A pair of calls takes some thousand instructions of the library.
     while seen < 3000 * setting("SECONDS", 1).min(2) {
         tracer.step_in(&ours);
         seen += 1;
@@ -194,17 +194,17 @@ fn at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusive<u8
     world.judge_end(cap);
 }
 
-/// The memory of the dead is there for whoever needs it, or is refused, but nobody waits for one
-/// who stands still while he cleans up.
+/// Memory of a dead process is available to any process that needs it, or the request is refused,
+/// but no process waits for a stopped one that is cleaning up.
 #[test]
-fn at_every_system_call_of_cleaning_up() {
+fn a_member_stopped_while_cleaning_up_blocks_no_other() {
     let cap = 200 * MIB;
     let lag = ("GPULIMIT_SIM_KILL_LAG_MS", "0");
     let world = World::with(cap, &[KNOBS, &[lag]].concat());
     let mut peer = world.on_gpu();
     let mut longest = Duration::ZERO;
     let (mut stops, mut refused) = (1_usize, 0);
-    // Each time at a later stop of the request, until it has fewer.
+    // Each round stops at a later place of the request, until the request has fewer places.
     let stride = 24 / setting("SECONDS", 1).min(24) as usize;
     for wanted in (1..).step_by(stride) {
         if stops + stride < wanted {
@@ -244,18 +244,18 @@ fn at_every_system_call_of_cleaning_up() {
     }
     println!("{stops} stops, refused at {refused}; at most {longest:?}");
     assert!(stops > 5 && refused > 0);
-    // Far above the second that it may take, and far below the half minute for which the dead are
-    // waited for.
+    // The bound is far above the second that it may take, and far below the half minute that a
+    // request waits for a dead process's memory.
     assert!(longest < Duration::from_secs(20), "{longest:?}");
     peer.end();
     world.judge_end(cap);
 }
 
-/// Steps a program that takes and gives back to the first instruction of ours at which the world
-/// looks so.
+/// Steps a program that allocates and frees to the first instruction of the library at which the
+/// condition holds.
 fn step_until(tracer: &Tracer, mut so: impl FnMut() -> bool) {
     let ours = tracer.code_of("libgpulimit.so");
-    // A pair takes some thousand.
+    // A pair of calls takes some thousand instructions.
     for _ in 0..10_000 {
         tracer.step_in(&ours);
         if so() {
@@ -265,11 +265,11 @@ fn step_until(tracer: &Tracer, mut so: impl FnMut() -> bool) {
     panic!("never so");
 }
 
-/// A member that stands still for as long as somebody wants to look at it, with a request that is
-/// neither granted nor refused, or with one that is granted and of which the driver does not know:
-/// all others live on meanwhile, and then it goes on, too.
+/// A member is stopped for a long time, with a request that is neither granted nor refused, or with
+/// a granted request that the driver has not got yet: all other processes go on meanwhile, and then
+/// the member does, too.
 #[test]
-fn held_for_long() {
+fn a_member_stopped_for_long_blocks_no_other() {
     let cap = 1024 * MIB;
     let hold = Duration::from_secs(setting("HOLD", 3));
     for undecided in [true, false] {
@@ -300,7 +300,7 @@ fn held_for_long() {
             }
             others.newcomer(&place);
             others.controller(&place);
-            // What the dead had comes back.
+            // Memory of the dead process becomes free.
             let mut dies = world.on_gpu();
             dies.expect(&[("alloc a 600M", "0")]);
             dies.kill();
@@ -324,20 +324,20 @@ fn held_for_long() {
 }
 
 fn world_peak_is_below(world: &World, stops: u64, cap: u64) -> bool {
-    // Asking takes a process.
+    // Reading the peak starts a process.
     !stops.is_multiple_of(50) || world.machine().peak() <= cap
 }
 
 #[test]
-fn at_every_instruction_of_a_charge_with_room_for_others() {
-    at_instructions(1024 * MIB, 1, "alloc a 20M", 0..=0);
+fn a_member_stopped_in_a_charge_blocks_no_other() {
+    stop_at_instructions(1024 * MIB, 1, "alloc a 20M", 0..=0);
 }
 
 #[test]
-fn at_instructions_of_a_charge_in_a_full_group() {
+fn a_member_stopped_in_a_full_group_blocks_no_other() {
     // Two contexts and reserves; the victim's ten, or the peer's twenty.
     let cap = 2 * (10 + 4) * MIB + 26 * MIB;
-    at_instructions(
+    stop_at_instructions(
         cap,
         40 / setting("SECONDS", 1).min(20),
         "alloc a 20M",

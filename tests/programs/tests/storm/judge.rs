@@ -1,4 +1,4 @@
-//! `gpu-judge`, which looks at the machine and the ledger from outside as long as a storm lasts.
+//! `gpu-judge`, which watches the machine and the ledger from outside as long as a storm lasts.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -6,17 +6,17 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use gpulimit_programs::world::{self, World};
 
-/// How often a judge looked, and what it saw.
+/// The figures of a judge.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Verdict {
     pub looks: u64,
-    /// Looks in which nothing was taken or given back.
+    /// Looks during which no memory was taken or freed.
     pub compared: u64,
     /// The least by which the ledger was ahead of the driver, in bytes.
     pub least: u64,
 }
 
-/// A judge at work.
+/// A running judge.
 pub struct Judge {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -27,8 +27,8 @@ fn program() -> PathBuf {
 }
 
 impl Judge {
-    /// Watches the world's first GPU, which must never have more than `cap` bytes in use, with so
-    /// many microseconds between two looks. It is at work when this returns.
+    /// Watches the world's first GPU, whose usage must never exceed `cap` bytes, with this many
+    /// microseconds between two looks. The judge is at work when the function returns.
     pub fn watch(world: &World, cap: u64, pause: u64) -> Judge {
         let mut command: Command = world.bare(&program());
         command
@@ -44,9 +44,9 @@ impl Judge {
         Judge { child, output }
     }
 
-    /// What it has against the storm so far.
+    /// Returns the mistake that the judge has found so far, if any.
     pub fn objection(&mut self) -> Option<String> {
-        let ended = self.child.try_wait().expect("a child of ours");
+        let ended = self.child.try_wait().expect("a child");
         ended.map(|status| format!("{status}: {}", self.words()))
     }
 
@@ -56,7 +56,7 @@ impl Judge {
         words
     }
 
-    /// Its verdict; the objection if it has one.
+    /// Ends the judge; returns its figures, or the mistake that it has found.
     pub fn end(mut self) -> Result<Verdict, String> {
         drop(self.child.stdin.take());
         let words = self.words();

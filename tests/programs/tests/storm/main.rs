@@ -1,8 +1,8 @@
-//! Storms of processes on the simulated driver, members that stand still, and races made wide. See
+//! Storms of processes on the simulated driver, stopped members, and provoked races. See
 //! tests/README.md.
 //!
-//! `GPULIMIT_STORM_SECONDS`, `GPULIMIT_STORM_PROCESSES` and `GPULIMIT_STORM_SEED` say how long, how
-//! many and which; `scripts/storm` sets them.
+//! `GPULIMIT_STORM_SECONDS`, `GPULIMIT_STORM_PROCESSES` and `GPULIMIT_STORM_SEED` set the length,
+//! the number of processes and the seed; `scripts/storm` sets them.
 
 mod crowd;
 mod frozen;

@@ -1,6 +1,6 @@
-//! Numbers that depend on a seed only.
+//! Random numbers that depend only on a seed.
 
-/// An LCG's high bits.
+/// The high bits of an LCG.
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -20,7 +20,7 @@ impl Numbers {
         self.next() as usize % end
     }
 
-    /// So often in a hundred.
+    /// Returns true in `part` of a hundred cases.
     pub fn percent(&mut self, part: usize) -> bool {
         self.below(100) < part
     }

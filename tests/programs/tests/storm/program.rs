@@ -4,15 +4,15 @@ use std::path::Path;
 
 use crate::numbers::Numbers;
 
-/// Files through which processes offer each other memory, of each kind.
+/// The number of files, for each kind of memory, through which processes share memory.
 const PLACES: usize = 8;
 
 const SIZES: &[&str] = &[
     "1", "512", "20000", "20000", "700000", "1M", "1048577", "2M", "2M+1", "3M", "9M", "17M", "33M",
 ];
 
-/// What takes something, and what gives it back. NAME is one of its own, SIZE and PLACE are filled
-/// in.
+/// Commands that take something, each with the commands that give it back. NAME is a new name, SIZE
+/// and PLACE are placeholders.
 const KINDS: &[(&str, &str)] = &[
     ("alloc NAME SIZE", "free NAME"),
     ("alloc NAME SIZE", "free NAME"),
@@ -38,7 +38,8 @@ const KINDS: &[(&str, &str)] = &[
     ("array NAME 1000,900", "destroy-array NAME"),
     ("mipmap NAME 500,500 4", "destroy-mipmap NAME"),
     (
-        "graph NAME;alloc-node NAMEa NAME SIZE;free-node NAME NAMEa;instantiate NAMEe NAME;launch-graph NAMEe work;launch-graph NAMEe",
+        "graph NAME;alloc-node NAMEa NAME SIZE;free-node NAME NAMEa;\
+            instantiate NAMEe NAME;launch-graph NAMEe work;launch-graph NAMEe",
         "sync;destroy-exec NAMEe;destroy-graph NAME;trim-graphs",
     ),
     ("context NAME 0 v4;pop", "destroy NAME"),
@@ -78,7 +79,7 @@ pub struct Climate {
     pub sharing: bool,
 }
 
-/// Makes the files through which memory is offered.
+/// Makes the files through which processes share memory.
 pub fn prepare(folder: &Path) {
     for place in 0..PLACES {
         std::fs::write(folder.join(format!("{place}-ipc")), [0; 64]).expect("a file");
@@ -90,12 +91,12 @@ struct Writer<'a> {
     climate: Climate,
     folder: &'a Path,
     lines: Vec<String>,
-    /// What gives back what is there.
+    /// Lines that give back what the program holds.
     held: Vec<String>,
     names: usize,
 }
 
-/// The program of this seed, to be run in `folder`.
+/// Returns the program of this seed, to be run in `folder`.
 pub fn script(seed: u64, climate: Climate, folder: &Path) -> String {
     let mut writer = Writer {
         numbers: Numbers::new(seed),
@@ -114,7 +115,7 @@ impl Writer<'_> {
         self.lines.push(line.to_owned());
     }
 
-    /// Lines that take something, and the lines that give it back.
+    /// Returns lines that take something, and the lines that give it back.
     fn pair(&mut self) -> (Vec<String>, Vec<String>) {
         let sharing = self.climate.sharing && self.numbers.percent(25);
         let kinds = if sharing { SHARED } else { KINDS };
@@ -160,7 +161,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Takes and gives back, `times` times, in some threads at once.
+    /// Takes and gives back `times` times, in several threads at once.
     fn threads(&mut self, times: usize) {
         let threads = 1 + self.numbers.below(4);
         self.add(&format!("threads {threads} {{\nrepeat {times} {{"));
@@ -182,7 +183,7 @@ impl Writer<'_> {
         self.add("start\nstream work\npool pool 0");
     }
 
-    /// A child, with or without waiting for it, that uses the GPU as far as it may.
+    /// Adds a child that uses the GPU as far as possible, and that the program waits for or not.
     fn family(&mut self) {
         let kind = self.numbers.of(&["fork {", "background {"]);
         self.add(kind);

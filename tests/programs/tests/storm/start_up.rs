@@ -20,7 +20,7 @@ fn wait(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Nanoseconds of the processor that a thread (`PID`, `thread-self`) has had; 0 where Linux does
+/// Returns the nanoseconds of processor time of a thread (`PID`, `thread-self`), or 0 if Linux does
 /// not count them.
 fn on_processor(thread: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
@@ -28,7 +28,7 @@ fn on_processor(thread: &str) -> u64 {
     first.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// What it costs that so many are registered: a charge and its return by one of them, and reading
+/// Prints the cost of so many members: of a charge and an uncharge by one of them, and of reading
 /// the ledger.
 fn show_costs(world: &World, member: &mut Session) {
     const PAIRS: u64 = 1_000;
@@ -40,7 +40,7 @@ fn show_costs(world: &World, member: &mut Session) {
     let ledger = world.ledger();
     let device = ledger.devices()[0].index;
     let cost = |times: u64, read: &dyn Fn()| {
-        // Once before, for the pages.
+        // The first call loads the pages.
         read();
         let before = on_processor("thread-self");
         (0..times).for_each(|_| read());
@@ -67,7 +67,7 @@ fn crowd(count: usize) {
         ("GPULIMIT_SIM_KILL_LAG_MS", "0"),
     ];
     let world = World::with(cap, &knobs);
-    // Leaves the size of a context behind.
+    // The first program leaves the size of a context in the ledger.
     let mut first = world.on_gpu();
     let mut nursery = Nursery::open(&world, world::GROUP);
     let began = Instant::now();
@@ -89,7 +89,8 @@ fn crowd(count: usize) {
     let took = began.elapsed();
     let busy: u64 = pids.iter().map(|pid| on_processor(&pid.to_string())).sum();
     println!(
-        "{count} processes: forked in {forked:?}, members with a context and memory after {took:?}, each with {} µs of the processor",
+        "{count} processes: forked in {forked:?}, members with a context and memory \
+         after {took:?}, each with {} µs of the processor",
         busy / pids.len() as u64 / 1_000
     );
     let members = world.ledger().processes(&NoWitness);
@@ -112,7 +113,7 @@ fn crowd(count: usize) {
         dead == pids.len()
     });
     wait("the driver has let go", || holders().is_empty());
-    // The first one who needs it all has it all.
+    // The first process that needs all the memory gets it.
     let mut last = world.on_gpu();
     let room = cap - world.machine().used() - 8 * MIB;
     last.expect(&[(&format!("alloc all {room}"), "0")]);
@@ -122,6 +123,6 @@ fn crowd(count: usize) {
 }
 
 #[test]
-fn a_thousand_at_once() {
+fn a_thousand_members_start_and_die_at_once() {
     crowd(setting("CROWD", 1000) as usize);
 }

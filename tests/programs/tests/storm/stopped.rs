@@ -1,5 +1,5 @@
-//! A member that stands still in the middle of its work, because its control group is frozen or a
-//! debugger has it: nobody else waits for it, and it goes on as if nothing had been.
+//! A member is stopped in the middle of its work by its control group's freezer or by a debugger:
+//! no other process waits for it, and it goes on afterwards as usual.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use crate::numbers::Numbers;
 use crate::tempest::setting;
 
 const CAP: u64 = 2048 * MIB;
-/// What the member does all the time.
+/// The commands that the member repeats.
 const WORK: &str = "alloc a 10M\ncreate b 4M 0\nasync c 1M\nfree-async c\nrelease b\nfree a";
 
 /// A control group of the test's own.
 struct Freezer(PathBuf);
 
 impl Freezer {
-    /// None where there are none of version 2, or this user may not make one.
+    /// Makes the control group; `None` without version 2, or if this user may not make one.
     fn new() -> Option<Freezer> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let unified = mounts
@@ -54,7 +54,7 @@ impl Drop for Freezer {
     }
 }
 
-/// gdb, which has stopped the process when it says so.
+/// Starts gdb, which has stopped the process once it prints so.
 fn debugger(pid: u32) -> Child {
     let mut command = Command::new("gdb");
     command
@@ -72,8 +72,8 @@ fn is_traced(pid: u32) -> bool {
     stopped && !status.contains("TracerPid:\t0\n")
 }
 
-/// Stops the member again and again, wherever it is.
-fn again_and_again(
+/// Stops the member repeatedly, wherever it is.
+fn stop_repeatedly(
     rounds: u64,
     join: impl Fn(&Session),
     stop: impl Fn(&Session, &mut dyn FnMut()),
@@ -110,13 +110,13 @@ fn again_and_again(
 }
 
 #[test]
-fn in_a_frozen_control_group() {
+fn a_frozen_member_blocks_no_other() {
     let Some(freezer) = Freezer::new() else {
         eprintln!("SKIPPED: no control groups of version 2 that this user may make");
         return;
     };
     let join = |member: &Session| assert!(freezer.write("cgroup.procs", &member.pid().to_string()));
-    again_and_again(20 * setting("SECONDS", 1).min(100), join, |_, others| {
+    stop_repeatedly(20 * setting("SECONDS", 1).min(100), join, |_, others| {
         freezer.set(true);
         others();
         freezer.set(false);
@@ -124,7 +124,7 @@ fn in_a_frozen_control_group() {
 }
 
 #[test]
-fn under_a_debugger() {
+fn a_member_under_a_debugger_blocks_no_other() {
     if Command::new("gdb")
         .arg("-v")
         .stdout(Stdio::null())
@@ -134,14 +134,14 @@ fn under_a_debugger() {
         eprintln!("SKIPPED: no gdb");
         return;
     }
-    again_and_again(
+    stop_repeatedly(
         3 * setting("SECONDS", 1).min(100),
         |_| (),
         |member, others| {
             let mut gdb = debugger(member.pid());
             assert!(world::eventually(|| is_traced(member.pid())), "attached");
             others();
-            // The end of its input: it detaches.
+            // At the end of its input gdb detaches.
             drop(gdb.stdin.take());
             assert!(gdb.wait().is_ok());
         },

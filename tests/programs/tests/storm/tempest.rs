@@ -1,5 +1,5 @@
-//! The storm: processes of all kinds at one limit, killed, stopped, forked and changed under at
-//! random.
+//! The storm: processes of all kinds at one limit, killed, stopped and forked at random, while
+//! their limits change.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,14 +14,14 @@ use crate::judge::{Judge, Verdict};
 use crate::numbers::Numbers;
 use crate::program::{self, Climate};
 
-/// Some context, so small that many fit below a limit.
+/// Bytes of a context, so small that many fit below a limit.
 const CONTEXT: &str = "10485760";
-/// A command of the controller that takes so long hangs.
+/// A command of the controller that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Actions that are told when something goes wrong.
+/// The number of last actions that are printed after a failure.
 const REMEMBERED: usize = 40;
 
-/// A number of the environment.
+/// Returns a number from the environment.
 pub fn setting(name: &str, otherwise: u64) -> u64 {
     let text = std::env::var(format!("GPULIMIT_STORM_{name}")).ok();
     text.map_or(otherwise, |text| {
@@ -30,12 +30,12 @@ pub fn setting(name: &str, otherwise: u64) -> u64 {
     })
 }
 
-/// What came of a storm.
+/// The figures of a storm.
 #[derive(Default)]
 struct Tally {
     processes: u64,
     killed: u64,
-    /// Of those, with a context.
+    /// Killed processes that had a context.
     killed_on_gpu: u64,
     stopped: u64,
     exits: u64,
@@ -46,7 +46,7 @@ struct Tally {
     longest: Duration,
 }
 
-/// One epoch: a world, a limit that is never passed, and all that happens in it.
+/// An epoch: a world, a limit that is never passed, and everything that happens in it.
 struct Storm {
     numbers: Numbers,
     climate: Climate,
@@ -54,7 +54,7 @@ struct Storm {
     cap: u64,
     nurseries: Vec<Nursery>,
     judge: Judge,
-    /// Programs that live through it, and what they hold beside contexts.
+    /// Programs that live through the epoch, with their memory beside contexts.
     survivors: Vec<Session>,
     stopped: Vec<i32>,
     controller: Option<(String, Child, Instant)>,
@@ -62,7 +62,7 @@ struct Storm {
     tally: Tally,
 }
 
-/// Groups of an epoch: below that of the world, and their settings.
+/// The groups of an epoch below the world's, with their settings.
 const GROUPS: &[(&str, &[&str])] = &[
     ("narrow", &["max=700M"]),
     ("kept", &["min=300M", "low=400M"]),
@@ -119,7 +119,7 @@ impl Storm {
         self.last.push_back(action);
     }
 
-    /// Some living process.
+    /// Returns the pid of a random live process.
     fn any(&mut self) -> Option<i32> {
         let living: Vec<i32> = self.nurseries.iter().flat_map(Nursery::living).collect();
         (!living.is_empty()).then(|| living[self.numbers.below(living.len())])
@@ -159,7 +159,7 @@ impl Storm {
     }
 
     fn stop(&mut self) {
-        // Not all of them: the others are to be seen going on.
+        // Some processes keep running, so that their progress shows.
         if self.stopped.len() < 12
             && let Some(pid) = self.any()
         {
@@ -181,7 +181,7 @@ impl Storm {
         }
     }
 
-    /// A survivor takes and gives back: nobody's death or sleep keeps it from that.
+    /// A survivor allocates and frees: dead or stopped processes never keep it from that.
     fn survive(&mut self) -> Result<(), String> {
         let which = self.numbers.below(self.survivors.len());
         let began = Instant::now();
@@ -207,7 +207,7 @@ impl Storm {
         Ok(())
     }
 
-    /// A command of the controller, beside all the others.
+    /// Runs a command of the controller, beside all other processes.
     fn control(&mut self) -> Result<(), String> {
         self.controlled(false)?;
         if self.controller.is_some() {
@@ -249,10 +249,10 @@ impl Storm {
         Ok(())
     }
 
-    /// What became of the last command, once it has ended.
+    /// Checks the result of the last command, once it has ended.
     fn controlled(&mut self, to_the_end: bool) -> Result<(), String> {
         while let Some((line, child, began)) = &mut self.controller {
-            let ended = child.try_wait().expect("a child of ours");
+            let ended = child.try_wait().expect("a child");
             if began.elapsed() > PATIENCE {
                 return Err(format!("gpulimit {line} hangs"));
             }
@@ -261,7 +261,7 @@ impl Storm {
                     let errors = std::fs::read_to_string(self.world.file("errors"));
                     let line = std::mem::take(line);
                     self.controller = None;
-                    // Who was to be signalled may have gone.
+                    // The process to be signalled may be gone.
                     if !status.success() && !line.starts_with("kill") {
                         return Err(format!("gpulimit {line}: {status}: {errors:?}"));
                     }
@@ -273,7 +273,7 @@ impl Storm {
         Ok(())
     }
 
-    /// Another limit, but none above that of the epoch.
+    /// Sets another limit, but none above that of the epoch.
     fn limit(&mut self) {
         let cap = self.cap / 8 * (1 + self.numbers.below(8) as u64);
         self.world.set(cap);
@@ -281,7 +281,7 @@ impl Storm {
         self.note(format!("limit {cap}"));
     }
 
-    /// The driver takes its time, or no more.
+    /// Makes the driver slow, or fast again.
     fn slow_down(&mut self) {
         let latency = self.numbers.of(&[
             "0",
@@ -309,8 +309,8 @@ impl Storm {
 
     fn count(&mut self, ended: &Ended) -> Result<(), String> {
         let (script, log) = ended.files.clone().unwrap_or_default();
-        // It was refused the stream that it wanted to go on with. Whom it left behind writes to the
-        // same log.
+        // The process was refused its stream and gave up. Processes that it left behind write to
+        // the same log.
         let gave_up = ended.files.is_none() || log.contains("gpu-script: no work\n");
         let expected = match ended.code {
             code if code == 0 || code == 7 || (code == 2 && gave_up) => {
@@ -333,8 +333,8 @@ impl Storm {
         ))
     }
 
-    /// Everybody but the survivors dies. Then usage is theirs alone, and nothing when they have
-    /// gone.
+    /// Kills every process except the survivors. Then the usage must be theirs alone, and zero once
+    /// they have ended.
     fn end(mut self) -> Result<Tally, String> {
         self.controlled(true)?;
         let end = Instant::now() + PATIENCE;
@@ -363,8 +363,8 @@ impl Storm {
                 self.world.machine().gpus()
             ));
         }
-        // Who needs all of the memory has it, but for what is kept for a group, and the reserves of
-        // processes and pools.
+        // A process that needs all the memory gets it, except the memory kept for a group, and the
+        // reserves of processes and pools.
         let room = self.cap - self.world.machine().used() - (300 + 80) * MIB;
         for _ in 0..2 {
             for survivor in &mut self.survivors {
@@ -394,8 +394,8 @@ impl Storm {
         for survivor in self.survivors.drain(..) {
             survivor.end();
         }
-        // What has left its exporter is charged late: there the judge's looks are what counts, not
-        // the machine's peak.
+        // Memory that has left its exporter is charged late: the judge's looks decide then, not the
+        // machine's peak.
         let peak = if self.climate.sharing {
             u64::MAX
         } else {
@@ -406,11 +406,11 @@ impl Storm {
     }
 }
 
-/// Storms for so long; each with a world of its own.
+/// Runs storms for this time, each with a world of its own.
 fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
     let seed = setting("SEED", u64::from(std::process::id()));
     let epoch = Duration::from_secs(setting("EPOCH", 20).min(seconds));
-    // Built before anybody needs it.
+    // The controller is built before a process needs it.
     world::controller();
     println!("{name}: seed {seed}, {seconds} s, {processes} processes");
     let (began, mut all) = (Instant::now(), Tally::default());
@@ -462,8 +462,10 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
         longest,
     } = all;
     println!(
-        "{name}: {} s, {epochs} worlds, {processes} at a time, {born} processes, {killed} killed ({killed_on_gpu} with a context), {stopped} stopped, {exits} exits, \
-         {commands} commands of the controller, {limits} changes of limits; {} looks of the judge, {} of them exact, ledger ahead by at least {} bytes; \
+        "{name}: {} s, {epochs} worlds, {processes} at a time, {born} processes, {killed} killed \
+            ({killed_on_gpu} with a context), {stopped} stopped, {exits} exits, \
+         {commands} commands of the controller, {limits} changes of limits; {} looks of the judge, \
+         {} of them exact, ledger ahead by at least {} bytes; \
          a survivor's four calls took {longest:?} at most",
         began.elapsed().as_secs(),
         verdict.looks,
@@ -474,7 +476,7 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
 }
 
 #[test]
-fn everything_at_once() {
+fn a_storm_of_processes_keeps_to_the_limit() {
     let (seconds, processes) = (setting("SECONDS", 8), setting("PROCESSES", 16));
     blow(
         "storm",
@@ -485,7 +487,7 @@ fn everything_at_once() {
 }
 
 #[test]
-fn with_memory_that_processes_share() {
+fn a_storm_with_shared_memory_keeps_to_the_limit() {
     let (seconds, processes) = (setting("SECONDS", 5), setting("PROCESSES", 12));
     blow(
         "shared",

@@ -1,10 +1,10 @@
-//! Another process, stopped where we want it to be.
+//! Stops another process at chosen places.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::ptr::{null_mut, without_provenance_mut};
 
-/// Places of a few numbers among the registers, as the kernel gives them out.
+/// Indices of some numbers among the registers, as the kernel orders them.
 #[cfg(target_arch = "x86_64")]
 mod register {
     pub const COUNT: usize = 27;
@@ -20,16 +20,16 @@ mod register {
     pub const FIRST: usize = 0;
 }
 
-/// A process that runs only when it is told to. Goes on by itself when this is dropped.
+/// A process that runs only when it is told to. It goes on by itself when the value is dropped.
 pub struct Tracer {
     pid: i32,
 }
 
-/// Why it stands still.
+/// The reason why the process has stopped.
 pub enum Stop {
-    /// At the beginning or the end of a system call.
+    /// The beginning or the end of a system call.
     Call(Call),
-    /// It is about to end.
+    /// The process is about to end.
     Ended,
 }
 
@@ -50,8 +50,8 @@ impl Call {
 }
 
 impl Tracer {
-    /// Stops a child of ours that has one thread. All that follows is to be done by the same thread
-    /// of ours.
+    /// Stops a child of this process that has one thread. All later calls must come from the same
+    /// thread of this process.
     pub fn attach(pid: u32) -> Tracer {
         let tracer = Tracer { pid: pid as i32 };
         let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXIT;
@@ -65,7 +65,7 @@ impl Tracer {
     }
 
     fn ask(&self, request: libc::c_uint, data: usize) -> bool {
-        // SAFETY: requests of this file, none of which writes to our memory.
+        // SAFETY: the requests of this file write no memory of this process.
         let answer = unsafe {
             libc::ptrace(
                 request,
@@ -77,10 +77,10 @@ impl Tracer {
         answer == 0
     }
 
-    /// Waits until it stands still; its status.
+    /// Waits until the process stops; returns its status.
     fn wait(&self) -> i32 {
         let mut status = 0;
-        // SAFETY: a status that is ours to write.
+        // SAFETY: the call writes only `status`.
         let pid = unsafe { libc::waitpid(self.pid, &mut status, libc::__WALL) };
         assert_eq!(pid, self.pid);
         status
@@ -92,7 +92,7 @@ impl Tracer {
             iov_base: registers.as_mut_ptr().cast(),
             iov_len: size_of_val(&registers),
         };
-        // SAFETY: the kernel writes as many bytes as there are. NT_PRSTATUS is 1.
+        // SAFETY: the kernel writes at most the bytes of `registers`. NT_PRSTATUS is 1.
         let answer = unsafe {
             libc::ptrace(
                 libc::PTRACE_GETREGSET,
@@ -105,12 +105,12 @@ impl Tracer {
         registers
     }
 
-    /// Lets it run to the beginning or the end of its next system call.
+    /// Lets the process run to the beginning or the end of its next system call.
     pub fn next_call(&self) -> Stop {
         loop {
             self.ask(libc::PTRACE_SYSCALL, 0);
             let status = self.wait();
-            // Its status is for whoever has started it.
+            // The process that started it gets its status.
             if status >> 16 == libc::PTRACE_EVENT_EXIT {
                 return Stop::Ended;
             }
@@ -125,7 +125,7 @@ impl Tracer {
         }
     }
 
-    /// Lets it run, an instruction at a time, to the next one that lies in this code.
+    /// Lets the process run, an instruction at a time, to the next one in this code.
     pub fn step_in(&self, code: &[Range<u64>]) {
         loop {
             self.ask(libc::PTRACE_SINGLESTEP, 0);
@@ -138,7 +138,7 @@ impl Tracer {
         }
     }
 
-    /// Where it has mapped the code of a library.
+    /// Returns where the process has mapped the code of a library.
     pub fn code_of(&self, library: &str) -> Vec<Range<u64>> {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).expect("a process");
         let code = |line: &str| {
@@ -153,7 +153,7 @@ impl Tracer {
         ranges
     }
 
-    /// Lets it go on by itself.
+    /// Lets the process go on by itself.
     pub fn detach(self) {}
 }
 

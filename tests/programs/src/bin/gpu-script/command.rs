@@ -1,4 +1,4 @@
-//! What the commands do.
+//! The commands of a script, by subject.
 //!
 //! | command | |
 //! |---|---|
@@ -9,32 +9,32 @@
 //! | `limit N`, `set-limit N SIZE` | limits of the current context, by their numbers |
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
 //! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
-//! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | as many as asked for, or until one is refused |
+//! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | COUNT allocations, or allocations until one is refused |
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME`, `export FD NAME`, `import-from NEW PATH`, `close FD`, `offer FILE NAME`, `take NEW FILE` | virtual memory |
 //! | `ipc-get FILE NAME [OFFSET]`, `ipc-open NAME FILE`, `ipc-open-v1 …`, `ipc-close NAME` | linear memory that another process opens; the handle is in the file |
-//! | `array NAME SHAPE [2d]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, what is left out is `0,0,32,4,0` |
+//! | `array NAME SHAPE [2d]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, omitted parts are `0,0,32,4,0` |
 //! | `many-arrays NAME COUNT SHAPE`, `fill-arrays NAME SHAPE`, `destroy-arrays NAME` | as `many`, `fill` and `free-many` |
-//! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory of arrays that have none, `none` to unmap: the top row of tiles of an array, all of a mipmapped array |
+//! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory for sparse and deferred arrays (`none` unmaps): for the top row of tiles of an array, or for a whole mipmapped array |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `managed-pool NAME D`, `default-managed-pool NAME D`, `current-managed-pool NAME D` (D may be `none` or `host`), `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `end-capture STREAM [NAME]` | streams |
-//! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD`, `conditional-node FUNCTION GRAPH BODY...` | graphs; names for those that a conditional node may run |
-//! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable ones |
-//! | `update EXEC GRAPH`, `update-v1 …`, `set-kernel EXEC GRAPH N MODULE`, `set-kernel-v1 …`, `set-kernel-node …`, `set-kernel-of EXEC GRAPH N LIBRARY`, `set-child EXEC GRAPH N CHILD`, `set-child-node …`, `set-nothing EXEC GRAPH N` | their kernels changed: N is the number of a node |
+//! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD`, `conditional-node FUNCTION GRAPH BODY...` | graphs; BODY names each graph that a conditional node may run |
+//! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable graphs |
+//! | `update EXEC GRAPH`, `update-v1 …`, `set-kernel EXEC GRAPH N MODULE`, `set-kernel-v1 …`, `set-kernel-node …`, `set-kernel-of EXEC GRAPH N LIBRARY`, `set-child EXEC GRAPH N CHILD`, `set-child-node …`, `set-nothing EXEC GRAPH N` | changes to the kernels of executable graphs; N is the number of a node |
 //! | `module NAME BYTES`, `module-ex …`, `module-fat …`, `module-file …`, `image NAME FILE`, `image-file NAME FILE`, `library-image NAME FILE`, `library NAME BYTES`, `library-file …`, `library-module NAME`, `library-function NAME`, `library-global NAME`, `library-launch NAME`, `unload NAME`, `unload-library NAME`, `launch NAME [STREAM]`, `cooperative NAME [STREAM]` | code |
-//! | `kernels NAME LOCAL [malloc] [printf] [assert] [long]`, `kernel-library …`, `get-function NAME`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs so many bytes of local memory, and all ways to load and to launch it |
-//! | `ask FUNCTION LIBRARY`, `ask-listed FUNCTION MODULE`, `ask-nothing FUNCTION`, `kernel-node FUNCTION GRAPH LIBRARY [CONTEXT]`, `listed-node FUNCTION GRAPH MODULE` | functions of CUDA, by their names, that load a kernel of a library or a function of a module: those that tell about it or set something there, those that add a node with it or put it into the first node of a graph |
+//! | `kernels NAME LOCAL [malloc] [printf] [assert] [long]`, `kernel-library …`, `get-function NAME`, `launch-ex NAME [STREAM]`, `launch-kernel NAME [STREAM]`, `launch-one NAME`, `launch-grid NAME`, `launch-grid-async NAME [STREAM]`, `launch-many MODULE STREAM [MODULE STREAM]...` | modules and libraries with a kernel that needs LOCAL bytes of local memory, and all ways to load and launch the kernel |
+//! | `ask FUNCTION LIBRARY`, `ask-listed FUNCTION MODULE`, `ask-nothing FUNCTION`, `kernel-node FUNCTION GRAPH LIBRARY [CONTEXT]`, `listed-node FUNCTION GRAPH MODULE` | functions of CUDA, by name, that load a kernel of a library or a function of a module: functions that query it or set an attribute, that add a node with it, or that put it into the first node of a graph |
 //! | `listed NEW FUNCTION OWNER`, `clone-graph NEW GRAPH`, `launch-handle NAME [STREAM]`, `destroy-stream NAME [FUNCTION]` | handles got from lists and copies, used and destroyed |
-//! | `unseen-stream NAME`, `unseen-context NAME D`, `unseen-pool NAME D`, `unseen-function NEW MODULE`, `unseen-kernel NEW LIBRARY`, `unseen-graph NAME`, `unseen-exec NEW GRAPH` | handles made by code inside of the driver, which no hook sees |
-//! | `info`, `total D`, `bus D` | what CUDA says of a GPU |
-//! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | what NVML says of its GPU N, or of MIG instance `N.I`; `nowhere-ROOM` gives no place for the answer |
-//! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | other processes, moved from the GPU and back |
+//! | `unseen-stream NAME`, `unseen-context NAME D`, `unseen-pool NAME D`, `unseen-function NEW MODULE`, `unseen-kernel NEW LIBRARY`, `unseen-graph NAME`, `unseen-exec NEW GRAPH` | handles made by code inside the driver, which no hook sees |
+//! | `info`, `total D`, `bus D` | CUDA's figures of a GPU |
+//! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | NVML's figures of GPU N, or of MIG instance `N.I`; `nowhere-ROOM` passes no buffer for the answer |
+//! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | moves other processes off the GPU and back |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
-//! | `aside {`, `await` | a thread that runs a block beside the script; the answers of these threads |
-//! | `spawn SCRIPT LOG`, `reap` | a child that reads its commands from one file and writes to another, answered by its pid; the children that have ended, `PID:CODE`, whose own are killed |
-//! | `exec` | this program anew, for the rest of standard input |
+//! | `aside {`, `await` | runs a block in a thread beside the script; waits for the answers of these threads |
+//! | `spawn SCRIPT LOG`, `reap` | starts a child that reads its commands from one file and writes to another, and prints its pid; prints the children that have ended as `PID:CODE`, and kills their own children |
+//! | `exec` | runs this program again for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `unsetenv NAME`, `exit N` | the process |
-//! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE`, `panics` | names: what the linker says, which object has it, which hooks this door misses, which names in a file it leads astray, whether a panic of the library's ends in it |
+//! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE`, `panics` | queries: the linker's result for a name, the object that defines it, the hooks that this door misses, the names in a file for which it leads to the wrong place, whether a panic of the library stays in it |
 
 mod arrays;
 mod checkpoint;
@@ -58,7 +58,7 @@ mod view;
 use crate::driver::{ABSENT, Driver};
 use crate::interpreter::{Scope, Words};
 
-/// What a command comes to, or what is wrong with it.
+/// The result of a command, or a description of a mistake in it.
 pub type Answer<T> = Result<T, String>;
 
 /// Runs one command.
@@ -90,7 +90,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
     Err(format!("no command {}", words.name()))
 }
 
-/// A status as scripts show it.
+/// Returns a status as scripts show it.
 pub fn plain(status: i32) -> String {
     match status {
         ABSENT => "absent".to_owned(),
@@ -98,7 +98,7 @@ pub fn plain(status: i32) -> String {
     }
 }
 
-/// `CUmemAllocationProp` and `CUmemPoolProps`: pinned memory on a GPU.
+/// Returns `CUmemAllocationProp` or `CUmemPoolProps` of pinned memory on a GPU.
 fn placed(gpu: usize) -> [i32; 22] {
     let mut properties = [0; 22];
     (properties[0], properties[2], properties[3]) = (1, 1, gpu as i32);

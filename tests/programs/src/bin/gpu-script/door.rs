@@ -1,4 +1,4 @@
-//! The ways by which programs get hold of the driver's functions.
+//! The ways in which programs get the addresses of the driver's functions.
 //!
 //! | door | |
 //! |---|---|
@@ -8,24 +8,25 @@
 //! | `deepbind` | the same with `RTLD_DEEPBIND` |
 //! | `default` | loaded globally, `dlsym(RTLD_DEFAULT, …)` |
 //! | `getproc1:V`, `getproc2:V` | `cuGetProcAddress`, `_v2`, for CUDA version V |
-//! | `linked:FILE`, `linked-deepbind:FILE` | a library linked against libcuda (c/linked.c), or one that asks by itself, or for what comes after itself (c/asks.c) |
+//! | `linked:FILE`, `linked-deepbind:FILE` | a library linked against libcuda (c/linked.c), or one that looks names up itself, in libcuda or by RTLD_NEXT (c/asks.c) |
 //! | `library:FILE` | `dlsym` of every name in some other library |
 
 use crate::process;
 
 const LIBRARY: &str = "libcuda.so.1";
 
-/// One of them.
+/// A way to the driver's functions.
 pub enum Door {
-    /// By name in an open library.
+    /// By name in an open library, with this handle.
     Names(usize),
-    /// By `cuGetProcAddress`: the function, its version, the CUDA version to ask for.
+    /// By `cuGetProcAddress`: the address of that function, its version, and the CUDA version to
+    /// ask for.
     Pointers(usize, u32, i32),
-    /// By the dynamic linker: the library's `linked`.
+    /// By the dynamic linker: the address of the library's `linked`.
     Linked(usize),
 }
 
-/// Where the dynamic linker finds the driver.
+/// Returns the path at which the dynamic linker finds the driver.
 fn path() -> Option<String> {
     let folders = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     folders
@@ -39,8 +40,8 @@ fn path() -> Option<String> {
         .find(|path| std::path::Path::new(path).exists())
 }
 
-/// The CUDA version that changed a function's name to this variant, where it is not the newest one
-/// that the scripts ask for.
+/// Returns the CUDA version that changed a function's name to this variant, if it is not the newest
+/// one that the scripts ask for.
 fn version_of(name: &str) -> Option<i32> {
     Some(match name {
         "cuCtxCreate" | "cuCtxDestroy" => 2000,
@@ -78,7 +79,7 @@ impl Door {
             if first == 0 {
                 return Err(format!("no {name}"));
             }
-            // libcudart asks the function for itself.
+            // libcudart asks the function for its own address.
             let door = Door::Pointers(first, version, cuda);
             Ok(match door.find(name) {
                 0 => door,
@@ -107,7 +108,8 @@ impl Door {
         })
     }
 
-    /// The address of the function with this exported name; 0 when this door does not lead to it.
+    /// Returns the address of the function with this exported name, or 0 if this door does not lead
+    /// to it.
     pub fn find(&self, name: &str) -> usize {
         match self {
             Door::Names(library) => process::find(*library, name),

@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard};
 use crate::door::Door;
 use crate::process;
 
-/// Functions whose last argument is a stream have a twin for the per-thread default stream.
+/// Functions whose last argument is a stream, and which have a twin for the per-thread default
+/// stream.
 const TWINS: &[&str] = &[
     "cuMemAllocAsync",
     "cuMemAllocFromPoolAsync",
@@ -25,7 +26,7 @@ const TWINS: &[&str] = &[
     "cuGraphLaunch",
 ];
 
-/// What a call comes to when there is no such function.
+/// The status of a call of a function that does not exist.
 pub const ABSENT: i32 = -1;
 
 /// The driver behind a door.
@@ -34,12 +35,13 @@ pub struct Driver {
     nvml: usize,
     twins: bool,
     known: Mutex<HashMap<String, usize>>,
-    /// Where scripts/prove-hooks wants to know which functions are called.
+    /// The file in which scripts/prove-hooks records the functions that are called.
     record: Option<PathBuf>,
 }
 
 impl Driver {
-    /// Through this door; with `twins`, by the per-thread variants of stream functions.
+    /// Opens the driver through this door; with `twins`, by the per-thread variants of stream
+    /// functions.
     pub fn open(door: Door, twins: bool) -> Result<Driver, String> {
         Ok(Driver {
             door,
@@ -54,7 +56,7 @@ impl Driver {
         self.known.lock().unwrap_or_else(|held| held.into_inner())
     }
 
-    /// Address of a function by its exported name; 0 when there is none.
+    /// Returns the address of a function by its exported name, or 0 if there is none.
     pub fn find(&self, name: &str) -> usize {
         *self.known().entry(name.to_owned()).or_insert_with(|| {
             if name.starts_with("nvml") {
@@ -88,7 +90,7 @@ impl Driver {
         }
     }
 
-    /// Where to call a function.
+    /// Returns the address at which to call a function.
     fn address(&self, name: &str) -> usize {
         let new = !self.known().contains_key(name);
         let address = self.find(name);
@@ -99,7 +101,7 @@ impl Driver {
         address
     }
 
-    /// Calls a function whose first argument is where the result goes.
+    /// Calls a function whose first argument points to the result.
     pub fn get(&self, name: &str, arguments: &[usize]) -> (i32, u64) {
         let mut result = 0u64;
         let mut all = vec![&raw mut result as usize];

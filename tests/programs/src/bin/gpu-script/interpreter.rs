@@ -1,4 +1,4 @@
-//! Runs lines: one by one, in blocks, in threads and in child processes.
+//! Runs lines one by one, in blocks, in threads and in child processes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::source::Source;
 
 type Answer = command::Answer<String>;
 
-/// What names stand for. A copy for every thread.
+/// The values of names. Every thread has a copy.
 #[derive(Clone, Default)]
 pub struct Scope {
     pub values: HashMap<String, u64>,
@@ -22,13 +22,13 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// What the script calls so.
+    /// Returns the value of a name.
     pub fn value(&self, name: &str) -> Result<usize, String> {
         let value = self.values.get(name).ok_or(format!("no {name}"))?;
         Ok(*value as usize)
     }
 
-    /// The stream that the script calls so; the NULL stream for no name.
+    /// Returns the stream of this name, or the NULL stream without a name.
     pub fn stream(&self, name: Option<&str>) -> Result<usize, String> {
         match name {
             None => Ok(0),
@@ -38,7 +38,8 @@ impl Scope {
 }
 
 impl Scope {
-    /// Gives the result of a call a name, which stands for null when the call failed; the status.
+    /// Gives the result of a call a name, whose value is null if the call failed; returns the
+    /// status.
     pub fn keep(&mut self, name: &str, (status, value): (i32, u64)) -> String {
         let value = if status == 0 { value } else { 0 };
         self.values.insert(name.to_owned(), value);
@@ -58,12 +59,12 @@ pub struct Interpreter {
 pub struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
-    /// The command.
+    /// Returns the command's own name.
     pub fn name(&self) -> &'a str {
         self.0[0]
     }
 
-    /// A word that must be there.
+    /// Returns a word that must be there.
     pub fn at(&self, index: usize) -> Result<&'a str, String> {
         self.0
             .get(index)
@@ -71,17 +72,17 @@ impl<'a> Words<'a> {
             .ok_or(format!("{}: more words", self.0[0]))
     }
 
-    /// A word that may be there.
+    /// Returns a word that may be there.
     pub fn get(&self, index: usize) -> Option<&'a str> {
         self.0.get(index).copied()
     }
 
-    /// A size.
+    /// Returns a size.
     pub fn size(&self, index: usize) -> Result<usize, String> {
         Ok(size::parse(self.at(index)?)? as usize)
     }
 
-    /// A GPU's ordinal; the first where none is named.
+    /// Returns a GPU's ordinal; the first GPU if none is named.
     pub fn gpu(&self, index: usize) -> Result<usize, String> {
         match self.get(index) {
             None => Ok(0),
@@ -94,7 +95,7 @@ impl<'a> Words<'a> {
 }
 
 impl Interpreter {
-    /// With nothing named yet.
+    /// Makes an interpreter without any names.
     pub fn new(driver: Driver) -> Interpreter {
         Interpreter {
             driver: Arc::new(driver),
@@ -109,7 +110,7 @@ impl Interpreter {
         Ok(ExitCode::from(self.play(source)?))
     }
 
-    /// The same; the exit code.
+    /// Runs a whole script and returns its exit code.
     fn play(&mut self, source: &mut Source) -> Result<u8, String> {
         while let Some(line) = source.next() {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -125,8 +126,8 @@ impl Interpreter {
         Ok(0)
     }
 
-    /// Forks a process that runs a script of its own as this program does, to its end with exit
-    /// handlers; its pid.
+    /// Forks a process that runs another script in the same way, with exit handlers at its end;
+    /// returns the pid.
     fn spawn(&mut self, script: &str, log: &str) -> i32 {
         process::spawn(script, log, || {
             let code = self.play(&mut Source::Input).unwrap_or_else(|why| {
@@ -137,7 +138,7 @@ impl Interpreter {
         })
     }
 
-    /// Runs the lines in a child process; its exit code is 0 when the script had no mistake.
+    /// Runs the lines in a child process; its exit code is 0 if the script has no mistake.
     fn child(&mut self, lines: Vec<String>) -> i32 {
         let mut source = Source::from(lines);
         while let Some(line) = source.next() {
@@ -217,7 +218,7 @@ fn aside(driver: &Arc<Driver>, scope: &Scope, lines: Vec<String>) -> JoinHandle<
     })
 }
 
-/// Runs the lines in so many threads at once; their answers by thread.
+/// Runs the lines in this many threads at once; returns the answers by thread.
 fn threads(driver: &Driver, scope: &Scope, count: usize, lines: Vec<String>) -> Answer {
     let (_, context) = driver.get("cuCtxGetCurrent", &[]);
     let run = || -> Answer {
@@ -235,7 +236,7 @@ fn threads(driver: &Driver, scope: &Scope, count: usize, lines: Vec<String>) -> 
     Ok(answers?.join(", "))
 }
 
-/// Runs the lines so many times; how often which status came, `0:40 2:3`.
+/// Runs the lines this many times; returns the count of each status, such as `0:40 2:3`.
 fn repeat(driver: &Driver, scope: &mut Scope, count: usize, lines: &[String]) -> Answer {
     let mut statuses = BTreeMap::<String, u64>::new();
     for _ in 0..count {

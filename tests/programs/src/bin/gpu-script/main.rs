@@ -1,7 +1,7 @@
-//! Runs lines of commands against the CUDA driver API: the same program for the simulated driver
-//! and for a real GPU.
+//! Runs lines of commands against the CUDA driver API: the same program serves the simulated driver
+//! and a real GPU.
 //!
-//! `gpu-script [--door DOOR] [--ptsz] [FILE]`, without a file from standard input. Each command is
+//! `gpu-script [--door DOOR] [--ptsz] [FILE]` reads standard input without a file. Each command is
 //! answered by one line, `COMMAND = STATUS FIGURES`: status codes are the driver's, sizes are
 //! bytes, and there are no addresses, so that two runs can be compared. The commands are listed in
 //! `command`, the doors in `door`.

@@ -1,6 +1,6 @@
 //! Sizes in scripts: `4096`, `300M`, `3M-4K`, `max`.
 
-/// Bytes of a size; `+` and `-` add up.
+/// Returns the bytes of a size; `+` and `-` combine sizes.
 pub fn parse(text: &str) -> Result<u64, String> {
     if text == "max" {
         return Ok(u64::MAX);

@@ -1,16 +1,16 @@
-//! Where commands come from: a file, or standard input read byte by byte, so that whatever follows
-//! an `exec` is still there for the next program.
+//! The source of commands: a file, or standard input read byte by byte, so that the lines after an
+//! `exec` are left for the next program.
 
 /// Lines of a script.
 pub enum Source {
-    /// All of a file.
+    /// The lines of a file.
     Lines(std::vec::IntoIter<String>),
     /// Standard input.
     Input,
 }
 
 impl Source {
-    /// The file, or standard input.
+    /// Opens the file, or standard input.
     pub fn open(file: Option<&str>) -> Result<Source, String> {
         let Some(path) = file else {
             return Ok(Source::Input);
@@ -42,7 +42,7 @@ impl Source {
         }
     }
 
-    /// The next command, without comments and empty lines.
+    /// Returns the next command, without comments and empty lines.
     pub fn next(&mut self) -> Option<String> {
         loop {
             let line = self.line()?;
@@ -53,7 +53,7 @@ impl Source {
         }
     }
 
-    /// The lines up to the brace that closes the block just opened.
+    /// Returns the lines up to the brace that closes the current block.
     pub fn block(&mut self) -> Result<Vec<String>, String> {
         let (mut lines, mut depth) = (Vec::new(), 1);
         loop {

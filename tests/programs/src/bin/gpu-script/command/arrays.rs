@@ -62,8 +62,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         }
         "map-tiles" => {
             let (x, width) = (words.size(2)? as u64, words.size(3)? as u64);
-            // Level, layer; x, y; z, width; height, depth: height and width of a tile of
-            // sixteen-byte elements are 64.
+            // The words are level and layer; x and y; z and width; height and depth. Height and
+            // width of a tile of sixteen-byte elements are 64.
             let part = [0, x, width << 32, 64 | 1 << 32];
             map(driver, scope, words, 0, part)?
         }
@@ -75,8 +75,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// `cuMemMapArrayAsync` of one part: of a level of an array (0) or of the tail of a mipmapped array
-/// (1).
+/// Calls `cuMemMapArrayAsync` for one part: a level of an array (0) or the tail of a mipmapped
+/// array (1).
 fn map(
     driver: &Driver,
     scope: &Scope,
@@ -98,7 +98,7 @@ fn map(
     Ok(plain(driver.call("cuMemMapArrayAsync", &arguments)))
 }
 
-/// What an array is made from.
+/// The parameters of an array.
 struct Shape {
     /// Width, height and depth.
     sizes: [u64; 3],
@@ -119,14 +119,14 @@ impl Shape {
         })
     }
 
-    /// `CUDA_ARRAY3D_DESCRIPTOR`.
+    /// Returns the `CUDA_ARRAY3D_DESCRIPTOR`.
     fn wide(&self) -> [u64; 5] {
         let [width, height, depth] = self.sizes;
         let [format, channels, flags] = self.words.map(u64::from);
         [width, height, depth, format | channels << 32, flags]
     }
 
-    /// Creates an array through one of both functions.
+    /// Creates an array through either function.
     fn create(&self, driver: &Driver, through: Option<&str>) -> (i32, u64) {
         let wide = self.wide();
         let flat = [wide[0], wide[1], wide[3]];

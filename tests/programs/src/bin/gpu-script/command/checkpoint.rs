@@ -1,4 +1,4 @@
-//! Other processes, locked, and their memory moved away and back.
+//! Other processes that are locked, moved off the GPU and back.
 
 use super::{Answer, plain};
 use crate::driver::Driver;
@@ -6,7 +6,7 @@ use crate::interpreter::{Scope, Words};
 
 /// Runs a command of this subject; `None` for others.
 pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<String>> {
-    // Without options.
+    // The calls pass no options.
     let change = |function: &str| Ok(plain(driver.call(function, &[words.size(1)?, 0])));
     let ask = |function: &str| {
         let mut answer = -1i32;

@@ -27,7 +27,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "image" | "library-image" | "image-file" => {
             let path = words.at(2)?;
             let mut image = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
-            // A text ends with a NUL in memory.
+            // In memory, a PTX text ends with a NUL.
             image.push(0);
             let path = std::ffi::CString::new(path).map_err(|error| error.to_string())?;
             let (function, source) = match name {
@@ -99,7 +99,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             match driver.get("cuModuleGetFunction", &[module, kernel]) {
                 (0, function) => {
                     let function = function as usize;
-                    // The last argument is one that only the ordinary launch has.
+                    // Only the ordinary launch has the last argument.
                     let arguments = [function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0];
                     plain(match name {
                         "launch" => driver.call("cuLaunchKernel", &arguments),
@@ -113,13 +113,14 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// PTX with a variable of so many bytes and a kernel.
+/// Returns PTX with a variable of this many bytes and a kernel.
 fn ptx(bytes: usize) -> String {
     let data = match bytes {
         0 => String::new(),
         bytes => format!(".visible .global .align 4 .b8 data[{bytes}];\n"),
     };
     format!(
-        ".version 7.0\n.target sm_52\n.address_size 64\n{data}.visible .entry kernel()\n{{\n ret;\n}}\n\0"
+        ".version 7.0\n.target sm_52\n.address_size 64\n{data}.visible .entry kernel()\n{{\n ret;\n\
+            }}\n\0"
     )
 }

@@ -1,4 +1,4 @@
-//! Graphs and their memory nodes. Nodes of a graph come one after the other.
+//! Graphs and their memory nodes. Each node of a graph depends on the one before it.
 
 use super::{Answer, plain};
 use crate::driver::Driver;
@@ -11,7 +11,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     Ok(Some(match name {
         "graph" => scope.keep(words.at(1)?, driver.get("cuGraphCreate", &[0])),
         "alloc-node" | "alloc-node-v1" => {
-            // CUgraphNodeParams: the type, and CUDA_MEM_ALLOC_NODE_PARAMS from 16 on.
+            // CUgraphNodeParams: the type, and CUDA_MEM_ALLOC_NODE_PARAMS from byte 16 on.
             let mut params = [0u64; 32];
             let gpu = words.gpu(4)? as u64;
             (params[0], params[2]) = (10, 1);
@@ -37,7 +37,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             &[],
         )?),
         "child-node" => {
-            // CUDA_CHILD_GRAPH_NODE_PARAMS: the graph, and that it becomes the node's.
+            // CUDA_CHILD_GRAPH_NODE_PARAMS: the graph, and the flag that the node owns it.
             let mut params = [0u64; 32];
             (params[0], params[2], params[3]) = (4, scope.value(words.at(2)?)? as u64, 1);
             let place = params.as_mut_ptr() as usize;
@@ -50,8 +50,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let (_, context) = driver.get("cuCtxGetCurrent", &[]);
             let arguments = [graph, context as usize, 1, 1];
             let (_, handle) = driver.get("cuGraphConditionalHandleCreate", &arguments);
-            // CUDA_CONDITIONAL_NODE_PARAMS: the handle, that one of so many is chosen, where they
-            // are, the context.
+            // CUDA_CONDITIONAL_NODE_PARAMS: the handle, a switch of this many bodies, their place,
+            // the context.
             let mut params = [0u64; 32];
             (params[0], params[2], params[5]) = (13, handle, context);
             params[3] = 2 | (names.len() as u64) << 32;
@@ -108,7 +108,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// Adds a node behind the last one of a graph.
+/// Adds a node after the last one of a graph.
 fn node(
     driver: &Driver,
     scope: &mut Scope,

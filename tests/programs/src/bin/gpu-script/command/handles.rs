@@ -1,4 +1,4 @@
-//! Handles got in other ways than the usual ones, and destroyed.
+//! Handles obtained in unusual ways, and their destruction.
 
 use super::{Answer, placed, plain};
 use crate::driver::Driver;

@@ -1,4 +1,4 @@
-//! Kernels that need memory beside what the program asks for, and all ways to launch them.
+//! Kernels that need more memory than the program requests, and all ways to launch them.
 
 use super::{Answer, plain};
 use crate::driver::Driver;
@@ -29,7 +29,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         "launch-ex" => {
             let function = function(driver, scope, words.at(1)?)?;
             let stream = scope.stream(words.get(2))?;
-            // `CUlaunchConfig`: seven 32-bit numbers, the stream at 32, attributes.
+            // `CUlaunchConfig`: seven 32-bit numbers, the stream at byte 32, then attributes.
             let config = [1 << 32 | 1, 1 << 32 | 1, 1 << 32 | 1, 0, stream, 0, 0];
             let arguments = [config.as_ptr() as usize, function, 0, 0];
             plain(driver.call("cuLaunchKernelEx", &arguments))
@@ -50,7 +50,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             while let Some(module) = words.get(at) {
                 let function = function(driver, scope, module)?;
                 let stream = scope.stream(Some(words.at(at + 1)?))?;
-                // `CUDA_LAUNCH_PARAMS`: 56 bytes, the stream at 40.
+                // `CUDA_LAUNCH_PARAMS`: 56 bytes, the stream at byte 40.
                 list.push([
                     function,
                     1 << 32 | 1,
@@ -76,7 +76,7 @@ fn launch(driver: &Driver, function: usize, stream: usize) -> i32 {
     )
 }
 
-/// The kernel of a library, as a `CUkernel`.
+/// Returns the kernel of a library, as a `CUkernel`.
 pub fn kernel(driver: &Driver, scope: &Scope, library: &str) -> Answer<usize> {
     let arguments = [scope.value(library)?, c"kernel".as_ptr() as usize];
     match driver.get("cuLibraryGetKernel", &arguments) {
@@ -85,7 +85,7 @@ pub fn kernel(driver: &Driver, scope: &Scope, library: &str) -> Answer<usize> {
     }
 }
 
-/// The kernel of a module.
+/// Returns the kernel of a module.
 pub fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     let arguments = [scope.value(module)?, c"kernel".as_ptr() as usize];
     match driver.get("cuModuleGetFunction", &arguments) {
@@ -94,7 +94,8 @@ pub fn function(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     }
 }
 
-/// PTX with a kernel that has so much local memory, and that may use the device runtime or be long.
+/// Returns PTX with a kernel that has this much local memory, and that may use the device runtime
+/// or be long.
 fn ptx(words: &Words<'_>) -> Answer<String> {
     let local = words.size(2)?;
     let (mut uses, mut calls, mut stores) = (String::new(), String::new(), 0);
@@ -115,13 +116,15 @@ fn ptx(words: &Words<'_>) -> Answer<String> {
                 ""
             }
             Some("printf") => {
-                ".extern .func (.param .b32 count) vprintf (.param .b64 format, .param .b64 values);\n"
+                ".extern .func (.param .b32 count) vprintf (.param .b64 format, .param .b64 \
+                    values);\n"
             }
             Some(other) => return Err(format!("no use of {other}")),
         };
     }
     Ok(format!(
-        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n{{\n .local .align 16 .b8 depot[{local}];\n{calls}{} ret;\n}}\n\0",
+        ".version 7.0\n.target sm_52\n.address_size 64\n{uses}.visible .entry kernel()\n\
+            {{\n .local .align 16 .b8 depot[{local}];\n{calls}{} ret;\n}}\n\0",
         " st.global.u32 [%rd1], 7;\n".repeat(stores)
     ))
 }

@@ -1,4 +1,4 @@
-//! Everything that loads code which is not loaded yet.
+//! Calls that load code which is not loaded yet.
 
 use super::{Answer, kernels, plain};
 use crate::driver::Driver;
@@ -29,7 +29,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// The kernel of a module, which is not loaded by that.
+/// Returns the kernel of a module without loading it.
 fn listed(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     let mut function = 0usize;
     let arguments = [&raw mut function as usize, 1, scope.value(module)?];
@@ -39,11 +39,11 @@ fn listed(driver: &Driver, scope: &Scope, module: &str) -> Answer<usize> {
     }
 }
 
-/// Calls a function for what it says of a function or kernel, or sets there.
+/// Calls a function that queries a function or kernel, or sets one of its attributes.
 fn ask(driver: &Driver, function: &str, handle: usize) -> Answer<String> {
     let mut answers = [0u64; 2];
     let [first, second] = [0, 1].map(|at| &raw mut answers[at] as usize);
-    // `CUlaunchConfig`: seven 32-bit numbers, the stream at 32, attributes.
+    // `CUlaunchConfig`: seven 32-bit numbers, the stream at byte 32, then attributes.
     let config = [1u64 << 32 | 1, 1 << 32 | 1, 1 << 32 | 1, 0, 0, 0, 0, 0];
     let config = config.as_ptr() as usize;
     let arguments: &[usize] = match function {
@@ -68,7 +68,7 @@ fn ask(driver: &Driver, function: &str, handle: usize) -> Answer<String> {
     Ok(plain(driver.call(function, arguments)))
 }
 
-/// Adds a node with this function, kernel and context to a graph, or puts them into its first one.
+/// Adds a node with this function, kernel and context to a graph, or puts them into its first node.
 fn node(
     driver: &Driver,
     scope: &Scope,
@@ -76,8 +76,8 @@ fn node(
     [kernel_function, kernel, context]: [usize; 3],
 ) -> Answer<String> {
     let (function, graph) = (words.at(1)?, scope.value(words.at(2)?)?);
-    // CUgraphNodeParams: the type, and CUDA_KERNEL_NODE_PARAMS from 16 on: the function, grid and
-    // block, the kernel at 56 and the context.
+    // CUgraphNodeParams: the type, and CUDA_KERNEL_NODE_PARAMS from byte 16 on: the function, grid
+    // and block, the kernel at byte 56 and the context.
     let mut params = [0u64; 32];
     params[3..6].fill(1 << 32 | 1);
     (params[2], params[9], params[10]) = (kernel_function as u64, kernel as u64, context as u64);

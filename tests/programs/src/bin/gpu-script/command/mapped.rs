@@ -12,7 +12,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     Ok(Some(match name {
         "create" => {
             let mut properties = placed(words.gpu(3)?);
-            // So that it can be exported: a file descriptor.
+            // The handle type is a file descriptor, so that the memory can be exported.
             properties[1] = 1;
             let place = properties.as_ptr() as usize;
             scope.keep(
@@ -60,7 +60,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 .insert(words.at(1)?.to_owned(), descriptor as u64);
             format!("{} {descriptor}", plain(status))
         }
-        // For whom it may concern: the descriptor stays open, and the file leads to it.
+        // Exports the memory for any process that reads the file: the descriptor stays open, and
+        // the file leads to it.
         "offer" => {
             let mut descriptor = -1i32;
             let place = &raw mut descriptor as usize;
@@ -84,7 +85,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                     let answer = driver.get("cuMemImportFromShareableHandle", &arguments);
                     scope.keep(words.at(1)?, answer)
                 }
-                // Nobody has offered it, or he is gone.
+                // The memory was never offered, or its process is gone.
                 Err(_) => scope.keep(words.at(1)?, (ABSENT, 0)),
             }
         }

@@ -1,9 +1,9 @@
-//! Arguments of the 32-bit functions of before CUDA 3.2, as C callers pass them: the upper half of
-//! a register is whatever was there.
+//! Arguments of the 32-bit functions from before CUDA 3.2, as C callers pass them: the upper half
+//! of a register has arbitrary bits.
 
 use super::Answer;
 
-/// A number in the lower half of a register, with something in the upper one.
+/// Returns a number in the lower half of a register, with other bits in the upper half.
 pub fn dirty(value: usize) -> usize {
     value & 0xffff_ffff | 0x5a5a_5a5a << 32
 }
@@ -12,14 +12,14 @@ pub fn dirty(value: usize) -> usize {
 #[repr(C)]
 pub struct Narrow {
     value: u32,
-    /// What nobody has to write to.
+    /// Bytes after the result, which the function must not write.
     beyond: u32,
 }
 
 impl Narrow {
     const BEYOND: u32 = 0xa5a5_a5a5;
 
-    /// With 0 in it.
+    /// Makes a place that contains 0.
     pub fn new() -> Narrow {
         Narrow {
             value: 0,
@@ -27,12 +27,12 @@ impl Narrow {
         }
     }
 
-    /// Its address.
+    /// Returns the address of the result.
     pub fn place(&mut self) -> usize {
         std::ptr::from_mut(self) as usize
     }
 
-    /// What was put there; fails where more than that was written.
+    /// Returns the result; fails if the function wrote more than four bytes.
     pub fn value(&self) -> Answer<u64> {
         if self.beyond == Narrow::BEYOND {
             Ok(self.value.into())

@@ -99,7 +99,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// The properties of a pool at a place: `none`, `host`, or a GPU by its number.
+/// Returns the properties of a pool at a place: `none`, `host`, or a GPU by its number.
 fn place(word: &str) -> Answer<[i32; 22]> {
     let mut properties = placed(0);
     (properties[2], properties[3]) = match word {

@@ -1,4 +1,4 @@
-//! The process and its names.
+//! The process, and names of functions.
 
 use super::{Answer, plain};
 use std::time::Duration;
@@ -61,7 +61,7 @@ pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<S
     }))
 }
 
-/// The hooked functions that this door finds in the driver without leading to the hook.
+/// Returns the hooked functions that this door finds in the driver without leading to the hook.
 fn hooks(driver: &Driver) -> String {
     let Some(rows) = rows() else {
         return "absent".to_owned();
@@ -87,7 +87,7 @@ fn counted(count: u32, exceptions: &[impl AsRef<str>]) -> String {
         .to_owned()
 }
 
-/// Whether a panic in the preloaded library ends in it.
+/// Returns whether a panic in the preloaded library stays in it.
 fn panics() -> String {
     match process::find(libc::RTLD_DEFAULT as usize, "gpulimit_contains_panics") {
         0 => "absent".to_owned(),
@@ -95,15 +95,15 @@ fn panics() -> String {
     }
 }
 
-/// The names of the whole table, as the preloaded library itself tells it.
+/// Returns the names of the hook table, as the preloaded library lists them.
 fn rows() -> Option<Vec<String>> {
     let report = process::find(libc::RTLD_DEFAULT as usize, "gpulimit_hooks");
     let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
     (report != 0).then(|| process::text(report).lines().map(name).collect())
 }
 
-/// How many of the names in the file this door finds, and those that lead where they should not:
-/// past a hook, or to a hook that is none.
+/// Returns how many of the names in the file this door finds, and those that lead to the wrong
+/// place: past a hook, or to a wrong hook.
 fn names(driver: &Driver, file: &str) -> Answer<String> {
     let rows = rows().unwrap_or_default();
     let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
@@ -115,8 +115,8 @@ fn names(driver: &Driver, file: &str) -> Answer<String> {
             continue;
         };
         found += 1;
-        // Asked for by its base name, a function may come in another variant: what counts is which
-        // one came.
+        // A function asked for by its base name may come in another variant: the variant that came
+        // decides.
         let hooked = rows.contains(&place.symbol);
         if hooked != (place.owner == "libgpulimit.so") {
             astray.push(format!("{name}->{}:{}", place.owner, place.symbol));

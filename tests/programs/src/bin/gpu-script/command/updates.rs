@@ -23,8 +23,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         }
         "set-kernel" | "set-kernel-v1" | "set-kernel-node" | "set-kernel-of" => {
             let (exec, node) = place(driver, scope, words)?;
-            // CUgraphNodeParams: the type, and CUDA_KERNEL_NODE_PARAMS from 16 on: the function,
-            // grid and block, and the kernel at 56.
+            // CUgraphNodeParams: the type, and CUDA_KERNEL_NODE_PARAMS from byte 16 on: the
+            // function, grid and block, and the kernel at byte 56.
             let mut params = [0u64; 32];
             params[0] = KERNEL;
             params[3..6].fill(1 << 32 | 1);
@@ -70,7 +70,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
     }))
 }
 
-/// An executable graph, and a node of the graph that it was made of, by its number.
+/// Returns an executable graph, and a node of its graph by the node's number.
 fn place(driver: &Driver, scope: &Scope, words: &Words<'_>) -> Answer<(usize, usize)> {
     let (exec, graph) = (scope.value(words.at(1)?)?, scope.value(words.at(2)?)?);
     let number = words.size(3)?;

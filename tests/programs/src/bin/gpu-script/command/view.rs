@@ -1,4 +1,4 @@
-//! How much memory there is.
+//! The size of the memory, as CUDA and NVML report it.
 
 use super::narrow::{Narrow, dirty};
 use super::{Answer, plain};
@@ -44,7 +44,7 @@ pub fn run(driver: &Driver, _scope: &mut Scope, words: &Words<'_>) -> Answer<Opt
     }))
 }
 
-/// NVML's handle of what is named: a GPU by its number, or `G.I`, instance I of GPU G.
+/// Returns NVML's handle of a GPU by its number, or of instance I of GPU G by `G.I`.
 fn device(driver: &Driver, name: &str) -> Answer<(i32, usize)> {
     let number = |text: &str| text.parse::<usize>().map_err(|_| format!("no GPU {name}"));
     let (gpu, instance) = match name.split_once('.') {
@@ -66,7 +66,8 @@ fn device(driver: &Driver, name: &str) -> Answer<(i32, usize)> {
     Ok((init, device))
 }
 
-/// What NVML says of a device: both versions of the call, total, reserved, free and used.
+/// Returns NVML's memory figures of a device by both versions of the call: total, reserved, free
+/// and used.
 fn memory(driver: &Driver, (init, device): (i32, usize)) -> String {
     let (mut one, mut two) = ([0u64; 3], [0u64; 5]);
     let first = driver.call(
@@ -83,7 +84,7 @@ fn memory(driver: &Driver, (init, device): (i32, usize)) -> String {
     format!("{init} {first} {total} {free} {used} {second} {total2} {reserved2} {free2} {used2}")
 }
 
-/// What NVML says that this process uses of a device.
+/// Returns NVML's figure for this process on a device.
 fn own(driver: &Driver, (_, device): (i32, usize)) -> String {
     let (status, _, list) = list(driver, device, "Compute", "v3", (true, 64));
     let own = u64::from(std::process::id());
@@ -91,7 +92,7 @@ fn own(driver: &Driver, (_, device): (i32, usize)) -> String {
     format!("{status} {}", bytes.map_or(0, |process| process[1]))
 }
 
-/// Status, number, and pid and bytes of each, in the order of their pids.
+/// Returns the status, the number of processes, and pid and bytes of each, sorted by pid.
 fn processes(driver: &Driver, words: &Words<'_>) -> Answer<String> {
     let (_, device) = device(driver, words.at(1)?)?;
     let room = match words.at(4)?.strip_prefix("nowhere-") {
@@ -107,8 +108,8 @@ fn processes(driver: &Driver, words: &Words<'_>) -> Answer<String> {
     Ok(format!("{} {count}{shown}", plain(status)))
 }
 
-/// Status, number, and pid and bytes of the processes that NVML wrote. `room` says whether there is
-/// a place for them, and how many are said to fit.
+/// Returns the status, the number, and pid and bytes of the processes that NVML wrote. `room` says
+/// whether the call passes a buffer, and how many entries it claims to hold.
 fn list(
     driver: &Driver,
     device: usize,
@@ -116,7 +117,7 @@ fn list(
     version: &str,
     (there, room): (bool, usize),
 ) -> (i32, u32, Vec<[u64; 2]>) {
-    // Elements of 8-byte words.
+    // The width of an entry in words of 8 bytes.
     let width = match version {
         "v1" => 2,
         "v2" | "v3" => 3,

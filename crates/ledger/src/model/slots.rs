@@ -1,11 +1,11 @@
-//! Slots that are claimed, charged and cleaned, under every value that the memory model allows,
-//! with a bounded number of preemptions.
+//! Models of claiming, charging and cleaning slots, under every value that the memory model lets a
+//! load return, with a bounded number of preemptions.
 
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
 use super::super::reap::Witness;
 use super::super::{DeviceIndex, Ledger, Slot};
-use super::play::{identity, words};
+use super::scenario::{identity, words};
 use super::weak::bounded_model;
 use super::word::{self, Mode};
 use super::{explorer, fault};
@@ -14,23 +14,23 @@ use gpulimit_base::identity::Identity;
 use loom::thread;
 use std::sync::Arc;
 
-/// A ledger in which members come and go.
+/// A ledger with changing members.
 #[derive(Clone)]
-struct House {
+struct Group {
     ledger: &'static Arc<Ledger>,
     device: DeviceIndex,
 }
 
-/// Of the dead the driver has freed everything.
-struct Alone;
+/// A witness for which the driver has freed the memory of all dead processes.
+struct AllFreed;
 
-impl Witness for Alone {
+impl Witness for AllFreed {
     fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
         Some(false)
     }
 }
 
-impl Pressure for Alone {
+impl Pressure for AllFreed {
     fn reclaim(&self, _: DeviceIndex) -> bool {
         false
     }
@@ -40,7 +40,7 @@ impl Pressure for Alone {
     }
 }
 
-impl House {
+impl Group {
     fn join(&self, process: usize) -> Slot {
         self.ledger.claim(&identity(process), "").expect("a slot")
     }
@@ -64,11 +64,11 @@ impl House {
     }
 }
 
-/// In each run `set` makes what is there at the beginning, `run` is under loom, and whoever it
-/// returns leaves.
-fn house<T: 'static>(
-    set: impl Fn(&House) -> T + Send + Sync + 'static,
-    run: impl Fn(&House, T) -> Vec<Slot> + Send + Sync + 'static,
+/// Runs a model. In each run, `set` creates the initial members, and loom executes `run`; the
+/// members that `run` returns leave afterwards.
+fn check<T: 'static>(
+    set: impl Fn(&Group) -> T + Send + Sync + 'static,
+    run: impl Fn(&Group, T) -> Vec<Slot> + Send + Sync + 'static,
 ) {
     let ledger = Ledger::open(std::path::Path::new("0")).expect("memory");
     let ledger: &'static Arc<Ledger> = Box::leak(Box::new(Arc::new(ledger)));
@@ -76,32 +76,32 @@ fn house<T: 'static>(
         .device(DeviceId::gpu([0xa5; 16]), 80 << 30)
         .expect("a device");
     word::watch(words(0, ledger, device));
-    let house = House { ledger, device };
+    let group = Group { ledger, device };
     let preemptions = if super::is_deep() { 4 } else { 2 };
     bounded_model(Some(preemptions), move || {
         word::set_mode(Mode::Plain);
         explorer::restart_clock();
-        super::play::empty(0, ledger);
-        let members = set(&house);
-        word::weaken(words(0, ledger, device).map(|(_, word)| word));
-        let members = run(&house, members);
-        word::rest();
+        super::scenario::empty(0, ledger);
+        let members = set(&group);
+        word::begin_weak_run(words(0, ledger, device).map(|(_, word)| word));
+        let members = run(&group, members);
+        word::end_weak_run();
         drop(members);
     });
 }
 
 #[test]
-fn a_newcomer_is_seen_or_sees() {
-    house(
-        |house| house.join(0),
-        |house, member| {
-            let newcomers = house.clone();
+fn a_joining_process_sees_the_other_request_or_is_seen() {
+    check(
+        |group| group.join(0),
+        |group, member| {
+            let newcomers = group.clone();
             let handle = thread::spawn(move || {
                 let slot = newcomers.join(1);
                 let granted = newcomers.try_charge(&slot, 6);
                 (slot, granted)
             });
-            let mine = house.try_charge(&member, 6);
+            let mine = group.try_charge(&member, 6);
             let (slot, theirs) = handle.join().expect("the newcomer");
             assert!(!(mine && theirs), "both were granted");
             vec![member, slot]
@@ -110,26 +110,30 @@ fn a_newcomer_is_seen_or_sees() {
 }
 
 #[test]
-fn who_cleans_and_who_claims_agree_about_a_slot() {
-    house(
-        |house| {
-            let dead = house.join(0);
-            level::charge_unchecked(&house.levels(&dead, 10), 4 * UNIT);
-            super::play::die(0, dead);
+fn cleaning_and_claiming_a_slot_exclude_each_other() {
+    check(
+        |group| {
+            let dead = group.join(0);
+            level::charge_unchecked(&group.levels(&dead, 10), 4 * UNIT);
+            super::scenario::die(0, dead);
         },
-        |house, ()| {
-            let newcomers = house.clone();
+        |group, ()| {
+            let newcomers = group.clone();
             let handle = thread::spawn(move || {
                 let slot = newcomers.join(1);
                 let granted = newcomers.try_charge(&slot, 6);
                 (slot, granted)
             });
-            house.ledger.clean(&Alone);
+            group.ledger.clean(&AllFreed);
             let (slot, granted) = handle.join().expect("the newcomer");
-            let charged = slot.charged(house.device) / UNIT;
+            let charged = slot.charged(group.device) / UNIT;
             assert_eq!(charged, if granted { 6 } else { 0 }, "a charge was lost");
-            house.ledger.clean(&Alone);
-            assert_eq!(house.charged(), charged, "what the dead one had is left");
+            group.ledger.clean(&AllFreed);
+            assert_eq!(
+                group.charged(),
+                charged,
+                "the dead process's charge is left"
+            );
             vec![slot]
         },
     );
@@ -137,22 +141,22 @@ fn who_cleans_and_who_claims_agree_about_a_slot() {
 
 #[test]
 #[should_panic(expected = "both were granted")]
-fn a_missing_fence_is_found() {
+fn a_missing_fence_is_detected() {
     fault::set(fault::Fault::FenceMissing);
-    house(
-        |house| [house.join(0), house.join(1)],
-        |house, [member, other]| {
-            let others = house.clone();
+    check(
+        |group| [group.join(0), group.join(1)],
+        |group, [member, other]| {
+            let others = group.clone();
             let handle = thread::spawn(move || {
                 let granted = others.try_charge(&other, 6);
                 (other, granted)
             });
-            let mine = house.try_charge(&member, 6);
+            let mine = group.try_charge(&member, 6);
             let (slot, theirs) = handle.join().expect("the other");
-            // Nobody is to leave while loom unwinds.
+            // Members must not be dropped while loom unwinds the stack.
             let both = mine && theirs;
             if both {
-                word::rest();
+                word::end_weak_run();
                 drop((member, slot));
                 panic!("both were granted");
             }

@@ -1,7 +1,8 @@
-//! Processes with short programs on ledgers and a driver, and the judge of what happens.
+//! Scenarios: processes with short programs that use ledgers and a simulated driver, and the judge
+//! that checks the rules.
 //!
-//! The judge knows what the driver has handed out to whom, since the programs tell it, and holds
-//! the ledgers against that after every step.
+//! The programs report what the driver has handed out to each process. After every step the judge
+//! compares that with the ledgers. A ledger's number in a scenario is called `book`.
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};
@@ -9,7 +10,7 @@ use super::super::level::{Level, Pressure};
 use super::super::lock::{self, BOOKS, Bytes, SLOTS};
 use super::super::reap::{self, NoWitness, Witness};
 use super::super::{DeviceIndex, Ledger, Slot, level};
-use super::explorer::{self, AUDIENCE, CAST, Effect, Life, life, violation};
+use super::explorer::{self, Effect, Life, MAX_PROCESSES, OBSERVER, life, violation};
 use super::fault::{self, Fault};
 use super::word::{AtomicU64, Name};
 use gpulimit_base::device::DeviceId;
@@ -18,54 +19,55 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a process does; numbers are units.
+/// An action of a process; numbers are units.
 #[derive(Copy, Clone, Debug)]
-pub(crate) enum Act {
-    /// Comes into all ledgers of its path.
+pub(crate) enum Action {
+    /// Claims a slot in every ledger of the process's path.
     Claim,
-    /// Charges, and if that was granted lets the driver take as much.
+    /// Charges, and if the request was granted, takes the memory from the driver.
     Take(u64),
-    /// Lets the driver free everything, and uncharges it.
+    /// Lets the driver free all memory of the process, and then uncharges it.
     Give,
-    /// Cleans the ledgers of its path.
+    /// Cleans the ledgers of the path.
     Clean,
-    /// Leaves the ledgers.
+    /// Gives up the slots.
     Leave,
-    /// Something to be killed before.
+    /// Has no effect. The process may die before this action.
     Idle,
-    /// The limit of a ledger is another one from now on, for requests that begin.
+    /// Changes the limit of a ledger for requests that begin later.
     Limit { book: usize, units: u64 },
-    /// Another way to charge: a wrong one.
+    /// Charges with a faulty algorithm.
     TakeBy(u64, fn(&[Level<'_>], u64) -> bool),
-    /// As [`Act::Take`], by one attempt, which may be refused for nothing.
+    /// Like [`Action::Take`], but makes one attempt only, which may be refused without a reason.
     Try(u64),
-    /// As [`Act::Give`], of what was charged ahead and not used.
+    /// Like [`Action::Give`], for memory that was charged ahead and not used.
     GiveIdle,
-    /// [`Act::Give`] the wrong way round.
+    /// Like [`Action::Give`], but wrongly uncharges before the driver has freed the memory.
     GiveEarly,
 }
 
-/// A process.
+/// The part of one process in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    /// The ledgers that it is charged in, by number.
+    /// The ledgers where the process is charged, from its own group up to the root.
     pub path: &'static [usize],
-    /// In them from the start, with so many units.
+    /// Units that the process holds at the start; `None`: it has not joined the ledgers yet.
     pub holds: Option<u64>,
-    pub acts: Vec<Act>,
+    pub actions: Vec<Action>,
     pub may_die: bool,
 }
 
-/// Whether members can ask the driver what the dead still have.
+/// How members find out whether the driver has freed a dead process's memory: by asking NVML, or by
+/// waiting for the grace time.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub(crate) enum Sight {
+pub(crate) enum DeathEvidence {
     Nvml,
     Grace,
 }
 
-pub(crate) struct Play {
+pub(crate) struct Scenario {
     pub kills: u32,
-    sight: Sight,
+    evidence: DeathEvidence,
     roles: Vec<Role>,
     limits: Vec<u64>,
     books: Vec<&'static Arc<Ledger>>,
@@ -73,7 +75,7 @@ pub(crate) struct Play {
     watched: Vec<(Name, &'static AtomicU64)>,
 }
 
-/// What is known of a process.
+/// The judge's knowledge of a process.
 #[derive(Default)]
 struct Actor {
     slots: RefCell<Vec<Slot>>,
@@ -82,13 +84,13 @@ struct Actor {
     memory: Cell<u64>,
     asks: Cell<u64>,
     asks_since: Cell<u64>,
-    /// It was too much at some moment since.
+    /// At some moment since the request began, the request did not fit beside the granted memory.
     too_much: Cell<bool>,
-    /// Somebody living stood in the way since it last waited.
+    /// A living process's request or cleaning has stood in the way since this process last waited.
     in_the_way: Cell<bool>,
 }
 
-/// What a dead process has left.
+/// Which resources of a dead process still exist.
 pub(crate) struct Left {
     pub owner: bool,
     pub claims: bool,
@@ -96,21 +98,21 @@ pub(crate) struct Left {
 }
 
 thread_local! {
-    static ACTORS: [Actor; CAST] = Default::default();
+    static ACTORS: [Actor; MAX_PROCESSES] = Default::default();
     static LIMITS: [Cell<u64>; BOOKS] = Default::default();
-    /// All requests that began under an earlier limit are done.
+    /// Whether all requests that began under an earlier limit have ended.
     static SETTLED: [Cell<bool>; BOOKS] = Default::default();
     static STRANGERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether processes may change what others own.
+/// Returns whether processes may change words that others own.
 pub(crate) fn strangers() -> bool {
     STRANGERS.get()
 }
 
-/// The kernel and the driver are done with all the dead.
-pub(crate) fn bury_all() {
-    for process in (0..CAST).filter(|process| life(*process) == Life::Dead) {
+/// Lets the kernel drop all locks of the dead processes, and the driver free all their memory.
+pub(crate) fn finish_deaths() {
+    for process in (0..MAX_PROCESSES).filter(|process| life(*process) == Life::Dead) {
         for book in 0..BOOKS {
             drop_locks(process, book, |_| true);
         }
@@ -118,8 +120,8 @@ pub(crate) fn bury_all() {
     }
 }
 
-/// A process has waited: what stood in its way before is no reason any more.
-pub(crate) fn look_anew(process: usize) {
+/// Forgets the obstacles before a wait of this process: they no longer justify a refusal.
+pub(crate) fn forget_obstacles(process: usize) {
     actor(process, |actor| actor.in_the_way.set(false));
 }
 
@@ -138,21 +140,21 @@ fn drop_locks(process: usize, book: usize, which: impl Fn(usize) -> bool) {
 }
 
 impl Role {
-    /// Begins in the first ledger.
-    pub(crate) fn member(holds: u64, acts: &[Act]) -> Self {
+    /// A process that starts as a member of the first ledger.
+    pub(crate) fn member(holds: u64, actions: &[Action]) -> Self {
         Self {
             path: &[0],
             holds: Some(holds),
-            acts: acts.to_vec(),
+            actions: actions.to_vec(),
             may_die: true,
         }
     }
 
-    /// Begins outside.
-    pub(crate) fn newcomer(acts: &[Act]) -> Self {
+    /// A process that starts outside the ledgers.
+    pub(crate) fn newcomer(actions: &[Action]) -> Self {
         Self {
             holds: None,
-            ..Self::member(0, acts)
+            ..Self::member(0, actions)
         }
     }
 
@@ -168,8 +170,9 @@ impl Role {
     }
 }
 
-impl Play {
-    /// Processes, in ledgers with these limits in units, of which so many die.
+impl Scenario {
+    /// Creates a scenario: ledgers with these limits in units, these processes, and the number of
+    /// processes that die.
     pub(crate) fn new(limits: &[u64], roles: Vec<Role>, kills: u32) -> Self {
         let mut books = Vec::new();
         let mut device = None;
@@ -185,27 +188,28 @@ impl Play {
             .enumerate()
             .flat_map(|(book, ledger)| words(book, ledger, device))
             .collect();
-        let play = Self {
+        let scenario = Self {
             kills,
-            sight: Sight::Nvml,
+            evidence: DeathEvidence::Nvml,
             roles,
             limits: limits.to_vec(),
             books,
             device,
             watched,
         };
-        play.watch();
-        play
+        scenario.watch();
+        scenario
     }
 
-    /// A word that never changes in a play, or that nobody decides by, makes no step.
+    /// Selects the words whose operations are steps: those that change in this scenario and
+    /// influence a decision.
     fn watch(&self) {
         let newcomers = self.roles.iter().any(|role| role.holds.is_none());
         let counts = |name: &Name| match name {
             Name::HighWater { .. } => newcomers,
-            // Read outside of locks as a hint only.
+            // Outside locks the pid is only read as a hint.
             Name::Pid { .. } => newcomers && super::is_deep(),
-            Name::DeadSince { .. } => self.sight == Sight::Grace,
+            Name::DeadSince { .. } => self.evidence == DeathEvidence::Grace,
             _ => true,
         };
         let watched = self.watched.iter().copied();
@@ -213,21 +217,21 @@ impl Play {
     }
 
     pub(crate) fn without_nvml(self) -> Self {
-        let play = Self {
-            sight: Sight::Grace,
+        let scenario = Self {
+            evidence: DeathEvidence::Grace,
             ..self
         };
-        play.watch();
-        play
+        scenario.watch();
+        scenario
     }
 
-    /// There is no room for more processes than so many at a time.
+    /// Limits the number of slots.
     pub(crate) fn crowded(self, slots: usize) -> Self {
         lock::use_slots(slots);
         self
     }
 
-    pub(crate) fn cast(&self) -> usize {
+    pub(crate) fn process_count(&self) -> usize {
         self.roles.len()
     }
 
@@ -235,7 +239,7 @@ impl Play {
         self.roles[process].may_die
     }
 
-    /// The state at the beginning.
+    /// Sets the initial state.
     pub(crate) fn set(&self) {
         for (book, limit) in self.limits.iter().enumerate() {
             LIMITS.with(|limits| limits[book].set(*limit));
@@ -263,7 +267,7 @@ impl Play {
         }
     }
 
-    /// Nobody is left, and nothing in the ledgers.
+    /// Removes all members and empties the ledgers.
     pub(crate) fn clear(&self) {
         for (process, _) in self.roles.iter().enumerate() {
             actor(process, |actor| {
@@ -276,7 +280,7 @@ impl Play {
         }
     }
 
-    /// False where all slots are taken.
+    /// Claims the slots of a process. Returns false if all slots are taken.
     fn claim(&self, process: usize) -> bool {
         for book in self.roles[process].path {
             let Ok(slot) = self.books[*book].claim(&identity(process), "") else {
@@ -314,32 +318,32 @@ impl Play {
         })
     }
 
-    /// The program of a process, from its first step to the end.
+    /// Runs the program of a process.
     pub(crate) fn perform(&self, process: usize) {
-        for (at, act) in self.roles[process].acts.iter().enumerate() {
+        for (at, action) in self.roles[process].actions.iter().enumerate() {
             let kept = |actor: &Actor| {
                 let place = |book: usize| actor.places[book].get().map_or(0, |at| at as u64 + 1);
                 [at as u64, actor.held.get(), place(0), place(1)]
             };
             explorer::begin(&actor(process, kept));
-            if !self.act(process, act) {
+            if !self.execute(process, action) {
                 break;
             }
         }
         explorer::begin(&[u64::MAX]);
     }
 
-    /// False when it cannot go on.
-    fn act(&self, process: usize, act: &Act) -> bool {
-        match *act {
-            Act::Claim => return self.claim(process),
-            Act::Take(units) => self.take(process, units, |levels| {
-                level::charge(levels, units * UNIT, &Eyes(self)).is_ok()
+    /// Executes one action. Returns false if the process cannot continue.
+    fn execute(&self, process: usize, action: &Action) -> bool {
+        match *action {
+            Action::Claim => return self.claim(process),
+            Action::Take(units) => self.take(process, units, |levels| {
+                level::charge(levels, units * UNIT, &MemberPressure(self)).is_ok()
             }),
-            Act::TakeBy(units, charge) => {
+            Action::TakeBy(units, charge) => {
                 self.take(process, units, |levels| charge(levels, units));
             }
-            Act::Try(units) => {
+            Action::Try(units) => {
                 self.take(process, units, |levels| {
                     let granted = level::try_charge(levels, units * UNIT);
                     let is_fine = |actor: &Actor| actor.too_much.set(true);
@@ -347,41 +351,41 @@ impl Play {
                     granted
                 });
             }
-            Act::Give => {
+            Action::Give => {
                 self.driver_frees(process);
                 self.uncharge(process);
             }
-            Act::GiveIdle => {
+            Action::GiveIdle => {
                 self.driver_frees(process);
                 let held = actor(process, |actor| actor.held.replace(0));
                 self.with_levels(process, |levels| {
                     level::uncharge_idle(levels, held * UNIT, &());
                 });
             }
-            Act::GiveEarly => {
+            Action::GiveEarly => {
                 self.uncharge(process);
                 self.driver_frees(process);
             }
-            Act::Clean => {
+            Action::Clean => {
                 for book in self.roles[process].path {
-                    self.books[*book].clean(&Eyes(self));
+                    self.books[*book].clean(&MemberPressure(self));
                 }
             }
-            Act::Leave => {
+            Action::Leave => {
                 let slots = actor(process, |actor| {
                     actor.places.iter().for_each(|place| place.set(None));
                     actor.slots.take()
                 });
                 drop(slots);
             }
-            Act::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
-            Act::Limit { book, units } => self.set_limit(book, units),
+            Action::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
+            Action::Limit { book, units } => self.set_limit(book, units),
         }
         true
     }
 
     fn take(&self, process: usize, units: u64, charge: impl FnOnce(&[Level<'_>]) -> bool) {
-        // Up to here it has not begun.
+        // Until this step is chosen, the request has not begun.
         explorer::step(Name::Idle, Effect::Read, || (), |()| 0);
         actor(process, |actor| {
             actor.asks.set(units);
@@ -427,7 +431,7 @@ impl Play {
         explorer::step(Name::Limit { book }, Effect::Write, set, |()| 0);
     }
 
-    /// What a killed process has left.
+    /// Returns which resources of a killed process still exist.
     pub(crate) fn left_by(&self, process: usize) -> Left {
         let has = |at: std::ops::Range<usize>| {
             (0..self.books.len()).any(|book| {
@@ -455,7 +459,8 @@ impl Play {
         actor(process, |actor| actor.memory.set(0));
     }
 
-    /// Everything that decides what can happen from here on, but for what is a process's own.
+    /// Returns a hash of all state that decides what can happen next, except the local state of
+    /// processes.
     pub(crate) fn state(&self) -> u64 {
         let mut hash = 0;
         for (_, word) in &self.watched {
@@ -465,7 +470,7 @@ impl Play {
             let settled = SETTLED.with(|settled| settled[book].get());
             hash = explorer::mix(hash, limit(book) << 1 | u64::from(settled));
         }
-        for process in 0..self.cast() {
+        for process in 0..self.process_count() {
             let known = actor(process, |actor| {
                 let flags =
                     u64::from(actor.too_much.get()) | u64::from(actor.in_the_way.get()) << 1;
@@ -477,26 +482,26 @@ impl Play {
         hash
     }
 
-    /// For people.
-    pub(crate) fn tell(&self) -> String {
-        let mut told = String::new();
+    /// Describes the state for people.
+    pub(crate) fn describe(&self) -> String {
+        let mut text = String::new();
         for (name, word) in &self.watched {
             match name {
                 Name::Charged { .. } if word.peek() != 0 => {
-                    told += &format!("{}+{}? ", granted(word.peek()), undecided(word.peek()));
+                    text += &format!("{}+{}? ", granted(word.peek()), undecided(word.peek()));
                 }
-                Name::Charged { .. } => told += "- ",
-                Name::Locks { .. } => told += &format!("locks {:?} ", word.peek().to_le_bytes()),
-                Name::HighWater { .. } => told += &format!("of {} ", word.peek()),
+                Name::Charged { .. } => text += "- ",
+                Name::Locks { .. } => text += &format!("locks {:?} ", word.peek().to_le_bytes()),
+                Name::HighWater { .. } => text += &format!("of {} ", word.peek()),
                 _ => {}
             }
         }
-        for process in 0..self.cast() {
-            told += &actor(process, |actor| {
+        for process in 0..self.process_count() {
+            text += &actor(process, |actor| {
                 format!("p{process} {} of {} ", actor.memory.get(), actor.held.get())
             });
         }
-        told
+        text
     }
 
     fn word(&self, book: usize, slot: usize) -> u64 {
@@ -504,17 +509,17 @@ impl Play {
     }
 
     fn members(&self, book: usize) -> impl Iterator<Item = usize> {
-        (0..self.cast()).filter(move |process| self.roles[*process].path.contains(&book))
+        (0..self.process_count()).filter(move |process| self.roles[*process].path.contains(&book))
     }
 
-    /// Memory of all is within the limits.
+    /// Checks that the memory of all processes is within the limits.
     fn judge_memory(&self) {
         for book in 0..self.books.len() {
             let memory: u64 = self
                 .members(book)
                 .map(|process| actor(process, |actor| actor.memory.get()))
                 .sum();
-            // A request that began before a limit was lowered may have it as it was.
+            // A request that began before a limit was lowered may use the earlier limit.
             let settled = SETTLED.with(|settled| settled[book].get());
             let max = if settled {
                 limit(book)
@@ -529,16 +534,16 @@ impl Play {
         }
     }
 
-    /// After every step.
+    /// Checks the rules; called after every step.
     pub(crate) fn judge(&self) {
-        let all_done = (0..self.cast()).all(|process| {
+        let all_done = (0..self.process_count()).all(|process| {
             let is_done = |actor: &Actor| actor.asks.get() == 0;
             life(process) == Life::Dead || actor(process, is_done)
         });
         if all_done {
             SETTLED.with(|settled| settled.iter().for_each(|settled| settled.set(true)));
         }
-        for process in 0..self.cast() {
+        for process in 0..self.process_count() {
             for book in self.roles[process].path {
                 let (memory, place) = actor(process, |actor| {
                     (actor.memory.get(), actor.places[*book].get())
@@ -564,7 +569,7 @@ impl Play {
         }
     }
 
-    /// Units granted to those who may still use them.
+    /// Returns the units that are granted to processes that may still use them.
     fn granted(&self, book: usize) -> u64 {
         let locks = lock::locks(book).peek();
         (0..SLOTS)
@@ -577,7 +582,7 @@ impl Play {
             .map(|slot| {
                 let granted = granted(self.word(book, slot));
                 let owner = lock::process(lock::holder(locks, Bytes::owner(slot)));
-                match owner.filter(|owner| *owner < CAST && !self.is_decided(*owner)) {
+                match owner.filter(|owner| *owner < MAX_PROCESSES && !self.is_decided(*owner)) {
                     Some(owner) => granted.min(actor(owner, |actor| actor.held.get())),
                     None => granted,
                 }
@@ -585,7 +590,7 @@ impl Play {
             .sum()
     }
 
-    /// Unless it asks, or its highest level has not said yes.
+    /// Returns whether the process has no request, or its request was granted at the topmost level.
     fn is_decided(&self, process: usize) -> bool {
         let Some(top) = self.roles[process].path.last() else {
             return true;
@@ -598,12 +603,12 @@ impl Play {
         })
     }
 
-    /// A process that lives is in the middle of a request, or of cleaning.
+    /// Returns whether another living process is in the middle of a request or of cleaning.
     fn in_the_way(&self, book: usize, process: usize) -> bool {
         let locks = lock::locks(book).peek();
         let other = |holder| {
             lock::process(holder).is_some_and(|holder| {
-                holder != process && holder < CAST && life(holder) != Life::Dead
+                holder != process && holder < MAX_PROCESSES && life(holder) != Life::Dead
             })
         };
         (0..SLOTS).any(|slot| {
@@ -625,14 +630,14 @@ impl Play {
         });
         if !too_much && !in_the_way {
             violation(format!(
-                "process {process} was refused {units} units for nothing"
+                "process {process} was refused {units} units without a reason"
             ));
         }
     }
 
-    /// Nobody runs any more. Said in the plain mode.
+    /// Checks the final state, when all processes have ended. Called in plain mode.
     pub(crate) fn judge_end(&self) {
-        bury_all();
+        finish_deaths();
         for book in 0..self.books.len() {
             self.judge_book(book);
         }
@@ -655,20 +660,20 @@ impl Play {
                 .map(|word| (granted(word), undecided(word)))
                 .collect();
             violation(format!(
-                "{held} units are held, after cleaning ledger {book} has {words:?}"
+                "{held} units are held, but after cleaning ledger {book} has {words:?}"
             ));
         }
         if lock::locks(book).peek().to_le_bytes()[SLOTS..] != [0; SLOTS] {
-            violation("somebody who is gone has a claim lock".into());
+            violation("a dead process holds a claim lock".into());
         }
-        // And whoever comes gets what is left.
-        let Ok(slot) = ledger.claim(&identity(AUDIENCE), "") else {
+        // A new process must be able to claim a slot and charge the rest.
+        let Ok(slot) = ledger.claim(&identity(OBSERVER), "") else {
             let all = (0..SLOTS).all(|slot| {
                 let owner = Bytes::owner(slot);
                 owner.bytes().is_empty() || lock::holder(lock::locks(book).peek(), owner) != 0
             });
             if !all {
-                violation("a slot is free and cannot be had".into());
+                violation("a free slot cannot be claimed".into());
             }
             return;
         };
@@ -680,8 +685,8 @@ impl Play {
             protection: None,
             keeps_low: false,
         };
-        if level::charge(&[level], rest * UNIT, &Eyes(self)).is_err() {
-            violation(format!("{rest} units are free and cannot be had"));
+        if level::charge(&[level], rest * UNIT, &MemberPressure(self)).is_err() {
+            violation(format!("{rest} free units cannot be charged"));
         }
     }
 }
@@ -696,17 +701,17 @@ pub(crate) fn identity(process: usize) -> Identity {
     }
 }
 
-/// Nothing is in the ledger, and nobody.
+/// Empties a ledger, and checks that it has no locks.
 pub(crate) fn empty(book: usize, ledger: &Ledger) {
     (0..SLOTS).for_each(|slot| reap::zero(ledger, slot));
     let signals = &ledger.content().header.signals;
     for signal in [&signals.high_water, &signals.asked, &signals.asked_at] {
         signal.store(0, Ordering::Relaxed);
     }
-    assert_eq!(lock::locks(book).peek(), 0, "nobody has a lock");
+    assert_eq!(lock::locks(book).peek(), 0, "a lock is left");
 }
 
-/// The owner of a slot is killed.
+/// Kills the owner of a slot: drops its lock but keeps its words.
 pub(crate) fn die(book: usize, owner: Slot) {
     let slot = owner.index();
     let ledger = Arc::clone(owner.ledger());
@@ -722,32 +727,32 @@ pub(crate) fn die(book: usize, owner: Slot) {
     }
 }
 
-/// What members see.
-struct Eyes<'a>(&'a Play);
+/// The means of a scenario's members against a full group.
+struct MemberPressure<'a>(&'a Scenario);
 
-impl Pressure for Eyes<'_> {
+impl Pressure for MemberPressure<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
         false
     }
 
     fn witness(&self) -> &dyn Witness {
-        match self.0.sight {
-            Sight::Nvml => self,
-            Sight::Grace => &NoWitness,
+        match self.0.evidence {
+            DeathEvidence::Nvml => self,
+            DeathEvidence::Grace => &NoWitness,
         }
     }
 }
 
-impl Witness for Eyes<'_> {
+impl Witness for MemberPressure<'_> {
     fn holds_memory(&self, dead: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
-        if self.0.sight == Sight::Grace {
+        if self.0.evidence == DeathEvidence::Grace {
             return None;
         }
         if fault::is(Fault::DrainMissing) {
             return Some(false);
         }
         let process = dead.pid as usize - 1;
-        let memory = || process < CAST && actor(process, |actor| actor.memory.get()) > 0;
+        let memory = || process < MAX_PROCESSES && actor(process, |actor| actor.memory.get()) > 0;
         let name = Name::Driver { process };
         Some(explorer::step(name, Effect::Read, memory, |has| {
             u64::from(*has)
@@ -765,7 +770,7 @@ impl Witness for AllFreed {
 
 const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
 
-/// The words that more than one process may change.
+/// Returns the words that more than one process may change.
 pub(crate) fn words(
     book: usize,
     ledger: &'static Ledger,

@@ -1,4 +1,4 @@
-//! `cuCtxSetLimit`: what contexts set aside for their kernels, charged before they do.
+//! `cuCtxSetLimit`: charges memory that contexts set aside for their kernels before they do so.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,23 +13,23 @@ use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::request::Request;
 use crate::driver::Real;
-use crate::driver::limit::{Limit, current};
+use crate::driver::context_limit::{ContextLimit, current_limit};
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::note_failure;
 use crate::handler::payment::Payment;
 
-/// What device `malloc` has where no limit is set, bytes (measured).
+/// The size of the device `malloc` heap where no limit is set, bytes (measured).
 const HEAP: u64 = 8 << 20;
 
-/// `cuCtxSetLimit`: the stack limit takes its memory at once, charged before the call; the heap
-/// takes its own when a kernel first needs it, and is charged from here on. The others take nothing
-/// (measured).
+/// `cuCtxSetLimit`: Charges memory for a larger stack limit before the call, which takes it at
+/// once. Charges a larger heap from this call on, although the GPU takes it only when a kernel
+/// first needs it. Other limits take nothing (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // In full: the heap that there is without a limit comes with the first launch, too
-        // (measured). That one is charged with the code.
+        // The whole heap: without a limit, too, it comes with the first launch (measured). The
+        // default heap is charged when the code that uses it is loaded.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
@@ -60,8 +60,12 @@ fn set_charged(
         lock: &|| hold(Place::Alone, || context.alone.write()),
         pay: &|_, paid| {
             match due() {
-                // In use: the driver says so.
-                _ if limit != LIMIT_STACK_SIZE && matches!(current(limit), Limit::Fixed) => Ok(()),
+                // A heap that is in use cannot be resized: the driver refuses the call.
+                _ if limit != LIMIT_STACK_SIZE
+                    && matches!(current_limit(limit), ContextLimit::Fixed) =>
+                {
+                    Ok(())
+                }
                 due => paid.raise(Request::trimming(due)),
             }
         },
@@ -70,15 +74,15 @@ fn set_charged(
     let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
     Ok(match limit {
         LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
-        _ if matches!(current(limit), Limit::Fixed) => real(value),
+        _ if matches!(current_limit(limit), ContextLimit::Fixed) => real(value),
         _ => reserve(device, &context.heap, paid, &move || real(value), wanted),
     })
 }
 
-/// Bytes by which local memory grows with this stack limit.
+/// Returns the bytes by which local memory grows with this stack limit.
 fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
     let backing = device.kernels.backing(wanted);
-    // Of more than the GPU has the driver takes care by itself.
+    // The driver itself refuses a stack limit that needs more memory than the GPU has.
     match backing <= device.capacity {
         true => backing.saturating_sub(context.backing()),
         false => 0,
@@ -96,7 +100,8 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // What is launched from here on asks anew, and waits for us.
+        // Launches from now on check again whether their local memory is there, and wait until this
+        // call ends.
         call.process.launched.forget();
     }
     let used = device.driver_part.used();
@@ -116,7 +121,8 @@ fn set_stack(
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // As after a failure: less than every context has from the start.
+        // The context now has less local memory than it had from the start. The first measurement
+        // took the old amount for the least possible, so measure again.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
         }
@@ -125,8 +131,8 @@ fn set_stack(
     status
 }
 
-/// Keeps `wanted` bytes charged for what the context will take later, of which what is more than
-/// before is `paid`.
+/// Keeps `wanted` bytes charged that the context will take later. `paid` holds the part that was
+/// not charged before.
 fn reserve(
     device: &'static Device,
     kept: &AtomicU64,

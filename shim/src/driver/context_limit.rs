@@ -1,0 +1,41 @@
+//! The limits of a CUDA context (`cuCtxGetLimit`, `cuCtxSetLimit`), as the driver tells them.
+
+use super::capture::relaxed;
+use super::{answer, cuda};
+use crate::abi::{Context, Out, SUCCESS};
+
+/// A limit of a context.
+pub enum ContextLimit {
+    /// The driver does not tell the limit, for instance because the handle is not a context.
+    Unknown,
+    /// The limit cannot be changed: a module has been loaded that uses the memory behind it
+    /// (measured).
+    Fixed,
+    /// The limit can be changed, and has this value.
+    Free(usize),
+}
+
+/// Returns a limit of the current context.
+pub fn current_limit(which: i32) -> ContextLimit {
+    relaxed(|| match answer(|value| cuda::cuCtxGetLimit(value, which)) {
+        Ok(value) if cuda::cuCtxSetLimit(which, value) == SUCCESS => ContextLimit::Free(value),
+        Ok(_) => ContextLimit::Fixed,
+        Err(_) => ContextLimit::Unknown,
+    })
+}
+
+/// Returns a limit of `context`.
+pub fn limit_of(context: Context, which: i32) -> ContextLimit {
+    if context == 0 || cuda::cuCtxPushCurrent_v2(context) != SUCCESS {
+        return ContextLimit::Unknown;
+    }
+    let limit = current_limit(which);
+    let mut popped = 0;
+    cuda::cuCtxPopCurrent_v2(Out::of(&mut popped));
+    limit
+}
+
+/// Returns whether code in `context` uses the memory behind the limit.
+pub fn is_in_use(context: Context, which: i32) -> bool {
+    matches!(limit_of(context, which), ContextLimit::Fixed)
+}
