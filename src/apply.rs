@@ -4,6 +4,7 @@ mod difference;
 mod record;
 
 use super::failure::Failure;
+use super::groups::end_of_leases;
 use super::nvml::Driver;
 use super::output::Escaped;
 use super::trust::Trusted;
@@ -310,7 +311,8 @@ fn carry_out(
     // A user has a say in what is in the way of a change of their group. It must not keep the other
     // groups and the rules as they are.
     for step in steps.iter_mut() {
-        if let Err(error) = change(root, step) {
+        let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
+        if let Err(error) = changed {
             fail(root, step, error)?;
         }
     }
@@ -328,7 +330,7 @@ fn carry_out(
         };
         // Groups of jobs that have ended are in the way of nobody.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
-        match root.remove(name) {
+        match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
                 *kept = Some(error.to_string());

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -345,18 +346,18 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// As [`readable`], of one group that was named, to signal its processes: a lease on its ledger
-/// (`F_SETLEASE`) is no way out of that.
+/// Opens the ledger as [`readable`] does, and waits for the end of other programs' leases on it: a
+/// lease does not keep the group's processes from getting a signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
-    match readable(group) {
-        Err(GroupError::Ledger(LedgerError::Io { error, .. }))
-            if error.kind() == ErrorKind::WouldBlock =>
-        {
-            let _open = group.await_lease()?;
-            readable(group)
-        }
-        opened => opened,
-    }
+    group.past_leases(end_of_leases(), || readable(group))
+}
+
+/// The time until which this command waits for other programs' leases (`F_SETLEASE`) on files of
+/// groups: a minute from the first call, for all groups together. The kernel ends a lease after 45
+/// seconds by default.
+pub fn end_of_leases() -> Instant {
+    static END: OnceLock<Instant> = OnceLock::new();
+    *END.get_or_init(|| Instant::now() + Duration::from_secs(60))
 }
 
 /// A ledger that somebody asked for by name and that is not his to read.

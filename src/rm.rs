@@ -85,7 +85,8 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
 /// Removes a group and those below it; nothing where a program runs in one of them.
 fn all(root: &Root, group: &Group) -> Result<(), Failure> {
     // Who is in a group is in the ledgers of all above it.
-    let used = match group.ledger() {
+    let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
+        Err(error) if error.is_leased() => return Err(error.into()),
         Ok(ledger) => ledger.has_live(),
         Err(_) => Ledger::is_used(&group.ledger_path()),
     };
@@ -111,7 +112,7 @@ const TURN: Duration = Duration::from_secs(2);
 fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     let end = Instant::now() + TURN;
     loop {
-        match root.remove(group.name()) {
+        match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
             // The job of a group may not have come to use a GPU yet.
             Err(GroupError::InUse { .. })
@@ -131,7 +132,10 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
 
 /// Kills what runs in a group until nothing does, or `end` has come.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
+    let start = Instant::now();
     let ledger = groups::to_signal(group)?;
+    // A wait for a lease takes nothing from the time that killed programs have.
+    let end = end + start.elapsed();
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;

@@ -69,8 +69,10 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let changes = Changes::new(settings, &args.devices, driver)?;
     let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
-        // Worked out before, so that it cannot fail now.
-        .write_limits(|rules| drop(changes.apply(rules)))
+        .past_leases(groups::end_of_leases(), || {
+            // Worked out before, so that it cannot fail now.
+            group.write_limits(|rules| drop(changes.apply(rules)))
+        })
         .map_err(|error| refused(&group, error))?;
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);

@@ -39,6 +39,9 @@ const RECORDS: &str = "allocations";
 /// Kubelet allocates for the init containers of a pod and at once, from the same units, for the
 /// others. Units that are given out again after so long have had another owner.
 const SAME_POD: Duration = Duration::from_secs(60);
+/// How long the start of the plugin waits in all for the end of leases (`F_SETLEASE`) on files of
+/// groups: longer than the kernel, which ends a lease after 45 seconds by default.
+const LEASES: Duration = Duration::from_secs(60);
 
 /// All allocations of the node.
 pub struct Allocations {
@@ -181,10 +184,11 @@ impl Allocations {
         let path = self.records.join(&name);
         let text = serde_json::to_vec(&record).map_err(Trouble::new)?;
         replace(&path, &text, 0o600).map_err(Trouble::at(&path))?;
-        self.ensure(&name, &record).inspect_err(|_| {
-            // No container got this group. A sweep removes what this leaves.
-            let _ = self.remove(&name, true);
-        })
+        self.ensure(&name, &record, Instant::now())
+            .inspect_err(|_| {
+                // No container got this group. A sweep removes what this leaves.
+                let _ = self.remove(&name, true);
+            })
     }
 
     /// Whether anything has this name.
@@ -203,8 +207,12 @@ impl Allocations {
     /// are there stay as they are, and so do those that run in them. Says what could not be made.
     pub fn recover(&self) -> Result<Vec<Trouble>, Trouble> {
         let mut troubles = Vec::new();
-        for (name, (record, _)) in self.records()? {
-            if let Err(trouble) = self.ensure(&name, &record) {
+        let mut records = self.records()?;
+        // The first attempt makes all leases end at the same time.
+        records.retain(|name, (record, _)| self.ensure(name, record, Instant::now()).is_err());
+        let until = Instant::now() + LEASES;
+        for (name, (record, _)) in records {
+            if let Err(trouble) = self.ensure(&name, &record, until) {
                 troubles.push(Trouble(format!("{name}: {trouble}")));
             }
         }
@@ -296,9 +304,12 @@ impl Allocations {
         Ok(records)
     }
 
-    /// The group and its view, made where they are not there.
-    fn ensure(&self, name: &str, record: &Record) -> Result<Grant, Trouble> {
-        let created = self.root.create(name, &record.limits()?)?;
+    /// The group and its view, made where they are not there. Waits until `until` for the end of
+    /// leases on the group's files.
+    fn ensure(&self, name: &str, record: &Record, until: Instant) -> Result<Grant, Trouble> {
+        let limits = record.limits()?;
+        let create = || self.root.create(name, &limits);
+        let created = self.root.past_leases(name, until, create)?;
         let group = &created.group;
         // A container's programs may be of any user. Those of the node must not be among them.
         let private = Permissions::from_mode(0o700);
@@ -306,10 +317,11 @@ impl Allocations {
         let readable = Permissions::from_mode(0o644);
         fs::set_permissions(group.limits_path(), readable)
             .map_err(Trouble::at(&group.limits_path()))?;
-        group.give_access(Access {
+        let access = Access {
             owner: None,
             members: Members::All,
-        })?;
+        };
+        group.past_leases(until, || group.give_access(access))?;
         self.view(group)
     }
 

@@ -38,6 +38,9 @@ pub(super) struct Contents {
     pub others: Vec<OsString>,
     /// What we have not made, in no order.
     pub foreign: Vec<OsString>,
+    /// A file of the group's that another program has a lease on, so that its first bytes cannot be
+    /// read.
+    pub leased: Option<OsString>,
 }
 
 impl Contents {
@@ -59,6 +62,7 @@ impl Contents {
                 (Some(LIMITS), EntryKind::File) => {
                     match head(directory, LIMITS) {
                         Err(ErrorKind::NotFound) => continue,
+                        Err(ErrorKind::WouldBlock) => contents.leased = Some(name),
                         Ok(head) if Limits::begins_with(head) => contents.proven = true,
                         _ => named.push(name),
                     }
@@ -66,6 +70,7 @@ impl Contents {
                 }
                 (Some(LEDGER), EntryKind::File) => match head(directory, LEDGER) {
                     Err(ErrorKind::NotFound) => {}
+                    Err(ErrorKind::WouldBlock) => contents.leased = Some(name),
                     Ok(head) if Ledger::begins_with(head) => contents.proven = true,
                     _ => named.push(name),
                 },
@@ -83,9 +88,15 @@ impl Contents {
                     contents.others.push(name.clone());
                     named.push(name);
                 }
-                (Some(text), EntryKind::File) if is_draft(directory, text) => {
-                    contents.signs = true;
-                    contents.others.push(name);
+                (Some(text), EntryKind::File) if has_draft_name(&name) => {
+                    match head(directory, text) {
+                        Err(ErrorKind::WouldBlock) => contents.leased = Some(name),
+                        head if is_drafts(head) => {
+                            contents.signs = true;
+                            contents.others.push(name);
+                        }
+                        _ => contents.foreign.push(name),
+                    }
                 }
                 _ => contents.foreign.push(name),
             }
@@ -111,7 +122,7 @@ impl Contents {
     /// else's.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
-        if self.proven {
+        if self.proven || self.leased.is_some() {
             Verdict::Group
         } else if self.foreign.is_empty() && (self.signs || empty_job()) {
             Verdict::Unfinished
@@ -122,7 +133,7 @@ impl Contents {
 
     /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
-        !self.proven && !self.signs && self.foreign.is_empty()
+        !self.proven && !self.signs && self.foreign.is_empty() && self.leased.is_none()
     }
 }
 
@@ -162,6 +173,20 @@ pub(super) fn is_hidden(name: &OsStr) -> bool {
 /// A file that was being made under a name of its own: `.limits.PID.N` or `.ledger.PID.N.new`, with
 /// nothing in it that we do not write.
 pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
+    has_draft_name(OsStr::new(name)) && is_drafts(head(directory, name))
+}
+
+/// Whether a file begins as the draft of one. A draft that has got its later name since it was
+/// listed is gone.
+fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
+    match head {
+        Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
+        Err(error) => error == ErrorKind::NotFound,
+    }
+}
+
+pub(super) fn has_draft_name(name: &OsStr) -> bool {
+    let name = name.to_str().unwrap_or_default();
     let numbers = |text: &str| {
         text.split_once('.').is_some_and(|(pid, number)| {
             let digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
@@ -173,14 +198,7 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
         let rest = name.strip_prefix(".ledger.")?;
         rest.strip_suffix(".new").map(numbers)
     };
-    if !limits && ledger() != Some(true) {
-        return false;
-    }
-    match head(directory, name) {
-        Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
-        // It has got its later name since it was listed.
-        Err(error) => error == ErrorKind::NotFound,
-    }
+    limits || ledger() == Some(true)
 }
 
 /// The first bytes of a file, filled up with zeros.

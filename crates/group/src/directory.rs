@@ -13,6 +13,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
 
 /// For every file and directory that is opened here: no links, no waiting for the other end of a
 /// pipe, no controlling terminal.
@@ -99,7 +102,10 @@ impl Directory {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
         let file = rustix::fs::openat(&self.file, &name, CAREFUL | access, Mode::empty());
-        let file = File::from(file.map_err(not_regular)?);
+        let file = File::from(file.map_err(|error| match error {
+            Errno::AGAIN => leased(Path::new(OsStr::from_bytes(name.to_bytes()))),
+            error => not_regular(error),
+        })?);
         if file.metadata()?.is_file() {
             Ok(file)
         } else {
@@ -107,20 +113,50 @@ impl Directory {
         }
     }
 
-    /// Opens the regular file of this name for both, and waits while somebody has a lease on it
-    /// (`F_SETLEASE`): the kernel ends that after `fs.lease-break-time`, and gives no other one
-    /// while the file is open.
-    pub fn open_leased(&self, name: impl AsRef<OsStr>) -> io::Result<File> {
-        let name = component(name.as_ref())?;
-        let place = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let place = File::from(rustix::fs::openat(&self.file, name, place, Mode::empty())?);
-        // Nothing else is waited for.
+    /// Opens the regular file of this name, for reading and writing where the caller may, and waits
+    /// until `until` while another program has a lease on the file (`F_SETLEASE`). Fails with
+    /// `WouldBlock` where the lease lasts longer.
+    ///
+    /// The kernel ends a lease `fs.lease-break-time` after the first attempt to open the file, and
+    /// grants no new lease while another program waits in `open` or has the file open. So the wait
+    /// is one blocking call and no loop: between two attempts the holder could take a new lease.
+    /// The call is made in a thread of its own, as that setting may also say "for ever".
+    pub fn open_leased(&self, name: impl AsRef<OsStr>, until: Instant) -> io::Result<File> {
+        let name = name.as_ref();
+        let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
+        let is_denied = |error: &io::Error| {
+            let denied = [
+                io::ErrorKind::PermissionDenied,
+                io::ErrorKind::ReadOnlyFilesystem,
+            ];
+            denied.contains(&error.kind())
+        };
+        if opened.as_ref().is_err_and(is_denied) {
+            (access, opened) = (OFlags::RDONLY, self.open_file(name, false));
+        }
+        match opened {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            opened => return opened,
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = rustix::fs::openat(&self.file, component(name)?, flags, Mode::empty())?;
+        let place = File::from(place);
+        // A blocking open of a pipe would wait for its other end.
         if !place.metadata()?.is_file() {
             return Err(not_regular(Errno::LOOP));
         }
-        let again = format!("/proc/self/fd/{}", place.as_raw_fd());
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
-        Ok(rustix::fs::open(again, flags, Mode::empty())?.into())
+        let (done, opened) = mpsc::channel();
+        thread::Builder::new().spawn(move || {
+            let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+            let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
+            // The receiver is gone where the wait has ended.
+            let _ = done.send(rustix::fs::open(path, flags, Mode::empty()));
+        })?;
+        let left = until.saturating_duration_since(Instant::now());
+        match opened.recv_timeout(left) {
+            Ok(file) => Ok(file?.into()),
+            Err(_) => Err(leased(Path::new(name))),
+        }
     }
 
     /// Makes a file, open for reading and writing, with exactly this mode. Fails with
@@ -239,6 +275,18 @@ fn not_regular(error: Errno) -> io::Error {
         ),
         error => error.into(),
     }
+}
+
+/// The error for a file that another program has a lease on.
+pub(super) fn leased(path: &Path) -> io::Error {
+    let file = path.file_name().unwrap_or_default().display();
+    io::Error::new(
+        io::ErrorKind::WouldBlock,
+        format!(
+            "another program has a lease (F_SETLEASE) on {file}: end that program, which \
+             /proc/locks lists, or try again in a minute"
+        ),
+    )
 }
 
 /// The fields of `stat` have other widths and signs on other architectures.

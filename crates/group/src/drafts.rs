@@ -47,7 +47,9 @@ impl Group {
             return Ok(Vec::new());
         }
         // Whoever makes files of the group holds its lock.
-        let _alone = Hold::alone_in(directory, LOCK).map_err(failed)?;
+        let Some(_alone) = Hold::alone_in(directory, LOCK).map_err(failed)? else {
+            return Ok(Vec::new());
+        };
         let mut drafts = drafts().map_err(failed)?;
         drafts.retain(|name| directory.remove_file(name).is_ok());
         let path = |name| directory.path().join(name);

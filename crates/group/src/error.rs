@@ -1,6 +1,6 @@
 //! What goes wrong with groups.
 
-use super::MAX_DEPTH;
+use super::{MAX_DEPTH, directory};
 use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::held_signals;
 use gpulimit_base::name::LONGEST;
@@ -110,6 +110,21 @@ impl GroupError {
             Self::Missing { .. } => true,
             Self::Limits(error) => error.is_missing(),
             _ => false,
+        }
+    }
+
+    /// Returns whether another program's lease (`F_SETLEASE`) keeps a file of the group from being
+    /// opened; see [`Group::past_leases`](super::Group::past_leases).
+    pub fn is_leased(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// The error for a file of a group that another program has a lease on.
+    pub(super) fn leased(path: PathBuf) -> Self {
+        Self::Io {
+            what: "open",
+            error: directory::leased(&path),
+            path,
         }
     }
 }
@@ -253,12 +268,22 @@ impl From<Unsuitable> for GroupError {
 
 impl From<LimitsError> for GroupError {
     fn from(error: LimitsError) -> Self {
-        Self::Limits(error)
+        match error {
+            LimitsError::Io { path, error, .. } if error.kind() == io::ErrorKind::WouldBlock => {
+                Self::leased(path)
+            }
+            error => Self::Limits(error),
+        }
     }
 }
 
 impl From<LedgerError> for GroupError {
     fn from(error: LedgerError) -> Self {
-        Self::Ledger(error)
+        match error {
+            LedgerError::Io { path, error, .. } if error.kind() == io::ErrorKind::WouldBlock => {
+                Self::leased(path)
+            }
+            error => Self::Ledger(error),
+        }
     }
 }

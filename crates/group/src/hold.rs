@@ -7,7 +7,7 @@
 //! process in whatever way.
 #![allow(unsafe_code)]
 
-use super::directory::Directory;
+use super::directory::{Directory, leased};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -36,43 +36,50 @@ impl Hold {
         Self::wait_for(|| Self::take_in(directory, name, libc::LOCK_SH))
     }
 
-    fn wait_for(mut take: impl FnMut() -> io::Result<Self>) -> io::Result<Self> {
+    fn wait_for(mut take: impl FnMut() -> io::Result<Option<Self>>) -> io::Result<Self> {
         let start = Instant::now();
         loop {
-            match take() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if start.elapsed() > PATIENCE {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    thread::sleep(Duration::from_millis(1));
-                }
-                taken => return taken,
+            if let Some(hold) = take()? {
+                return Ok(hold);
             }
+            if start.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// Holds the group alone, at once or not at all (`WouldBlock`).
     pub(super) fn alone(path: &Path) -> io::Result<Self> {
-        Self::take(path, libc::LOCK_EX)
+        Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// As [`Hold::alone`], by a file of this name in an open directory.
-    pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Self> {
+    /// As [`Hold::alone`], by a file of this name in an open directory; `None` while another
+    /// process holds the group. `WouldBlock` means a lease on the file.
+    pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
     }
 
-    fn take_in(directory: &Directory, name: &str, how: libc::c_int) -> io::Result<Self> {
-        let held = Self::lock(directory.open_file(name, false)?, how)?;
+    fn take_in(directory: &Directory, name: &str, how: libc::c_int) -> io::Result<Option<Self>> {
+        let Some(held) = Self::lock(directory.open_file(name, false)?, how)? else {
+            return Ok(None);
+        };
         let there = directory.entry(name)?;
         held.if_still(there.map(|entry| entry.id))
     }
 
-    fn take(path: &Path, how: libc::c_int) -> io::Result<Self> {
+    fn take(path: &Path, how: libc::c_int) -> io::Result<Option<Self>> {
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
-            .open(path)?;
-        let held = Self::lock(file, how)?;
+            .open(path)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => leased(path),
+                _ => error,
+            })?;
+        let Some(held) = Self::lock(file, how)? else {
+            return Ok(None);
+        };
         match fs::symlink_metadata(path) {
             Ok(there) => held.if_still(Some((there.dev(), there.ino()))),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -80,23 +87,24 @@ impl Hold {
         }
     }
 
-    fn lock(file: File, how: libc::c_int) -> io::Result<Self> {
+    /// Locks an open file; `None` while another process has the lock.
+    fn lock(file: File, how: libc::c_int) -> io::Result<Option<Self>> {
         // SAFETY: an open descriptor.
-        match unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } {
-            0 => Ok(Self { file }),
-            _ => Err(io::Error::last_os_error()),
+        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
+            return Ok(Some(Self { file }));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => Ok(None),
+            _ => Err(error),
         }
     }
 
     /// Compares device and inode with those of the file that has the name now: the group may have
-    /// been removed, and even made again, between the opening and the lock (`WouldBlock`).
-    fn if_still(self, there: Option<(u64, u64)>) -> io::Result<Self> {
+    /// been removed, and even made again, between the opening and the lock: `None`.
+    fn if_still(self, there: Option<(u64, u64)>) -> io::Result<Option<Self>> {
         let held = self.file.metadata()?;
-        if there == Some((held.dev(), held.ino())) {
-            Ok(self)
-        } else {
-            Err(io::ErrorKind::WouldBlock.into())
-        }
+        Ok((there == Some((held.dev(), held.ino()))).then_some(self))
     }
 }
 

@@ -207,7 +207,7 @@ pub(super) enum Record {
     Job(Job),
     /// Its writer was killed, or the group has none.
     None,
-    /// It is not for the caller to read.
+    /// The caller may not read the file, or another program has a lease on it.
     Hidden,
 }
 
@@ -219,7 +219,14 @@ impl Record {
             .and_then(|file| file.take(LONGEST).read_to_string(&mut text));
         match (read, Job::parse(&text)) {
             (Ok(_), Some(job)) => Self::Job(job),
-            (Err(error), _) if error.kind() == ErrorKind::PermissionDenied => Self::Hidden,
+            (Err(error), _)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::WouldBlock
+                ) =>
+            {
+                Self::Hidden
+            }
             _ => Self::None,
         }
     }

@@ -53,10 +53,12 @@ pub use user::effective as effective_user;
 use descent::Descent;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, Limits};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// The directory of the groups below a group, in its own.
 const BELOW: &str = "sub";
@@ -68,6 +70,8 @@ const LOCK: &str = "lock";
 const LIMITS_LOCK: &str = ".limits.lock";
 /// Names the process that a job's group was made for.
 const JOB: &str = "job";
+/// Drafts in one group whose leases are waited for: a user can make any number of them.
+const MOST_DRAFTS: usize = 64;
 
 /// A group on disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -186,12 +190,53 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Waits until nobody has a lease on its ledger, which keeps others from opening it. Nobody
-    /// gets one until the answer is dropped.
-    pub fn await_lease(&self) -> Result<File, GroupError> {
-        let place = Descent::to(self)?;
-        let opened = place.directory.open_leased(LEDGER);
-        opened.map_err(|error| self.failed("open", error))
+    /// Runs `act`. Where another program's lease (`F_SETLEASE`) on a file of the group, or of one
+    /// above it, keeps `act` from its work, waits until `until` for the leases' end and runs `act`
+    /// once more.
+    ///
+    /// For administrators, whom a lease must not keep from changing or removing a group; not for
+    /// the library, as it starts threads.
+    pub fn past_leases<T>(
+        &self,
+        until: Instant,
+        mut act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        match act() {
+            Err(error) if error.is_leased() => {
+                // No program gets a new lease on a file that is open.
+                let _open = self.await_leases(until)?;
+                act()
+            }
+            done => done,
+        }
+    }
+
+    /// Opens the files of the group and of those above it, and waits until `until` while there are
+    /// leases on them. Files that cannot be opened for another reason are left out.
+    fn await_leases(&self, until: Instant) -> Result<Vec<File>, GroupError> {
+        let mut open = Vec::new();
+        for group in self.upwards() {
+            let Ok(Descent { directory, .. }) = &Descent::to(&group) else {
+                continue;
+            };
+            let drafts = directory.names().into_iter().flatten().flatten();
+            let drafts = drafts.filter(|name| contents::has_draft_name(name));
+            let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
+            let names: Vec<_> = names.into_iter().chain(drafts.take(MOST_DRAFTS)).collect();
+            // Each of these attempts makes a lease end, so that all end at the same time.
+            for name in &names {
+                drop(directory.open_file(name, true));
+            }
+            for name in names {
+                match directory.open_leased(&name, until) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        return Err(GroupError::leased(directory.path().join(name)));
+                    }
+                    file => open.extend(file),
+                }
+            }
+        }
+        Ok(open)
     }
 
     /// Whether an open ledger is this group's own. In a directory of theirs a user can have put a

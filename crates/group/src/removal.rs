@@ -338,6 +338,9 @@ fn path(group: &Group) -> PathBuf {
 /// What is in a group's directory, none of it somebody else's.
 fn ours(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     let contents = Contents::of(directory).map_err(|error| group.failed("list", error))?;
+    if let Some(name) = &contents.leased {
+        return Err(GroupError::leased(directory.path().join(name)));
+    }
     let foreign = |name: Option<&OsString>| {
         let path = directory.path();
         Err(GroupError::Foreign {
@@ -369,10 +372,10 @@ fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupErr
         _ => {}
     }
     match Hold::alone_in(directory, LOCK) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Err(GroupError::InUse {
+        Ok(None) => Err(GroupError::InUse {
             name: group.name.clone(),
         }),
-        held => held.map(Some).map_err(failed),
+        held => held.map_err(failed),
     }
 }
 
@@ -389,7 +392,11 @@ fn remove_held(
     };
     let contents = ours(group, directory)?;
     check_below(group, directory)?;
-    let ledger = Ledger::open(&group.ledger_path()).ok();
+    let ledger = match Ledger::open(&group.ledger_path()).map_err(GroupError::from) {
+        // Whether the group has members cannot be told.
+        Err(error) if error.is_leased() => return Err(error),
+        ledger => ledger.ok(),
+    };
     let removal = match &ledger {
         // Members that could read it may be of another version, and would go on beside whoever
         // makes the group again.

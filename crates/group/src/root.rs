@@ -14,6 +14,7 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Where an administrator makes the root for everybody.
 pub const SYSTEM: &str = "/run/gpulimit";
@@ -308,6 +309,16 @@ impl Root {
         }
     }
 
+    /// As [`Group::past_leases`], for a group that may not exist yet.
+    pub fn past_leases<T>(
+        &self,
+        name: &str,
+        until: Instant,
+        act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        Group::at(&self.path, name).past_leases(until, act)
+    }
+
     /// Whether a group can get another owner. Not while there are groups in it that belong to
     /// anybody else than him: a directory of one user's among another's can be neither changed nor
     /// removed with the power of either.
@@ -469,11 +480,12 @@ impl Group {
     fn check_content(&self) -> Result<(), GroupError> {
         let contents = Directory::open(&self.path).and_then(|there| Contents::of(&there));
         match contents {
-            Ok(contents) => match contents.foreign.first() {
-                Some(name) => Err(GroupError::Foreign {
+            Ok(contents) => match (contents.leased, contents.foreign.first()) {
+                (Some(name), _) => Err(GroupError::leased(self.path.join(name))),
+                (None, Some(name)) => Err(GroupError::Foreign {
                     path: self.path.join(name),
                 }),
-                None => Ok(()),
+                (None, None) => Ok(()),
             },
             Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
                 name: self.name.clone(),
