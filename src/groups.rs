@@ -66,7 +66,13 @@ pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
             Ok((root, name.into()))
         }
         Purpose::Run if !is_there(&below) && is_there(name) => {
-            Err(PolicyError::not_below(rule, name.into(), true).into())
+            let (named, elsewhere) = (name.into(), true);
+            Err(PolicyError::NotBelow {
+                rule,
+                named,
+                elsewhere,
+            }
+            .into())
         }
         _ => Ok((root, below)),
     }

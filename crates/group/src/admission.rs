@@ -6,7 +6,8 @@
 
 use super::descent::Descent;
 use super::directory::Directory;
-use super::root::{Modes, check_open};
+use super::root::Modes;
+use super::trust::check_open;
 use super::{Access, BELOW, Group, GroupError, LEDGER, LIMITS, LOCK, Members, user};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, Limits};
@@ -21,11 +22,7 @@ impl Group {
         };
         made.map_err(|error| match error.kind() {
             // The directory, or the file at once, by who removes the group or cleans up.
-            ErrorKind::NotFound => GroupError::Missing {
-                name: self.name.clone(),
-                root: self.root.clone(),
-                known: Vec::new(),
-            },
+            ErrorKind::NotFound => self.missing(),
             _ => self.failed("create", error),
         })
     }

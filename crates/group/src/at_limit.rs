@@ -5,7 +5,7 @@
 
 use super::kill::{Target, Targets};
 use super::look;
-use super::member::{Member, MemberDevice, Refusal, Station};
+use super::member::{Held, Member, MemberDevice, Refusal, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use gpulimit_base::identity::Identity;
@@ -19,19 +19,6 @@ use gpulimit_limits::{OnLimit, Oom, Options};
 use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
-
-/// What a request leaves where it is.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub(super) enum Held {
-    /// What is above `high`, and what is kept for others as long as there is another way.
-    Back,
-    /// What is kept for others as long as there is another way.
-    Low,
-    /// What is kept for others in any case.
-    Min,
-    /// Nothing: for what needs no room.
-    Nothing,
-}
 
 /// How long one request looks at processes that are to be killed. One that keeps others from
 /// looking costs a second.
@@ -57,9 +44,45 @@ pub enum Insistence {
     Full,
 }
 
+impl Member {
+    /// Charges `bytes`, at every level or at none.
+    ///
+    /// A request that a level has no room for may wait there, or have processes killed, as the
+    /// level's options say.
+    #[inline]
+    pub fn charge(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+        insistence: Insistence,
+    ) -> Result<(), Refusal<'_>> {
+        if self.try_charge(device, bytes) {
+            return Ok(());
+        }
+        charge(self, device, bytes, pressure, insistence, &())
+    }
+
+    /// As [`Member::charge`], of bytes that are not used yet: they are added to `idle` in the
+    /// moment in which they are granted.
+    pub fn charge_ahead(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+        insistence: Insistence,
+        idle: &dyn Idle,
+    ) -> Result<(), Refusal<'_>> {
+        if self.try_charge_ahead(device, bytes, idle) {
+            return Ok(());
+        }
+        charge(self, device, bytes, pressure, insistence, idle)
+    }
+}
+
 /// The slow path of a charge.
 #[cold]
-pub(super) fn charge<'a>(
+fn charge<'a>(
     member: &'a Member,
     device: &MemberDevice,
     bytes: u64,
@@ -130,13 +153,12 @@ struct Request<'a, 'b> {
 }
 
 impl<'a> Request<'a, '_> {
-    fn station(&self, level: usize) -> Option<&'a Station> {
-        self.member.levels.get(level)
+    fn station(&self, level: usize) -> &'a Station {
+        &self.member.levels[level]
     }
 
     fn options(&self, level: usize) -> Options {
-        let station = self.station(level);
-        station.map_or_else(Options::default, |station| station.limits.options())
+        self.station(level).limits.options()
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
@@ -151,7 +173,7 @@ impl<'a> Request<'a, '_> {
 
     /// A refusal by this level, with its figures of this moment.
     fn refused_at(&self, level: usize) -> Refused {
-        let (station, index) = (&self.member.levels[level], self.device.index[level]);
+        let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
             level,
             charged: station.ledger.charged(index),
@@ -251,9 +273,7 @@ impl<'a> Request<'a, '_> {
 
     /// Waits in line, unless nobody else has anything to give back.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
-        let Some(station) = self.station(refused.level) else {
-            return Err(refused);
-        };
+        let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
             return Err(refused);
         }
@@ -315,10 +335,10 @@ impl<'a> Request<'a, '_> {
     /// down and said before: this process may be among those that end.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
         // Nobody dies for a refusal that comes of somebody's changes in the ledger.
-        let full = |station: &&Station| oom != Oom::None && !station.slot.distrusts();
-        let Some(station) = self.station(level).filter(full) else {
+        let station = self.station(level);
+        if oom == Oom::None || station.slot.distrusts() {
             return false;
-        };
+        }
         let index = self.device.index[level];
         let uses = |process: &ProcessUsage| {
             let on = process.devices.iter().find(|usage| usage.device == index);
@@ -386,17 +406,14 @@ impl<'a> Request<'a, '_> {
     }
 
     fn record(&self, kind: EventKind, refused: &Refused) {
-        if let Some(station) = self.station(refused.level) {
-            let index = self.device.index[refused.level];
-            station.record(kind, index, self.bytes, refused.charged, refused.max);
-        }
+        let index = self.device.index[refused.level];
+        let station = self.station(refused.level);
+        station.record(kind, index, self.bytes, refused.charged, refused.max);
     }
 
     fn refusal(&self, refused: Refused) -> Refusal<'a> {
         Refusal {
-            group: self
-                .station(refused.level)
-                .map_or("", |station| &station.name),
+            group: &self.station(refused.level).name,
             charged: refused.charged,
             max: refused.max,
         }

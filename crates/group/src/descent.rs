@@ -2,7 +2,7 @@
 
 use super::directory::Directory;
 use super::power::{Lowered, Rights};
-use super::root::check_open;
+use super::trust::check_open;
 use super::{BELOW, Group, GroupError, user};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
@@ -28,21 +28,14 @@ impl Descent {
         let mut power = None;
         let mut enter = |directory: io::Result<Directory>| -> Result<Directory, GroupError> {
             let directory = directory.map_err(|error| match error.kind() {
-                ErrorKind::NotFound => GroupError::Missing {
-                    name: group.name.clone(),
-                    root: group.root.clone(),
-                    known: Vec::new(),
-                },
+                ErrorKind::NotFound => group.missing(),
                 _ => group.failed("open", error),
             })?;
             let about = check_open(&directory)?;
             if user::effective() == 0 && about.uid() != 0 && power.is_none() {
-                let lowered =
-                    Lowered::to(&Rights::of_user(about.uid())).map_err(|error| GroupError::Io {
-                        what: "act as the owner of",
-                        path: directory.path().into(),
-                        error,
-                    })?;
+                let lowered = Lowered::to(&Rights::of_user(about.uid())).map_err(|error| {
+                    GroupError::io("act as the owner of", directory.path(), error)
+                })?;
                 power = Some(lowered);
             }
             Ok(directory)

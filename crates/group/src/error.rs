@@ -9,7 +9,7 @@ use gpulimit_limits::{LimitsError, is_near};
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a group, or the root of all groups, cannot be used.
 #[derive(Debug)]
@@ -103,32 +103,6 @@ pub enum Fault {
     Writable(u32),
 }
 
-impl GroupError {
-    /// Whether the group does not exist, perhaps no longer.
-    pub fn is_missing(&self) -> bool {
-        match self {
-            Self::Missing { .. } => true,
-            Self::Limits(error) => error.is_missing(),
-            _ => false,
-        }
-    }
-
-    /// Returns whether another program's lease (`F_SETLEASE`) keeps a file of the group from being
-    /// opened; see [`Group::past_leases`](super::Group::past_leases).
-    pub fn is_leased(&self) -> bool {
-        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
-    }
-
-    /// The error for a file of a group that another program has a lease on.
-    pub(super) fn leased(path: PathBuf) -> Self {
-        Self::Io {
-            what: "open",
-            error: directory::leased(&path),
-            path,
-        }
-    }
-}
-
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -154,6 +128,37 @@ impl Fault {
                 "run `chmod go-w` on it, or name another directory in GPULIMIT_ROOT"
             }
         }
+    }
+}
+
+impl GroupError {
+    /// Whether the group does not exist, perhaps no longer.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => true,
+            Self::Limits(error) => error.is_missing(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether another program's lease (`F_SETLEASE`) keeps a file of the group from being
+    /// opened; see [`Group::past_leases`](super::Group::past_leases).
+    pub fn is_leased(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// The error of a system call, with what was tried and where.
+    pub(super) fn io(what: &'static str, path: &Path, error: io::Error) -> Self {
+        Self::Io {
+            what,
+            path: path.into(),
+            error,
+        }
+    }
+
+    /// The error for a file of a group that another program has a lease on.
+    pub(super) fn leased(path: &Path) -> Self {
+        Self::io("open", path, directory::leased(path))
     }
 }
 
@@ -270,7 +275,7 @@ impl From<LimitsError> for GroupError {
     fn from(error: LimitsError) -> Self {
         match error {
             LimitsError::Io { path, error, .. } if error.kind() == io::ErrorKind::WouldBlock => {
-                Self::leased(path)
+                Self::leased(&path)
             }
             error => Self::Limits(error),
         }
@@ -281,7 +286,7 @@ impl From<LedgerError> for GroupError {
     fn from(error: LedgerError) -> Self {
         match error {
             LedgerError::Io { path, error, .. } if error.kind() == io::ErrorKind::WouldBlock => {
-                Self::leased(path)
+                Self::leased(&path)
             }
             error => Self::Ledger(error),
         }

@@ -27,12 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Hold {
     /// Holds the group together with others, waiting for a removal for a bounded time (`TimedOut`).
-    pub(super) fn shared(path: &Path) -> io::Result<Self> {
+    pub(super) fn with_others(path: &Path) -> io::Result<Self> {
         Self::wait_for(|| Self::take(path, libc::LOCK_SH))
     }
 
-    /// As [`Hold::shared`], by a file of this name in an open directory.
-    pub(super) fn shared_in(directory: &Directory, name: &str) -> io::Result<Self> {
+    /// As [`Hold::with_others`], by a file of this name in an open directory.
+    pub(super) fn with_others_in(directory: &Directory, name: &str) -> io::Result<Self> {
         Self::wait_for(|| Self::take_in(directory, name, libc::LOCK_SH))
     }
 
@@ -61,11 +61,9 @@ impl Hold {
     }
 
     fn take_in(directory: &Directory, name: &str, how: libc::c_int) -> io::Result<Option<Self>> {
-        let Some(held) = Self::lock(directory.open_file(name, false)?, how)? else {
-            return Ok(None);
-        };
-        let there = directory.entry(name)?;
-        held.if_still(there.map(|entry| entry.id))
+        Self::lock(directory.open_file(name, false)?, how, || {
+            Ok(directory.entry(name)?.map(|entry| entry.id))
+        })
     }
 
     fn take(path: &Path, how: libc::c_int) -> io::Result<Option<Self>> {
@@ -77,34 +75,32 @@ impl Hold {
                 io::ErrorKind::WouldBlock => leased(path),
                 _ => error,
             })?;
-        let Some(held) = Self::lock(file, how)? else {
-            return Ok(None);
-        };
-        match fs::symlink_metadata(path) {
-            Ok(there) => held.if_still(Some((there.dev(), there.ino()))),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Err(_) => held.if_still(None),
-        }
+        Self::lock(file, how, || match fs::symlink_metadata(path) {
+            Ok(there) => Ok(Some((there.dev(), there.ino()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 
-    /// Locks an open file; `None` while another process has the lock.
-    fn lock(file: File, how: libc::c_int) -> io::Result<Option<Self>> {
+    /// Locks an open file; `None` while another process has the lock, and where the file that
+    /// `there` finds under the name now has another device and inode: the group may have been
+    /// removed, and even made again, between the opening and the lock.
+    fn lock(
+        file: File,
+        how: libc::c_int,
+        there: impl FnOnce() -> io::Result<Option<(u64, u64)>>,
+    ) -> io::Result<Option<Self>> {
         // SAFETY: an open descriptor.
-        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
-            return Ok(Some(Self { file }));
+        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(None),
+                _ => Err(error),
+            };
         }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock => Ok(None),
-            _ => Err(error),
-        }
-    }
-
-    /// Compares device and inode with those of the file that has the name now: the group may have
-    /// been removed, and even made again, between the opening and the lock: `None`.
-    fn if_still(self, there: Option<(u64, u64)>) -> io::Result<Option<Self>> {
-        let held = self.file.metadata()?;
-        Ok((there == Some((held.dev(), held.ino()))).then_some(self))
+        let held = Self { file };
+        let about = held.file.metadata()?;
+        Ok((there()? == Some((about.dev(), about.ino()))).then_some(held))
     }
 }
 

@@ -31,6 +31,7 @@ mod removal;
 mod root;
 mod signals;
 mod trial;
+mod trust;
 mod undisturbed;
 mod user;
 mod view;
@@ -230,7 +231,7 @@ impl Group {
             for name in names {
                 match directory.open_leased(&name, until) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        return Err(GroupError::leased(directory.path().join(name)));
+                        return Err(GroupError::leased(&directory.path().join(name)));
                     }
                     file => open.extend(file),
                 }
@@ -254,23 +255,19 @@ impl Group {
 
     /// Keeps the group from being removed until the answer is dropped.
     pub fn hold(&self) -> Result<Hold, GroupError> {
-        self.held(Hold::shared(&self.lock_path()))
+        self.held(Hold::with_others(&self.lock_path()))
     }
 
     /// As [`Group::hold`], but holds what is in this directory of the group;
     /// [`GroupError::Missing`] where that was removed, also if another directory has its name by
     /// now.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
-        self.held(Hold::shared_in(here, LOCK))
+        self.held(Hold::with_others_in(here, LOCK))
     }
 
     fn held(&self, held: io::Result<Hold>) -> Result<Hold, GroupError> {
         held.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => GroupError::Missing {
-                name: self.name.clone(),
-                root: self.root.clone(),
-                known: Vec::new(),
-            },
+            ErrorKind::NotFound => self.missing(),
             ErrorKind::TimedOut => GroupError::Held {
                 path: self.path.clone(),
             },
@@ -278,12 +275,25 @@ impl Group {
         })
     }
 
-    fn failed(&self, what: &'static str, error: io::Error) -> GroupError {
-        GroupError::Io {
-            what,
-            path: self.path.clone(),
-            error,
+    /// The error where the group, or a directory on the way to it, does not exist (any longer).
+    fn missing(&self) -> GroupError {
+        GroupError::Missing {
+            name: self.name.clone(),
+            root: self.root.clone(),
+            known: Vec::new(),
         }
+    }
+
+    /// The error where a program runs in the group, or is coming in.
+    fn in_use(&self) -> GroupError {
+        GroupError::InUse {
+            name: self.name.clone(),
+        }
+    }
+
+    /// The error of a system call in the group's directory.
+    fn failed(&self, what: &'static str, error: io::Error) -> GroupError {
+        GroupError::io(what, &self.path, error)
     }
 }
 

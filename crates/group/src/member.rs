@@ -1,6 +1,5 @@
 //! One process's membership in a group and in the groups above it.
 
-use super::at_limit::{self, Held, Insistence};
 use super::protection::Kept;
 use super::{Group, GroupError, Root, context_size, name};
 use gpulimit_base::device::DeviceId;
@@ -8,7 +7,7 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
     self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Idle, Ledger, Level,
-    MAX_DEVICES, NoWitness, Pressure, ProcessUsage, Slot, Witness, child_key,
+    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness, child_key,
 };
 use gpulimit_limits::{Bounds, Limits};
 use std::error::Error;
@@ -50,6 +49,19 @@ impl MemberDevice {
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
+}
+
+/// What a request leaves where it is.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Held {
+    /// What is above `high`, and what is kept for others as long as there is another way.
+    Back,
+    /// What is kept for others as long as there is another way.
+    Low,
+    /// What is kept for others in any case.
+    Min,
+    /// Nothing: for what needs no room.
+    Nothing,
 }
 
 /// One group on the path: what it allows, and our slot in it.
@@ -161,40 +173,6 @@ impl Member {
             capacity,
             index,
         })
-    }
-
-    /// Charges `bytes`, at every level or at none.
-    ///
-    /// A request that a level has no room for may wait there, or have processes killed, as the
-    /// level's options say.
-    #[inline]
-    pub fn charge(
-        &self,
-        device: &MemberDevice,
-        bytes: u64,
-        pressure: &dyn Pressure,
-        insistence: Insistence,
-    ) -> Result<(), Refusal<'_>> {
-        if self.try_charge(device, bytes) {
-            return Ok(());
-        }
-        at_limit::charge(self, device, bytes, pressure, insistence, &())
-    }
-
-    /// As [`Member::charge`], of bytes that are not used yet: they are added to `idle` in the
-    /// moment in which they are granted.
-    pub fn charge_ahead(
-        &self,
-        device: &MemberDevice,
-        bytes: u64,
-        pressure: &dyn Pressure,
-        insistence: Insistence,
-        idle: &dyn Idle,
-    ) -> Result<(), Refusal<'_>> {
-        if self.try_charge_ahead(device, bytes, idle) {
-            return Ok(());
-        }
-        at_limit::charge(self, device, bytes, pressure, insistence, idle)
     }
 
     /// As [`Member::try_charge`], of bytes that are added to `idle` in the moment in which they are

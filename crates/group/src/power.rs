@@ -61,11 +61,9 @@ impl Lowered {
             };
             if about.uid() != 0 {
                 let lowered = Self::to(&Rights::of_user(about.uid()));
-                return lowered.map(Some).map_err(|error| GroupError::Io {
-                    what: "act as the owner of",
-                    path: directory,
-                    error,
-                });
+                return lowered
+                    .map(Some)
+                    .map_err(|error| GroupError::io("act as the owner of", &directory, error));
             }
         }
         Ok(None)

@@ -65,11 +65,7 @@ impl Root {
     /// Looks at everything in the root. Directories that may not be looked into are left out.
     pub fn survey(&self) -> Result<Survey, GroupError> {
         let mut survey = Survey::default();
-        let failed = |error| GroupError::Io {
-            what: "list",
-            path: self.path().into(),
-            error,
-        };
+        let failed = |error| GroupError::io("list", self.path(), error);
         let root = match Directory::open(self.path()) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(survey),
             root => root.map_err(failed)?,
@@ -314,9 +310,7 @@ impl Root {
         };
         // Only now: whoever makes the group holds it until the job is on record.
         if !job(&Record::of(&descent.directory)) {
-            return Err(GroupError::InUse {
-                name: group.name.clone(),
-            });
+            return Err(group.in_use());
         }
         remove_held(group, &descent, alone, idle)
     }
@@ -339,7 +333,7 @@ fn path(group: &Group) -> PathBuf {
 fn ours(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     let contents = Contents::of(directory).map_err(|error| group.failed("list", error))?;
     if let Some(name) = &contents.leased {
-        return Err(GroupError::leased(directory.path().join(name)));
+        return Err(GroupError::leased(&directory.path().join(name)));
     }
     let foreign = |name: Option<&OsString>| {
         let path = directory.path();
@@ -372,9 +366,7 @@ fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupErr
         _ => {}
     }
     match Hold::alone_in(directory, LOCK) {
-        Ok(None) => Err(GroupError::InUse {
-            name: group.name.clone(),
-        }),
+        Ok(None) => Err(group.in_use()),
         held => held.map_err(failed),
     }
 }
@@ -387,9 +379,6 @@ fn remove_held(
 ) -> Result<(), GroupError> {
     let directory = &descent.directory;
     let failed = |error| group.failed("remove", error);
-    let busy = || GroupError::InUse {
-        name: group.name.clone(),
-    };
     let contents = ours(group, directory)?;
     check_below(group, directory)?;
     let ledger = match Ledger::open(&group.ledger_path()).map_err(GroupError::from) {
@@ -400,10 +389,10 @@ fn remove_held(
     let removal = match &ledger {
         // Members that could read it may be of another version, and would go on beside whoever
         // makes the group again.
-        None if Ledger::is_used(&group.ledger_path()) => return Err(busy()),
-        Some(ledger) if !idle(ledger) => return Err(busy()),
+        None if Ledger::is_used(&group.ledger_path()) => return Err(group.in_use()),
+        Some(ledger) if !idle(ledger) => return Err(group.in_use()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
-            LedgerError::InUse { .. } => busy(),
+            LedgerError::InUse { .. } => group.in_use(),
             error => error.into(),
         })?),
         None => None,

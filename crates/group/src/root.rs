@@ -5,6 +5,7 @@ use super::descent::Descent;
 use super::directory::Directory;
 use super::hold::Hold;
 use super::power::{Lowered, Rights};
+use super::trust::check;
 use super::{Access, Fault, Group, GroupError, name, user};
 use gpulimit_base::file_system;
 use gpulimit_base::order;
@@ -65,11 +66,8 @@ impl Root {
                     "a relative path"
                 };
                 let why = format!("GPULIMIT_ROOT is {text}, expected an absolute path");
-                return Err(GroupError::Io {
-                    what: "use",
-                    path: path.into(),
-                    error: io::Error::new(ErrorKind::InvalidInput, why),
-                });
+                let error = io::Error::new(ErrorKind::InvalidInput, why);
+                return Err(GroupError::io("use", Path::new(&path), error));
             }
             None if user::may_write(Path::new(SYSTEM)) || is_made_by_us() => SYSTEM.into(),
             None => own_default(),
@@ -166,11 +164,7 @@ impl Root {
             Some(parent) => (parent.below_path(), format!("{}/", parent.name)),
             None => (self.path.clone(), String::new()),
         };
-        let failed = |error| GroupError::Io {
-            what: "list",
-            path: path.clone(),
-            error,
-        };
+        let failed = |error| GroupError::io("list", &path, error);
         let entries = match fs::read_dir(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,
@@ -212,11 +206,7 @@ impl Root {
             {
                 Err(self.missing(name))
             }
-            Err(error) => Err(GroupError::Io {
-                what: "open",
-                path: group.path().into(),
-                error,
-            }),
+            Err(error) => Err(GroupError::io("open", group.path(), error)),
         }
     }
 
@@ -259,54 +249,45 @@ impl Root {
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
-        // Whoever cleans up may remove what was just made. Some file systems, such as procfs, say
-        // for ever that a name cannot be made because it is not there.
+        // A clean-up may remove the directory between any two steps. Some file systems, such as
+        // procfs, always say that a name cannot be made because it does not exist.
+        let is_in_directory = || group.path().parent().is_some_and(is_directory);
+        let was_removed =
+            |error: &GroupError| error.is_missing() || is_not_found(error) && is_in_directory();
         let mut again = 0..TRIES;
-        loop {
-            let power = Lowered::to_owner_of(&group)?;
-            check_delegation(name, power.as_ref().map(Lowered::user), access)?;
-            match make_directory(group.path(), modes.directory) {
-                // Removed as soon as made, by who cleans up: nobody held it yet.
-                Err(GroupError::Io { error, .. })
-                    if error.kind() == ErrorKind::NotFound
-                        && group.path().parent().is_some_and(is_directory)
-                        && again.next().is_some() =>
-                {
-                    continue;
-                }
-                made => made?,
+        let made = loop {
+            match self.try_create(&group, &limits, access, modes) {
+                Err(error) if was_removed(&error) && again.next().is_some() => {}
+                made => break made,
             }
-            drop(power);
-            let place = match Descent::to(&group) {
-                // Removed meanwhile.
-                Err(error) if error.is_missing() && again.next().is_some() => continue,
-                place => place?,
-            };
-            // Somebody may have made it meanwhile, where everybody may.
-            check_delegation(name, place.user(), access)?;
-            match group.check_content() {
-                // Removed meanwhile.
-                Err(error) if error.is_missing() && again.next().is_some() => continue,
-                checked => checked?,
-            }
-            let hold = match group
-                .make_lock(&place.directory, access)
-                .and_then(|()| group.hold_in(&place.directory))
-            {
-                // Removed meanwhile, with the directory.
-                Err(error) if error.is_missing() && again.next().is_some() => continue,
-                held => held,
-            };
-            let made = hold.and_then(|hold| Ok((group.fill(place, &limits, access, modes)?, hold)));
-            return match made {
-                Ok((new, hold)) => Ok(Created { group, new, hold }),
-                Err(error) => {
-                    // Nothing half-made stays; what cannot be removed either, `leftovers` names.
-                    let _ = self.remove_leftover(&group);
-                    Err(error)
-                }
-            };
+        };
+        if made.is_err() {
+            // Nothing half-made stays; `leftovers` names what cannot be removed.
+            let _ = self.remove_leftover(&group);
         }
+        made
+    }
+
+    fn try_create(
+        &self,
+        group: &Group,
+        limits: &LimitSet,
+        access: Access,
+        modes: Modes,
+    ) -> Result<Created, GroupError> {
+        let power = Lowered::to_owner_of(group)?;
+        check_delegation(group.name(), power.as_ref().map(Lowered::user), access)?;
+        make_directory(group.path(), modes.directory)?;
+        drop(power);
+        let place = Descent::to(group)?;
+        // In a directory such as /dev/shm another user may have made it meanwhile.
+        check_delegation(group.name(), place.user(), access)?;
+        group.check_content()?;
+        group.make_lock(&place.directory, access)?;
+        let hold = group.hold_in(&place.directory)?;
+        let new = group.fill(place, limits, access, modes)?;
+        let group = group.clone();
+        Ok(Created { group, new, hold })
     }
 
     /// As [`Group::past_leases`], for a group that may not exist yet.
@@ -376,11 +357,7 @@ impl Root {
     /// so that it is the user's, and by descriptor, so that nothing else gets these permissions.
     /// `false`: something has the name already.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
-        let failed = |error| GroupError::Io {
-            what: "create",
-            path: self.path.clone(),
-            error,
-        };
+        let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
             return Err(failed(ErrorKind::InvalidInput.into()));
         };
@@ -481,64 +458,16 @@ impl Group {
         let contents = Directory::open(&self.path).and_then(|there| Contents::of(&there));
         match contents {
             Ok(contents) => match (contents.leased, contents.foreign.first()) {
-                (Some(name), _) => Err(GroupError::leased(self.path.join(name))),
+                (Some(name), _) => Err(GroupError::leased(&self.path.join(name))),
                 (None, Some(name)) => Err(GroupError::Foreign {
                     path: self.path.join(name),
                 }),
                 (None, None) => Ok(()),
             },
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
-                name: self.name.clone(),
-                root: self.root.clone(),
-                known: Vec::new(),
-            }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(self.missing()),
             Err(error) => Err(self.failed("list", error)),
         }
     }
-}
-
-/// A directory that is ours or root's and that nobody else can put other files into.
-///
-/// Root may use everybody's.
-pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
-    let about = fs::symlink_metadata(path).map_err(|error| GroupError::Io {
-        what: "open",
-        path: path.into(),
-        error,
-    })?;
-    is_safe(path, &about).map(|()| about)
-}
-
-/// As [`check`], of an open directory.
-pub(super) fn check_open(directory: &Directory) -> Result<fs::Metadata, GroupError> {
-    let path = directory.path();
-    let about = directory.about().map_err(|error| GroupError::Io {
-        what: "open",
-        path: path.into(),
-        error,
-    })?;
-    is_safe(path, &about).map(|()| about)
-}
-
-fn is_safe(path: &Path, about: &fs::Metadata) -> Result<(), GroupError> {
-    let me = user::effective();
-    let mode = about.mode() & 0o7777;
-    let sticky = about.uid() == 0 && mode & 0o1000 != 0;
-    let why = if about.is_symlink() {
-        Fault::Symlink
-    } else if !about.is_dir() {
-        Fault::NotDirectory
-    } else if about.uid() != 0 && about.uid() != me && me != 0 {
-        Fault::Owner(about.uid())
-    } else if mode & 0o022 != 0 && !sticky {
-        Fault::Writable(mode)
-    } else {
-        return Ok(());
-    };
-    Err(GroupError::Unsafe {
-        path: path.into(),
-        why,
-    })
 }
 
 fn is_directory(path: &Path) -> bool {
@@ -548,11 +477,7 @@ fn is_directory(path: &Path) -> bool {
 /// Makes a directory with exactly these permissions; one that is there stays as it is, if it is
 /// safe.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
-    let failed = |error| GroupError::Io {
-        what: "create",
-        path: path.into(),
-        error,
-    };
+    let failed = |error| GroupError::io("create", path, error);
     match DirBuilder::new().mode(mode).create(path) {
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => check(path).map(|_| ()),

@@ -30,11 +30,9 @@ pub(super) struct Deferred {
 impl Deferred {
     /// From here on.
     pub(super) fn new() -> Self {
-        let mut all = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigfillset(&raw mut all) };
+        let mut all = full();
         for fault in FAULTS {
-            // SAFETY: likewise.
+            // SAFETY: writes a set of this function.
             unsafe { libc::sigdelset(&raw mut all, fault) };
         }
         Self {
@@ -58,8 +56,7 @@ impl Deferred {
             if is_handled(signal) {
                 return true;
             }
-            // SAFETY: writes a set of ours.
-            unsafe { libc::sigaddset(&raw mut others, signal) };
+            add(&mut others, signal);
             any = true;
         }
         if any {
@@ -88,21 +85,15 @@ pub(super) struct Blocked {
 impl Blocked {
     /// From here on.
     pub(super) fn new() -> Self {
-        let mut all = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigfillset(&raw mut all) };
         Self {
-            before: change(libc::SIG_BLOCK, &all),
+            before: change(libc::SIG_BLOCK, &full()),
             _here: PhantomData,
         }
     }
 
     /// This signal comes through all the same: for a process made meanwhile.
     pub(super) fn let_through(signal: c_int) {
-        let mut set = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
-        change(libc::SIG_UNBLOCK, &set);
+        change(libc::SIG_UNBLOCK, &only(signal));
     }
 }
 
@@ -120,6 +111,24 @@ fn empty() -> libc::sigset_t {
         libc::sigemptyset(set.as_mut_ptr());
         set.assume_init()
     }
+}
+
+fn full() -> libc::sigset_t {
+    let mut set = empty();
+    // SAFETY: writes a set of this function.
+    unsafe { libc::sigfillset(&raw mut set) };
+    set
+}
+
+fn only(signal: c_int) -> libc::sigset_t {
+    let mut set = empty();
+    add(&mut set, signal);
+    set
+}
+
+fn add(set: &mut libc::sigset_t, signal: c_int) {
+    // SAFETY: writes a set that the caller lends.
+    unsafe { libc::sigaddset(set, signal) };
 }
 
 fn has(set: &libc::sigset_t, signal: c_int) -> bool {
@@ -176,13 +185,6 @@ pub(super) mod tests {
     }
 
     extern "C" fn nothing(_: c_int) {}
-
-    fn only(signal: c_int) -> libc::sigset_t {
-        let mut set = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
-        set
-    }
 
     #[test]
     fn what_a_handler_is_for_is_seen_and_runs_it_at_the_end() {

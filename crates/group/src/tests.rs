@@ -239,7 +239,7 @@ fn what_is_kept_for_others_is_not_free() {
     assert_eq!(at(&bob), 1);
     // Only carol is kept anything now.
     let is_kept = |(member, device): &(Member, MemberDevice)| {
-        let level = member.levels[1].level(device, 1, at_limit::Held::Low);
+        let level = member.levels[1].level(device, 1, member::Held::Low);
         level.protection.is_some()
     };
     assert!(is_kept(&bob) && is_kept(&alice));

@@ -21,11 +21,7 @@ impl Root {
                 tried => tried.map(|()| true),
             };
         }
-        let failed = |error| GroupError::Io {
-            what: "create",
-            path: self.path().into(),
-            error,
-        };
+        let failed = |error| GroupError::io("create", self.path(), error);
         let above = self.path().parent();
         let above = above.ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
         let above = fs::canonicalize(above).and_then(|above| Directory::open(&above));
@@ -49,11 +45,11 @@ impl Root {
                 return Ok((name, draft));
             }
         }
-        Err(GroupError::Io {
-            what: "create",
-            path: self.path().into(),
-            error: ErrorKind::AlreadyExists.into(),
-        })
+        Err(GroupError::io(
+            "create",
+            self.path(),
+            ErrorKind::AlreadyExists.into(),
+        ))
     }
 
     /// The group has the name of a job's, so that what is left of it where this process is killed

@@ -18,11 +18,7 @@ impl Group {
     /// The groups above are in it, as far as their files go, and none below. What a context takes
     /// is known in it as in the group's own root.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
-        let failed = |error| GroupError::Io {
-            what: "create",
-            path: place.into(),
-            error,
-        };
+        let failed = |error| GroupError::io("create", place, error);
         fs::create_dir(place)
             .and_then(|()| fs::set_permissions(place, fs::Permissions::from_mode(DIRECTORY)))
             .map_err(failed)?;

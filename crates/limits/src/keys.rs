@@ -372,11 +372,7 @@ impl fmt::Display for KeyError {
                 if let Some(near) = near {
                     write!(f, ", did you mean {near}?")?;
                 }
-                f.write_str(" (keys: ")?;
-                for (i, name) in names().enumerate() {
-                    write!(f, "{}{name}", if i == 0 { "" } else { ", " })?;
-                }
-                f.write_str(")")
+                write!(f, " (keys: {})", names().collect::<Vec<_>>().join(", "))
             }
             Self::Value {
                 key,

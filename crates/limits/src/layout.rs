@@ -48,7 +48,7 @@ struct Bank {
     wait_timeout: AtomicU64,
     oom: AtomicU64,
     uncounted_context: AtomicU64,
-    /// Of all words of the bank that are used; see [`Bank::sum`].
+    /// Of the other words of the bank that are used; see [`sum`].
     sum: AtomicU64,
     reserved: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
@@ -170,73 +170,80 @@ impl File {
         // one valid.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
-        let rules = set.rules.len().min(MAX_RULES);
-        bank.rules.store(rules as u64, Ordering::Relaxed);
-        bank.store(&set.options);
-        for (entry, (selector, values)) in bank.entries.iter().zip(&set.rules) {
-            entry.store(selector, values);
+        for (word, value) in bank.words().zip(bank_words(set, next)) {
+            word.store(value, Ordering::Relaxed);
         }
-        bank.sum.store(bank.sum(next), Ordering::Relaxed);
         self.active.store(next, Ordering::Release);
     }
 
-    /// The bytes of a new file that holds `set`.
+    /// The bytes of a new file that holds `set`, as its first change.
     pub(super) fn bytes(set: &LimitSet) -> Vec<u8> {
-        let file = Self::empty();
-        file.magic.store(MAGIC, Ordering::Relaxed);
-        file.format.store(FORMAT, Ordering::Relaxed);
-        file.size.store(SIZE as u64, Ordering::Relaxed);
-        file.replace(set);
-        let mut out = Vec::with_capacity(SIZE);
-        let mut put = |word: &AtomicU64| out.extend(word.load(Ordering::Relaxed).to_ne_bytes());
-        [&file.magic, &file.format, &file.size]
-            .into_iter()
-            .for_each(&mut put);
-        file.reserved.iter().for_each(&mut put);
-        put(&file.active);
-        file.padding.iter().for_each(&mut put);
-        for bank in &file.banks {
-            put(&bank.rules);
-            bank.option_words().into_iter().for_each(&mut put);
-            put(&bank.sum);
-            bank.reserved.iter().for_each(&mut put);
-            for entry in &bank.entries {
-                entry.words().for_each(&mut put);
-            }
+        let mut words = [0; SIZE / 8];
+        words[..3].copy_from_slice(&[MAGIC, FORMAT, SIZE as u64]);
+        words[offset_of!(Self, active) / 8] = 1;
+        let second = (offset_of!(Self, banks) + size_of::<Bank>()) / 8;
+        for (word, value) in words[second..].iter_mut().zip(bank_words(set, 1)) {
+            *word = value;
         }
-        out
+        words.into_iter().flat_map(u64::to_ne_bytes).collect()
     }
+}
 
-    fn empty() -> Box<Self> {
-        fn zeroes<const N: usize>() -> [AtomicU64; N] {
-            std::array::from_fn(|_| AtomicU64::new(0))
-        }
-        let entry = |_| Entry {
-            selector: AtomicU64::new(0),
-            uuid: zeroes(),
-            tags: AtomicU64::new(0),
-            values: zeroes(),
-        };
-        let bank = |_| Bank {
-            rules: AtomicU64::new(0),
-            on_limit: AtomicU64::new(0),
-            wait_timeout: AtomicU64::new(0),
-            oom: AtomicU64::new(0),
-            uncounted_context: AtomicU64::new(0),
-            sum: AtomicU64::new(0),
-            reserved: zeroes(),
-            entries: std::array::from_fn(entry),
-        };
-        Box::new(Self {
-            magic: AtomicU64::new(0),
-            format: AtomicU64::new(0),
-            size: AtomicU64::new(0),
-            reserved: zeroes(),
-            active: AtomicU64::new(0),
-            padding: zeroes(),
-            banks: std::array::from_fn(bank),
-        })
+/// The words of a bank that holds `set` and becomes valid with the change of this number, without
+/// the entries that are not used.
+fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
+    let options = &set.options;
+    let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
+    let rules = &set.rules[..set.rules.len().min(MAX_RULES)];
+    let head = [
+        rules.len() as u64,
+        options.on_limit as u64,
+        millis.saturating_add(1),
+        options.oom as u64,
+        u64::from(!options.count_context),
+    ];
+    let entries = rules
+        .iter()
+        .flat_map(|(selector, values)| entry_words(selector, values));
+    let entries: Vec<u64> = entries.collect();
+    let sum = sum(changes, head.iter().chain(&entries).copied());
+    [&head[..], &[sum, 0, 0], &entries].concat()
+}
+
+fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>() / 8] {
+    let (kind, uuid) = match selector {
+        Selector::All => (SELECT_ALL, [0; 16]),
+        Selector::Device(id) => match id.kind {
+            DeviceKind::Gpu => (SELECT_GPU, id.uuid),
+            DeviceKind::Mig => (SELECT_MIG, id.uuid),
+        },
+    };
+    let mut words = [0; size_of::<Entry>() / 8];
+    words[0] = kind;
+    for (word, bytes) in words[1..3].iter_mut().zip(uuid.as_chunks().0) {
+        *word = u64::from_ne_bytes(*bytes);
     }
+    for key in Key::ALL {
+        let (tag, value) = match values.get(key) {
+            None => (TAG_NONE, 0),
+            Some(Size::Bytes(bytes)) => (TAG_BYTES, bytes),
+            Some(Size::Percent(part)) => (TAG_PERCENT, part.into()),
+            Some(Size::Max) => (TAG_MAX, 0),
+        };
+        words[3] |= tag << (8 * key as u32);
+        words[4 + key as usize] = value;
+    }
+    words
+}
+
+/// The sum of the words of a bank that becomes valid with the change of this number. Each step can
+/// be undone, so that no change of a single word leaves the sum as it was.
+fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(changes ^ MAGIC, |sum, word| {
+        (sum ^ word)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    })
 }
 
 impl Bank {
@@ -245,34 +252,37 @@ impl Bank {
         &self.entries[..rules.min(MAX_RULES)]
     }
 
-    /// What the sum must be where this bank is the valid one after so many changes. Each step can
-    /// be undone, so that no change of a single word leaves the sum as it was.
+    /// What the sum must be where this bank is the valid one after so many changes.
     fn sum(&self, changes: u64) -> u64 {
-        let entries = self.used().iter().flat_map(Entry::words);
-        let words = [&self.rules].into_iter().chain(self.option_words());
-        words
-            .chain(entries)
-            .map(|word| word.load(Ordering::Relaxed))
-            .fold(changes ^ MAGIC, |sum, word| {
-                (sum ^ word)
-                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                    .rotate_left(29)
-            })
+        let head = self.words().take(5);
+        let words = head.chain(self.used().iter().flat_map(Entry::words));
+        sum(changes, words.map(|word| word.load(Ordering::Relaxed)))
     }
 
     /// In the order of the file.
-    fn option_words(&self) -> [&AtomicU64; 4] {
-        [
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        let head = [
+            &self.rules,
             &self.on_limit,
             &self.wait_timeout,
             &self.oom,
             &self.uncounted_context,
-        ]
+            &self.sum,
+        ];
+        let rest = self.reserved.iter();
+        let entries = self.entries.iter().flat_map(Entry::words);
+        head.into_iter().chain(rest).chain(entries)
     }
 
     fn options(&self) -> Option<Options> {
+        let words = [
+            &self.on_limit,
+            &self.wait_timeout,
+            &self.oom,
+            &self.uncounted_context,
+        ];
         let [on_limit, wait_timeout, oom, uncounted] =
-            self.option_words().map(|word| word.load(Ordering::Relaxed));
+            words.map(|word| word.load(Ordering::Relaxed));
         let defaults = Options::default();
         Some(Options {
             on_limit: match on_limit {
@@ -295,19 +305,6 @@ impl Bank {
                 _ => return None,
             },
         })
-    }
-
-    fn store(&self, options: &Options) {
-        let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
-        let values = [
-            options.on_limit as u64,
-            millis.saturating_add(1),
-            options.oom as u64,
-            u64::from(!options.count_context),
-        ];
-        for (word, value) in self.option_words().into_iter().zip(values) {
-            word.store(value, Ordering::Relaxed);
-        }
     }
 }
 
@@ -352,33 +349,5 @@ impl Entry {
             values.set(key, size);
         }
         Some(values)
-    }
-
-    fn store(&self, selector: &Selector, values: &Values) {
-        let (kind, uuid) = match selector {
-            Selector::All => (SELECT_ALL, [0; 16]),
-            Selector::Device(id) => match id.kind {
-                DeviceKind::Gpu => (SELECT_GPU, id.uuid),
-                DeviceKind::Mig => (SELECT_MIG, id.uuid),
-            },
-        };
-        self.selector.store(kind, Ordering::Relaxed);
-        for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(8)) {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
-        }
-        let mut tags = 0;
-        for (key, word) in Key::ALL.into_iter().zip(&self.values) {
-            let (tag, value) = match values.get(key) {
-                None => (TAG_NONE, 0),
-                Some(Size::Bytes(bytes)) => (TAG_BYTES, bytes),
-                Some(Size::Percent(part)) => (TAG_PERCENT, part.into()),
-                Some(Size::Max) => (TAG_MAX, 0),
-            };
-            tags |= tag << (8 * key as u32);
-            word.store(value, Ordering::Relaxed);
-        }
-        self.tags.store(tags, Ordering::Relaxed);
     }
 }

@@ -53,9 +53,10 @@ fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, Policy
     if is_within(&name, &rule.group) {
         return Ok(name);
     }
-    let not_below = |named: String| {
-        let elsewhere = root.group(&named).is_ok();
-        PolicyError::not_below(rule.clone(), named, elsewhere)
+    let not_below = |named: String| PolicyError::NotBelow {
+        rule: rule.clone(),
+        elsewhere: root.group(&named).is_ok(),
+        named,
     };
     let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
     match root.group(&below) {

@@ -93,17 +93,6 @@ impl fmt::Display for Why {
     }
 }
 
-impl PolicyError {
-    /// A group is named that is not below the one that a rule assigns.
-    pub fn not_below(rule: Assigned, named: String, elsewhere: bool) -> Self {
-        Self::NotBelow {
-            rule,
-            named,
-            elsewhere,
-        }
-    }
-}
-
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

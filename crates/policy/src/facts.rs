@@ -31,7 +31,7 @@ impl Facts {
     /// Of this process, as far as the rules ask for it.
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
         let facts = Self {
-            in_user_namespace: !namespace::is_initial()?,
+            in_user_namespace: !is_in_initial_namespace()?,
             uid: process::uid(),
             ..Self::default()
         };
@@ -41,13 +41,11 @@ impl Facts {
     /// Of a process by its pid here, as far as the rules ask for it.
     pub fn of_process(pid: u32, rules: &Rules) -> Result<Self, RulesError> {
         let folder = format!("/proc/{pid}");
-        let (uid, gids) = credentials::of_process(pid).map_err(|error| RulesError::Unknown {
-            what: "/proc/PID/status",
-            error,
-        })?;
+        let unknown = RulesError::unknown("/proc/PID/status");
+        let (uid, gids) = credentials::of_process(pid).map_err(unknown)?;
         let user_namespace = |folder: &str| fs::read_link(format!("{folder}/ns/user")).ok();
         let facts = Self {
-            in_user_namespace: !namespace::is_initial()?
+            in_user_namespace: !is_in_initial_namespace()?
                 || user_namespace(&folder) != user_namespace("/proc/self"),
             uid,
             ..Self::default()
@@ -63,7 +61,7 @@ impl Facts {
         gids: impl FnOnce() -> Vec<u32>,
         rules: &Rules,
     ) -> Result<Self, RulesError> {
-        let unknown = |what| move |error| RulesError::Unknown { what, error };
+        let unknown = RulesError::unknown;
         let mut facts = self;
         if facts.in_user_namespace {
             return Ok(facts);
@@ -96,6 +94,10 @@ impl Facts {
         }
         Ok(facts)
     }
+}
+
+fn is_in_initial_namespace() -> Result<bool, RulesError> {
+    namespace::is_initial().map_err(RulesError::unknown(namespace::USER))
 }
 
 /// The ids of the containers that a process is in, by its pid here.

@@ -137,9 +137,13 @@ impl<'a> Reader<'a> {
     }
 
     fn wrong(&mut self, span: &Range<usize>, why: impl fmt::Display) {
+        self.wrong_at(self.line(span), why);
+    }
+
+    fn wrong_at(&mut self, line: usize, why: impl fmt::Display) {
         self.mistakes.push(Mistake {
             path: self.path.into(),
-            line: self.line(span),
+            line,
             why: why.to_string(),
             absent: false,
         });
@@ -175,7 +179,7 @@ impl<'a> Reader<'a> {
                     let (table, keys) = self.split(table, "[defaults]", Defaults::NAMES);
                     policy.defaults = self.settings(keys, &span);
                     let defaults: Defaults = self.read(table, &span);
-                    on_error = defaults.on_error.unwrap_or_default().into();
+                    on_error = defaults.on_error.unwrap_or_default();
                 }
                 ("group", DeValue::Table(groups)) => self.groups(groups, &mut policy),
                 ("rule", DeValue::Array(stanzas)) => rules = Some(stanzas),
@@ -293,27 +297,18 @@ impl<'a> Reader<'a> {
             executable: self.list(text.executable),
             container: self.list(text.container),
             group: text.group.map_or(nowhere, |group| self.at(group)),
-            on_error: text.on_error.map_or(on_error, OnError::from),
+            on_error: text.on_error.unwrap_or(on_error),
             whole: false,
         };
         for globs in [&rule.cgroup, &rule.executable, &rule.container]
             .into_iter()
             .flatten()
         {
-            if let Some(bad) = globs
-                .value
-                .iter()
-                .find(|glob| glob.contains(char::is_control))
-            {
-                self.mistakes.push(Mistake {
-                    path: self.path.into(),
-                    line: globs.line,
-                    why: format!(
-                        "'{}' is no pattern: it has control characters",
-                        bad.escape_debug()
-                    ),
-                    absent: false,
-                });
+            let mut patterns = globs.value.iter();
+            if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
+                let bad = bad.escape_debug();
+                let why = format!("'{bad}' is no pattern: it has control characters");
+                self.wrong_at(globs.line, why);
             }
         }
         rule.whole = self.mistakes.len() == at_first;

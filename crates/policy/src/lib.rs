@@ -8,6 +8,7 @@ mod assigned;
 #[cfg(feature = "file")]
 pub mod compile;
 mod credentials;
+mod decision;
 mod error;
 mod facts;
 #[cfg(feature = "file")]
@@ -38,7 +39,7 @@ const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// The variables that ask for a group of the job's own. A process that starts with one of them and
-/// without [`GROUP`] sets the latter to [`job_group_name`], so that its children share the limit.
+/// without [`GROUP`] sets the latter to [`own_job_group_name`], so that its children share the limit.
 pub const JOB_VARIABLES: &[&str] = &{
     let mut all = [""; 4 + NUMBERED.len()];
     all[0] = MAX;
@@ -148,14 +149,10 @@ fn is_job(name: &str) -> bool {
     name.starts_with("job-") && Kind::of(name) == Kind::Job
 }
 
-/// The name of the group of a job whose first process this is.
-pub fn job_group_name(pid: u32, start_time: u64) -> String {
-    format!("job-{pid}-{start_time}")
-}
-
-/// As [`job_group_name`], with this process as the first.
+/// Returns the name of the group of a job whose first process is this one.
 pub fn own_job_group_name() -> String {
-    job_group_name(std::process::id(), Identity::own_start_time())
+    let (pid, start) = (std::process::id(), Identity::own_start_time());
+    format!("job-{pid}-{start}")
 }
 
 impl Assignment {

@@ -5,9 +5,9 @@
 //! users of the machine.
 #![allow(unsafe_code)]
 
-use super::rules::RulesError;
 use libc::{EMFILE, ENFILE, ENOMEM};
 use std::fs::File;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 pub(super) const UNMAPPED: u32 = 65534;
 
 /// The user namespace of this process.
-const USER: &str = "/proc/self/ns/user";
+pub(super) const USER: &str = "/proc/self/ns/user";
 /// The inode of the initial user namespace (`PROC_USER_INIT_INO`), fixed since Linux 3.8.
 const INITIAL: u64 = 0xEFFF_FFFD;
 /// `ioctl_ns(2)`: the user who made a user namespace, in the numbers of the caller's. Since Linux
@@ -34,15 +34,15 @@ const PROC: u64 = 0x9fa0;
 /// A process can mount something else at `/proc` in a mount namespace of its own, even a file of
 /// the initial namespace. The kernel still says who owns that one in the numbers of the namespace
 /// that asks: root, who is user 0 only where the machine's root has that number.
-pub(super) fn is_initial() -> Result<bool, RulesError> {
+pub(super) fn is_initial() -> io::Result<bool> {
     let file = match File::open(USER) {
         Ok(file) => file,
         Err(error) if matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM)) => {
-            return Err(RulesError::Unknown { what: USER, error });
+            return Err(error);
         }
         // A kernel that is built without user namespaces has only one.
         Err(error) => {
-            return Ok(error.kind() == std::io::ErrorKind::NotFound
+            return Ok(error.kind() == io::ErrorKind::NotFound
                 && File::open("/proc/self/ns/mnt").is_ok_and(|file| file_system(&file).is_some()));
         }
     };

@@ -161,17 +161,24 @@ pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
                 (selector, size)
             }
         };
-        let size = size.parse().map_err(Why::Size)?;
-        if rules.iter().any(|(there, _)| *there == selector) {
-            return Err(Why::Form(ONCE));
-        }
-        rules.push((selector, size));
+        add(&mut rules, selector, size.parse().map_err(Why::Size)?)?;
     }
     Ok(rules)
 }
 
+fn add(
+    rules: &mut Vec<(RequestSelector, Extent)>,
+    selector: RequestSelector,
+    size: Extent,
+) -> Result<(), Why> {
+    if rules.iter().any(|(there, _)| *there == selector) {
+        return Err(Why::Form("one size for each GPU"));
+    }
+    rules.push((selector, size));
+    Ok(())
+}
+
 const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, with a CUDA ordinal, a GPU-… UUID or its beginning, or all for the GPU";
-const ONCE: &str = "one size for each GPU";
 
 /// Reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
 pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
@@ -184,14 +191,11 @@ pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
             Some(selector @ RequestSelector::Ordinal(_)) => selector,
             _ => return Err(Why::Form(FORM)),
         };
-        if rules.iter().any(|(there, _)| *there == selector) {
-            return Err(Why::Form(ONCE));
-        }
         if !size.trim_end().ends_with(|c: char| c.is_ascii_alphabetic()) {
             return Err(Why::Form(FORM));
         }
         let size: Size = size.parse().map_err(Why::Size)?;
-        rules.push((selector, size.into()));
+        add(&mut rules, selector, size.into())?;
     }
     Ok(rules)
 }

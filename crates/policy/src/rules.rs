@@ -10,8 +10,7 @@ mod text;
 
 pub use error::{Fault, RulesError};
 
-use super::facts::Facts;
-use super::{glob, namespace};
+use super::namespace;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -29,6 +28,11 @@ pub const LONGEST: u64 = 4 << 20;
 
 /// What happens to a program that cannot come into its group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(
+    feature = "file",
+    derive(serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum OnError {
     /// It gets no GPU memory.
     #[default]
@@ -170,7 +174,8 @@ impl Rules {
         // In a user namespace the machine's root has no number, and his files show that. So do
         // those of a user who has this number there, by subordinate ids; who mounts such files here
         // could leave out the library as well.
-        let owner = match namespace::is_initial()? {
+        let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
+        let owner = match is_initial {
             true => source.owner,
             false if about.uid() == namespace::UNMAPPED && root.uid() == about.uid() => about.uid(),
             false => return Err(RulesError::Namespace { path }),
@@ -221,7 +226,7 @@ impl Rules {
         };
         let hidden = is_the_machines(Path::new(POLICY))
             && !is_the_machines(&source.root)
-            && !namespace::is_initial()?;
+            && !namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         match hidden {
             true => Err(RulesError::Hidden {
                 root: source.root.clone(),
@@ -229,78 +234,10 @@ impl Rules {
             false => Ok(()),
         }
     }
-
-    /// The group that the first matching rule names; `None` where none matches, and where it
-    /// exempts.
-    ///
-    /// In a user namespace only a first rule that asks for nothing is believed, as the view of a
-    /// container has it.
-    pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
-        if facts.in_user_namespace
-            && let Some(first) = self.0.first()
-            && !first.is_unconditional()
-        {
-            return Err(RulesError::Namespace {
-                path: Path::new(gpulimit_group::SYSTEM).join(FILE),
-            });
-        }
-        let Some(rule) = self.0.iter().find(|rule| rule.matches(facts)) else {
-            return Ok(None);
-        };
-        let group = match &rule.target {
-            Target::Exempt => return Ok(None),
-            Target::Group(group) => group,
-            Target::Each(groups) => match groups.iter().find(|(uid, _)| *uid == facts.uid) {
-                Some((_, group)) => group,
-                None => {
-                    return Err(RulesError::Unlisted {
-                        uid: facts.uid,
-                        rule: rule.number,
-                    });
-                }
-            },
-        };
-        Ok(Some(Assigned {
-            group: group.clone(),
-            on_error: rule.on_error,
-            rule: rule.number,
-        }))
-    }
 }
 
-impl Rule {
-    /// Whether it says the same of every process.
-    fn is_unconditional(&self) -> bool {
-        self.user.is_empty()
-            && self.unix_group.is_none()
-            && self.cgroup.is_empty()
-            && self.executable.is_empty()
-            && self.container.is_empty()
-            && !matches!(self.target, Target::Each(_))
-    }
-
-    fn matches(&self, facts: &Facts) -> bool {
-        let one = |globs: &[String], text: &[u8]| {
-            globs
-                .iter()
-                .any(|glob| glob::matches(glob.as_bytes(), text))
-        };
-        let any = |globs: &[String], texts: &[String]| {
-            globs.is_empty() || texts.iter().any(|text| one(globs, text.as_bytes()))
-        };
-        let member = |groups: &UnixGroups| {
-            facts.gids.iter().any(|gid| groups.gids.contains(gid))
-                || is_in(&groups.members, facts.uid)
-        };
-        (self.user.is_empty() || is_in(&self.user, facts.uid))
-            && self.unix_group.as_ref().is_none_or(member)
-            && any(&self.cgroup, &facts.cgroups)
-            && any(&self.container, &facts.containers)
-            && (self.executable.is_empty() || one(&self.executable, &facts.executable))
-    }
-}
-
-fn is_in(ranges: &[Range], number: u32) -> bool {
+/// Returns whether one of the ranges has this number.
+pub(crate) fn is_in(ranges: &[Range], number: u32) -> bool {
     ranges
         .iter()
         .any(|(first, last)| (*first..=*last).contains(&number))

@@ -1,10 +1,10 @@
 //! Who may be in which group.
 
 use super::Compiler;
-use super::group::Planned;
+use super::group::{Planned, place};
 use crate::file::At;
 use crate::rules::{Range, Rule, Target};
-use gpulimit_group::{Members, parent};
+use gpulimit_group::{Members, upwards};
 use std::collections::BTreeMap;
 
 /// Whom the rules put into one group.
@@ -115,28 +115,18 @@ fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
 
 /// Who is in a group is charged in all above it, and so must be admitted there.
 fn widen(groups: &mut Groups) {
-    let below: Vec<_> = groups
-        .values()
-        .map(|planned| {
-            (
-                planned.group.name.clone(),
-                planned.group.owner,
-                planned.group.members,
-            )
-        })
-        .collect();
+    let described =
+        |Planned { group, .. }: &Planned| (group.name.clone(), group.owner, group.members);
+    let below: Vec<_> = groups.values().map(described).collect();
     for (name, owner, members) in below {
-        let mut above = parent(&name);
-        while let Some(name) = above {
-            let place: Vec<String> = name.split('/').map(str::to_owned).collect();
-            if let Some(planned) = groups.get_mut(&place) {
+        for above in upwards(&name).skip(1) {
+            if let Some(planned) = groups.get_mut(&place(above)) {
                 let group = &mut planned.group;
                 let foreign = owner.is_some_and(|owner| owner != 0 && group.owner != Some(owner));
                 if foreign || members != Members::Owner {
                     group.members = Members::All;
                 }
             }
-            above = parent(name);
         }
     }
 }

@@ -69,16 +69,7 @@ impl Compiler<'_> {
             );
             return;
         }
-        let groups = groups.unwrap_or_default();
-        let parts: Vec<Vec<UnixGroup>> = match holes.group {
-            true => groups.into_iter().map(|group| vec![group]).collect(),
-            false => vec![groups],
-        };
-        for part in parts {
-            let group = part
-                .first()
-                .filter(|_| holes.group)
-                .map(|group| group.name.clone());
+        for (group, part) in parts(groups.unwrap_or_default(), holes) {
             if !holes.user {
                 self.bind(&name.value, Binding { user: None, group });
                 continue;
@@ -88,14 +79,8 @@ impl Compiler<'_> {
                 whom.extend(self.names.members(group));
             }
             for user in whom {
-                let user = Some((user.name, user.uid));
-                self.bind(
-                    &name.value,
-                    Binding {
-                        user,
-                        group: group.clone(),
-                    },
-                );
+                let (user, group) = (Some((user.name, user.uid)), group.clone());
+                self.bind(&name.value, Binding { user, group });
             }
         }
     }
@@ -126,16 +111,14 @@ impl Compiler<'_> {
             self.check_group(stanza, &bindings);
             for binding in bindings {
                 let name = fill(template, &binding);
-                let owner = self.owner(stanza, &binding);
-                let group = PlannedGroup {
-                    settings: merged(&stanza.settings, &self.policy.defaults),
-                    owner,
-                    members: Members::Owner,
-                    line: stanza.name.line,
-                    name: name.clone(),
-                };
                 let new = Planned {
-                    group,
+                    group: PlannedGroup {
+                        name: name.clone(),
+                        settings: merged(&stanza.settings, &self.policy.defaults),
+                        owner: self.owner(stanza, &binding),
+                        members: Members::Owner,
+                        line: stanza.name.line,
+                    },
                     template: template.clone(),
                     members: stanza.members.clone(),
                 };
@@ -325,8 +308,20 @@ impl Compiler<'_> {
     }
 }
 
+/// The unix groups that one binding is for: each by itself where the template has `{group}`, with
+/// its name, else all together.
+pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
+    match holes.group {
+        true => {
+            let alone = |group: UnixGroup| (Some(group.name.clone()), vec![group]);
+            groups.into_iter().map(alone).collect()
+        }
+        false => vec![(None, groups)],
+    }
+}
+
 /// The parts of a group's name.
-fn place(name: &str) -> Vec<String> {
+pub(super) fn place(name: &str) -> Vec<String> {
     name.split('/').map(str::to_owned).collect()
 }
 

@@ -1,5 +1,6 @@
 //! Rules, each made one or more with numbers and whole names in it.
 
+use super::group::parts;
 use super::names::{UnixGroup, User};
 use super::template::{self, Binding, Holes, fill};
 use super::{Compiler, NONE};
@@ -56,13 +57,8 @@ impl Compiler<'_> {
             // for everybody.
             return Vec::new();
         }
-        let parts: Vec<Vec<UnixGroup>> = match unix_groups {
-            None => vec![Vec::new()],
-            Some(groups) if holes.group => groups.into_iter().map(|group| vec![group]).collect(),
-            Some(groups) => vec![groups],
-        };
         let mut rules = Vec::new();
-        for part in parts {
+        for (group, part) in parts(unix_groups.unwrap_or_default(), holes) {
             let mut rule = rule.clone();
             if !part.is_empty() {
                 let members: Vec<User> = part
@@ -74,10 +70,6 @@ impl Compiler<'_> {
                     members: ranges(&members),
                 });
             }
-            let group = part
-                .first()
-                .filter(|_| holes.group)
-                .map(|group| group.name.clone());
             if exempt {
                 rule.target = Target::Exempt;
             } else if holes.user {

@@ -43,7 +43,7 @@ impl Stanza for Keys {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Defaults {
-    pub on_error: Option<OnErrorWord>,
+    pub on_error: Option<OnError>,
 }
 
 impl Stanza for Defaults {
@@ -74,7 +74,7 @@ pub(super) struct RuleText {
     pub executable: Option<Spanned<Names>>,
     pub container: Option<Spanned<Names>>,
     pub group: Option<Spanned<String>>,
-    pub on_error: Option<OnErrorWord>,
+    pub on_error: Option<OnError>,
 }
 
 impl Stanza for RuleText {
@@ -87,23 +87,6 @@ impl Stanza for RuleText {
         "group",
         "on_error",
     ];
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum OnErrorWord {
-    #[default]
-    Closed,
-    Open,
-}
-
-impl From<OnErrorWord> for OnError {
-    fn from(word: OnErrorWord) -> Self {
-        match word {
-            OnErrorWord::Closed => Self::Closed,
-            OnErrorWord::Open => Self::Open,
-        }
-    }
 }
 
 /// A size for all GPUs, or a table of GPUs and sizes.

@@ -73,6 +73,13 @@ pub enum Fault {
     Writable(u32),
 }
 
+impl RulesError {
+    /// Returns what makes an error of the system's answer to a question about a process.
+    pub(crate) fn unknown(what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::Unknown { what, error }
+    }
+}
+
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const ANEW: &str = "the administrator can write them anew with `gpulimit apply`";

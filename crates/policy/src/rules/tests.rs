@@ -1,4 +1,5 @@
 use super::*;
+use crate::facts::Facts;
 use gpulimit_scratch::Scratch;
 use std::os::unix::fs::{PermissionsExt, symlink};
 

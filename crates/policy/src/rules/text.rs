@@ -135,18 +135,12 @@ impl Draft {
     fn new(head: &str) -> Option<Self> {
         let (number, on_error) = head.split_once(' ')?;
         let rule = Rule {
-            number: number.parse().ok()?,
             on_error: match on_error {
                 "closed" => OnError::Closed,
                 "open" => OnError::Open,
                 _ => return None,
             },
-            user: Vec::new(),
-            unix_group: None,
-            cgroup: Vec::new(),
-            executable: Vec::new(),
-            container: Vec::new(),
-            target: Target::Each(Vec::new()),
+            ..Rule::of_everybody(number.parse().ok()?, Target::Each(Vec::new()))
         };
         Some(Self {
             rule,
