@@ -1,4 +1,4 @@
-//! What goes wrong with groups.
+//! The errors of groups and roots.
 
 use super::{MAX_DEPTH, directory};
 use gpulimit_base::file_system::Unsuitable;
@@ -11,49 +11,49 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a group, or the root of all groups, cannot be used.
+/// The reason why a group, or the root of all groups, cannot be used.
 #[derive(Debug)]
 pub enum GroupError {
-    /// A text that is no name of a group.
+    /// The text is not a valid name of a group.
     Name {
         /// The text.
         name: String,
     },
-    /// The system refused.
+    /// A system call failed.
     Io {
-        /// What was tried: `open`, `create`, `list`, `remove`.
+        /// The operation that failed: `open`, `create`, `list`, `remove`.
         what: &'static str,
         /// The root, the group or a file in it.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// A directory that others could tamper with.
+    /// Other users could tamper with the directory.
     Unsafe {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why the directory is unsafe.
         why: Fault,
     },
-    /// No such group.
+    /// The group does not exist.
     Missing {
-        /// The group asked for.
+        /// The name that was asked for.
         name: String,
-        /// The root it was looked for in.
+        /// The root in which the group was looked for.
         root: PathBuf,
-        /// The groups that there are.
+        /// The groups that exist in the root.
         known: Vec<String>,
     },
     /// There are groups below the group.
     HasGroups {
         /// The group.
         name: String,
-        /// One of them.
+        /// One of the groups below.
         below: String,
     },
-    /// A directory in which a group would be, or is, holds what we have not made.
+    /// The directory of a group, or of one to be made, holds files that gpulimit did not make.
     Foreign {
-        /// The first of it.
+        /// The first of these files.
         path: PathBuf,
     },
     /// Programs run in the group.
@@ -61,45 +61,45 @@ pub enum GroupError {
         /// The group.
         name: String,
     },
-    /// The group would be somebody else's than the directory that it is in.
+    /// The group would belong to another user than the directory that it is in.
     Delegated {
         /// The group.
         name: String,
         /// The user to whom the directory belongs.
         owner: u32,
     },
-    /// The group is to be somebody else's than a group below it.
+    /// The group cannot get another owner, because a group below it belongs to another user.
     Kept {
         /// The group.
         name: String,
-        /// The one below.
+        /// The group below.
         below: String,
-        /// The user to whom that belongs.
+        /// The user to whom the group below belongs.
         owner: u32,
     },
-    /// The group is being made or removed by somebody who takes too long.
+    /// Another process that makes or removes the group takes too long.
     Held {
         /// The directory of the group.
         path: PathBuf,
     },
-    /// The file system that the root or the group lies on cannot have groups.
+    /// The file system of the root or the group cannot hold groups.
     FileSystem(Unsuitable),
-    /// Its limits cannot be used.
+    /// The group's limits cannot be used.
     Limits(LimitsError),
-    /// Its ledger cannot be used.
+    /// The group's ledger cannot be used.
     Ledger(LedgerError),
 }
 
-/// Why a directory is not trusted.
+/// The reason why a directory is not trusted.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// It is a symbolic link.
+    /// The path is a symbolic link.
     Symlink,
-    /// It is something else than a directory.
+    /// The path leads to something else than a directory.
     NotDirectory,
-    /// It belongs to this user, who is neither ourselves nor root.
+    /// The directory belongs to this user, who is neither the caller nor root.
     Owner(u32),
-    /// Others may write it; the permissions.
+    /// Other users may write the directory, which has these permissions.
     Writable(u32),
 }
 
@@ -115,7 +115,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// What to do about it.
+    /// Returns what the user can do about it.
     const fn remedy(self) -> &'static str {
         match self {
             Self::Symlink | Self::NotDirectory => {
@@ -132,7 +132,7 @@ impl Fault {
 }
 
 impl GroupError {
-    /// Whether the group does not exist, perhaps no longer.
+    /// Returns whether the group does not exist, or no longer exists.
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
@@ -147,7 +147,7 @@ impl GroupError {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// The error of a system call, with what was tried and where.
+    /// Makes the error of a system call, with the operation and the path.
     pub(super) fn io(what: &'static str, path: &Path, error: io::Error) -> Self {
         Self::Io {
             what,
@@ -156,14 +156,15 @@ impl GroupError {
         }
     }
 
-    /// The error for a file of a group that another program has a lease on.
+    /// Makes the error for a file of a group that another program has a lease on.
     pub(super) fn leased(path: &Path) -> Self {
         Self::io("open", path, directory::leased(path))
     }
 }
 
 impl GroupError {
-    /// Says that there is no such group, and which one was probably meant, but not how to make it.
+    /// Writes that the group does not exist, and which name was probably meant, but not how to make
+    /// it.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);
@@ -183,7 +184,7 @@ impl GroupError {
     }
 }
 
-/// An error of a group for those who would not make it where it is missing.
+/// Displays an error of a group without the advice to make the group, for verbs that only look.
 pub struct NotToBeMade<'a>(pub &'a GroupError);
 
 impl fmt::Display for NotToBeMade<'_> {

@@ -7,15 +7,16 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A directory that is ours or root's and that nobody else can put other files into.
+/// Checks that a directory belongs to the caller or to root, and that no other user can put files
+/// into it.
 ///
-/// Root may use everybody's.
+/// The user root may use the directories of all users.
 pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
     let about = fs::symlink_metadata(path).map_err(|error| GroupError::io("open", path, error))?;
     is_safe(path, &about).map(|()| about)
 }
 
-/// As [`check`], of an open directory.
+/// As [`check`], for an open directory.
 pub(super) fn check_open(directory: &Directory) -> Result<fs::Metadata, GroupError> {
     let path = directory.path();
     let about = directory
