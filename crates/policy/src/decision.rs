@@ -6,11 +6,11 @@ use super::rules::{Assigned, FILE, Rule, Rules, RulesError, Target, UnixGroups, 
 use std::path::Path;
 
 impl Rules {
-    /// The group that the first matching rule names; `None` where none matches, and where it
-    /// exempts.
+    /// Returns the group that the first matching rule names; `None` where no rule matches, or where
+    /// that rule exempts the process.
     ///
-    /// In a user namespace only a first rule that asks for nothing is believed, as the view of a
-    /// container has it.
+    /// In a user namespace only a first rule without conditions is believed, such as the rule in a
+    /// container's view.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace
             && let Some(first) = self.0.first()
@@ -45,7 +45,7 @@ impl Rules {
 }
 
 impl Rule {
-    /// Whether it says the same of every process.
+    /// Returns whether the rule says the same of every process.
     fn is_unconditional(&self) -> bool {
         self.user.is_empty()
             && self.unix_group.is_none()

@@ -1,4 +1,5 @@
-//! What goes wrong between the administrator's rules, the environment and a group.
+//! The errors that arise from the administrator's rules, the environment and the group they lead
+//! to.
 
 use super::rules::{Assigned, RulesError};
 use gpulimit_base::device::DeviceId;
@@ -8,41 +9,41 @@ use gpulimit_limits::ExtentError;
 use std::error::Error;
 use std::fmt;
 
-/// Why the limit that the environment asks for cannot be applied.
+/// The reason why the limit that the environment or a rule asks for cannot be applied.
 #[derive(Debug)]
 pub enum PolicyError {
-    /// A variable whose text means nothing.
+    /// The text of a variable is invalid.
     Value {
         /// The variable.
         variable: String,
-        /// Its text.
+        /// The variable's text.
         text: String,
-        /// What is wrong with it, and what is accepted.
+        /// What is wrong with the text, and what is accepted.
         why: Why,
     },
-    /// A rule for a GPU that this process does not have.
+    /// A variable limits a GPU that this process does not see.
     UnknownGpu {
-        /// The variable that has the rule.
+        /// The variable.
         variable: String,
-        /// How it names the GPU.
+        /// The GPU as the variable names it.
         gpu: String,
-        /// The GPUs that there are.
+        /// The GPUs that this process sees.
         known: Vec<(u32, DeviceId)>,
     },
-    /// A prefix of more than one UUID, or two rules for one GPU.
+    /// A variable names a GPU by the beginning of several UUIDs, or limits one GPU twice.
     Ambiguous {
-        /// The variable that has the rule.
+        /// The variable.
         variable: String,
-        /// How it names the GPU.
+        /// The GPU as the variable names it.
         gpu: String,
-        /// What it may mean, or what it means again.
+        /// The GPUs that the text fits, or the GPU that is limited twice.
         matches: Vec<(u32, DeviceId)>,
     },
-    /// A limit that depends on the size of a GPU.
+    /// A limit depends on the size of a GPU and cannot be worked out.
     Extent {
-        /// The variable that has the limit.
+        /// The variable.
         variable: String,
-        /// Why it cannot be worked out.
+        /// The reason.
         error: ExtentError,
     },
     /// The root or the group cannot be used.
@@ -51,20 +52,20 @@ pub enum PolicyError {
     Rules(RulesError),
     /// The environment names a group that is not below the assigned one.
     NotBelow {
-        /// The rule that holds.
+        /// The rule that holds for the process.
         rule: Assigned,
-        /// The name that was given.
+        /// The name in the environment.
         named: String,
-        /// Whether there is such a group elsewhere.
+        /// Whether a group of this name exists elsewhere.
         elsewhere: bool,
     },
     /// The group that a rule leads to cannot be used.
     Assigned {
-        /// The rule that holds.
+        /// The rule that holds for the process.
         rule: Assigned,
-        /// Its group, or the one below it that the environment names.
+        /// The rule's group, or the group below it that the environment names.
         group: String,
-        /// Why not.
+        /// The reason.
         error: Box<GroupError>,
     },
 }
@@ -72,13 +73,13 @@ pub enum PolicyError {
 /// What is wrong with a text.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// Nothing in it.
+    /// The text is empty; says what to do.
     Empty(&'static str),
-    /// Not UTF-8.
+    /// The text is not UTF-8.
     NotText,
-    /// A size is wrong.
+    /// A size in the text is invalid.
     Size(SizeError),
-    /// Not of the form that the variable has.
+    /// The text does not have the variable's form, which is given here.
     Form(&'static str),
 }
 

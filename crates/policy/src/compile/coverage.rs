@@ -1,13 +1,13 @@
-//! The people whom no rule covers.
+//! The people to whom no rule applies.
 
 use super::names::Accounts;
 use crate::rules::{Rule, Rules, is_in};
 
-/// Returns the login names of the people whose programs no rule holds for, while a rule holds for
-/// others of them.
+/// Returns the login names of the people to whom no rule applies, although rules apply to other
+/// people.
 ///
-/// Rules that ask for a cgroup, a container or an executable cover nobody as a whole. Where no rule
-/// covers anybody, as in a policy for containers, nobody is left out.
+/// A rule that asks for a cgroup, a container or an executable does not cover users as a whole. If
+/// all rules are of that kind, as in a policy for containers, the list is empty.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()

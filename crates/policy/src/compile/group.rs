@@ -1,4 +1,4 @@
-//! Groups, each template made one for everybody whom it is for.
+//! The groups of a policy: a template becomes a group for each user or unix group that it is for.
 
 use super::names::UnixGroup;
 use super::template::{self, Binding, Holes, fill, prefixes};
@@ -9,7 +9,7 @@ use gpulimit_group::{Kind, Members, check_name, parent};
 use gpulimit_limits::{Key, is_near};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A group and how the file came to it.
+/// A planned group, with the stanza that it comes from.
 pub(super) struct Planned {
     pub group: PlannedGroup,
     template: String,
@@ -17,7 +17,7 @@ pub(super) struct Planned {
 }
 
 impl Compiler<'_> {
-    /// The template is made for this user, and so are those that it is below.
+    /// Has the template made for this user or unix group, together with the templates above it.
     pub(super) fn bind(&mut self, template: &str, binding: Binding) {
         for prefix in prefixes(template) {
             if let Some(holes) = Holes::of(prefix)
@@ -87,7 +87,7 @@ impl Compiler<'_> {
 
     pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
         let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
-        // Those for all first: a group of its own name has the last word.
+        // Templates come first, so that a stanza with the group's own name overrides them.
         let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
         let holes = |stanza: &&GroupStanza| Holes::of(&stanza.name.value).unwrap_or_default();
         stanzas.sort_by_key(|stanza| (!holes(stanza).any(), stanza.name.value.split('/').count()));
@@ -140,8 +140,8 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Those for whom the template itself is named, and those for whom the ones that it is below
-    /// are made.
+    /// Returns the users and unix groups for which the template is made: those bound to it, and
+    /// those bound to templates above it.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -161,7 +161,7 @@ impl Compiler<'_> {
             })
     }
 
-    /// Finds groups below one that the file does not have: a mistake for each stanza, however many
+    /// Reports groups whose parent the file does not have: one mistake per stanza, however many
     /// groups it makes.
     fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
@@ -175,7 +175,8 @@ impl Compiler<'_> {
                 .filter(|group| group.template == *template)
                 .collect();
             let is_missing = if made.is_empty() {
-                // Made for nobody here, or each by a stanza of its own.
+                // The template makes no group on this machine, or stanzas of their own make all of
+                // them.
                 !self.bindings.contains_key(template)
                     && !policy.groups.iter().any(|other| other.name.value == above)
             } else {
@@ -194,13 +195,14 @@ impl Compiler<'_> {
         }
     }
 
-    /// Finds what is wrong with the name and the limits of a stanza: a mistake of each kind,
-    /// however many groups it makes.
+    /// Reports mistakes in the name and the limits of a stanza: one of each kind, however many
+    /// groups it makes.
     fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
         let template = &stanza.name.value;
         let holes = Holes::of(template).unwrap_or_default();
-        // A stanza that makes no group here is looked at with a name that is always right.
+        // A stanza that makes no group on this machine is checked with a sample name that is always
+        // valid.
         let example = Binding {
             user: Some(("x".into(), 0)),
             group: Some("x".into()),
@@ -267,7 +269,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Finds rules that lead to groups that the file does not have, one mistake for each rule.
+    /// Reports rules that lead to groups that the file does not have: one mistake per rule.
     pub(super) fn check_targets(&mut self, groups: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for (number, stanza) in (1..).zip(&policy.rules) {
@@ -286,7 +288,7 @@ impl Compiler<'_> {
                 let bound = self.bindings.get(template).into_iter().flatten();
                 let mut names = bound.map(|binding| fill(template, binding)).peekable();
                 match names.peek() {
-                    // It leads nowhere on this machine.
+                    // The rule leads to no group on this machine.
                     None => !is_written,
                     Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
                 }
@@ -308,8 +310,8 @@ impl Compiler<'_> {
     }
 }
 
-/// The unix groups that one binding is for: each by itself where the template has `{group}`, with
-/// its name, else all together.
+/// Splits unix groups by the groups that a template makes: each by itself, with its name, where the
+/// template has `{group}`, else all together.
 pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
     match holes.group {
         true => {
@@ -320,12 +322,12 @@ pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>
     }
 }
 
-/// The parts of a group's name.
+/// Returns the parts of a group's name.
 pub(super) fn place(name: &str) -> Vec<String> {
     name.split('/').map(str::to_owned).collect()
 }
 
-/// What the group says, and the defaults for keys of which it says nothing.
+/// Returns the group's own settings, with the defaults for keys that it does not set.
 fn merged(own: &Settings, defaults: &Settings) -> Settings {
     let mut all = own.clone();
     let says = |key| own.sizes.iter().any(|(there, ..)| *there == key);
@@ -355,7 +357,7 @@ fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Extent)> {
     of_key.map(|(_, gpu, size)| (gpu.value.as_str(), *size))
 }
 
-/// Whether one size is above the other on every GPU.
+/// Returns whether one size is larger than the other on every GPU.
 fn is_above(one: Extent, other: Extent) -> bool {
     match (one, other) {
         (Extent::Size(Size::Bytes(one)), Extent::Size(Size::Bytes(other))) => one > other,

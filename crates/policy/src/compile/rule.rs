@@ -1,4 +1,4 @@
-//! Rules, each made one or more with numbers and whole names in it.
+//! The rules of a policy: each becomes one or more rules with numbers and whole names.
 
 use super::group::parts;
 use super::names::{UnixGroup, User};
@@ -53,8 +53,8 @@ impl Compiler<'_> {
         if users.as_ref().is_some_and(Vec::is_empty)
             || unix_groups.as_ref().is_some_and(Vec::is_empty)
         {
-            // Nobody that it names is there, which has been said; without a condition it would hold
-            // for everybody.
+            // The users that the rule names do not exist, which has been reported. Without a
+            // condition the rule would hold for every process.
             return Vec::new();
         }
         let mut rules = Vec::new();
@@ -101,7 +101,7 @@ impl Compiler<'_> {
         rules
     }
 
-    /// Whom a rule with a group for each user is for, as far as they are known now.
+    /// Returns the users for whom a rule makes a group each, as far as they are known now.
     fn whom(&mut self, users: Option<&[User]>, groups: &[UnixGroup]) -> Vec<User> {
         let members: Vec<User> = groups
             .iter()
@@ -119,7 +119,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Their numbers, as few ranges as there can be.
+/// Returns the users' numbers in as few ranges as possible.
 fn ranges(users: &[User]) -> Vec<Range> {
     let uids: BTreeSet<u32> = users.iter().map(|user| user.uid).collect();
     let mut ranges: Vec<Range> = Vec::new();

@@ -6,9 +6,9 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use toml::Spanned;
 
-/// A part of a stanza that is read by itself.
+/// The part of a stanza that is read into one type.
 pub(super) trait Stanza {
-    /// Its keys.
+    /// The keys of the part.
     const NAMES: &'static [&'static str];
 }
 
@@ -39,7 +39,7 @@ impl Stanza for Keys {
     ];
 }
 
-/// What else `[defaults]` says.
+/// The keys of `[defaults]` beside limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Defaults {
@@ -50,7 +50,7 @@ impl Stanza for Defaults {
     const NAMES: &'static [&'static str] = &["on_error"];
 }
 
-/// What else a group says.
+/// The keys of a group's stanza beside limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupText {
@@ -64,7 +64,7 @@ impl Stanza for GroupText {
     const NAMES: &'static [&'static str] = &["owner", "members", "users", "unix_group"];
 }
 
-/// A rule.
+/// The keys of a rule's stanza.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleText {
@@ -125,7 +125,7 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-/// One word: a text, a number, or true and false.
+/// A single value: a text, a number, or true and false.
 pub(super) struct Word(pub String);
 
 impl<'de> Deserialize<'de> for Word {

@@ -8,7 +8,7 @@ fn read(text: &str) -> Result<Policy, Vec<Mistake>> {
     }
 }
 
-/// All that is said of a file that is wrong.
+/// Returns all mistakes of an invalid file.
 #[track_caller]
 fn wrong(text: &str) -> Vec<String> {
     let mistakes = read(text).expect_err(text);
@@ -16,7 +16,7 @@ fn wrong(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn everything_that_can_be_written() {
+fn a_file_with_every_key_is_read() {
     let policy = read(
         r#"
 [defaults]
@@ -98,13 +98,13 @@ group = "lab"
 }
 
 #[test]
-fn an_empty_file_asks_for_nothing() {
+fn an_empty_file_has_no_groups_and_no_rules() {
     let policy = read("# nothing\n").expect("right");
     assert!(policy.groups.is_empty() && policy.rules.is_empty());
 }
 
 #[test]
-fn all_mistakes_are_said_at_once_with_their_lines() {
+fn all_mistakes_are_reported_at_once_with_their_lines() {
     let said = wrong(
         r#"grup = 1
 [defaults]
@@ -151,7 +151,7 @@ user = []
 }
 
 #[test]
-fn each_mistake_by_itself() {
+fn each_mistake_has_its_own_message() {
     for (text, line, why) in [
         ("group = 1", 1, "[group.\"NAME\"]"),
         ("[group]\nlab = 1", 2, "[group.\"lab\"]"),
@@ -193,7 +193,7 @@ fn each_mistake_by_itself() {
 }
 
 #[test]
-fn the_keys_that_are_known_are_those_that_serde_reads() {
+fn the_listed_keys_are_those_that_serde_reads() {
     fn accepts<T: Stanza + Default + for<'a> Deserialize<'a>>() {
         for name in T::NAMES {
             let text = format!("{name} = \"closed\"");
