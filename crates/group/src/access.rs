@@ -51,7 +51,8 @@ impl Access {
             return Err(io::Error::new(
                 ErrorKind::PermissionDenied,
                 format!(
-                    "{name} belongs to user {whose}, in a directory of user {place}: remove it"
+                    "{name} belongs to user {whose}, but its directory to user {place}: remove \
+                     {name}"
                 ),
             ));
         }

@@ -382,7 +382,8 @@ impl<'a> Request<'a, '_> {
         );
         station.record(EventKind::Oom, index, self.bytes, charged, max);
         self.pressure.tell(format_args!(
-            "group {} has no room for {} on GPU {}, which this process ({}) asked for: kills {}, as its oom={} says",
+            "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \
+             (oom={})",
             station.name,
             gib(self.bytes),
             self.device.id().short(),

@@ -119,13 +119,13 @@ impl Fault {
     const fn remedy(self) -> &'static str {
         match self {
             Self::Symlink | Self::NotDirectory => {
-                "remove it, or name a directory of your own in GPULIMIT_ROOT"
+                "remove it, or set GPULIMIT_ROOT to a directory of your own"
             }
             Self::Owner(_) => {
-                "have its owner or root remove it, or name a directory of your own in GPULIMIT_ROOT"
+                "have its owner or root remove it, or set GPULIMIT_ROOT to a directory of your own"
             }
             Self::Writable(_) => {
-                "run `chmod go-w` on it, or name another directory in GPULIMIT_ROOT"
+                "run `chmod go-w` on it, or set GPULIMIT_ROOT to another directory"
             }
         }
     }
@@ -177,7 +177,7 @@ impl GroupError {
             write!(f, "{}{group}", if i == 0 { " (known: " } else { ", " })?;
         }
         match known.len() {
-            0 => f.write_str(" (there are none)"),
+            0 => f.write_str(" (it has no groups)"),
             1..=8 => f.write_str(")"),
             more => write!(f, " and {} more)", more - 8),
         }
@@ -198,16 +198,20 @@ impl fmt::Display for GroupError {
         match self {
             Self::Name { name } => write!(
                 f,
-                "'{}' is no name of a group: expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -, not starting with . or -, and up to {MAX_DEPTH} of these separated by /",
+                "invalid group name '{}': expected up to {MAX_DEPTH} parts separated by /, each \
+                 of 1 to {LONGEST} characters A-Z a-z 0-9 . _ - and not starting with . or -",
                 name.escape_debug()
             ),
             Self::Io { what, path, error } => {
                 write!(f, "cannot {what} {}: {error}", path.display())?;
                 match error.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
-                        .write_str(": ask who administers it, or name a directory of your own in GPULIMIT_ROOT"),
+                        .write_str(
+                            ": ask its administrator, or set GPULIMIT_ROOT to a directory of your \
+                             own",
+                        ),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                        f.write_str(": name a directory that can be made in GPULIMIT_ROOT")
+                        f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }
                     io::ErrorKind::StorageFull => f.write_str(": free some space there"),
                     _ => f.write_str(held_signals::remedy(error)),
@@ -222,30 +226,36 @@ impl fmt::Display for GroupError {
             }
             Self::HasGroups { name, below } => write!(
                 f,
-                "there are groups below '{name}', such as {below}: remove them first, or all with `gpulimit rm --recursive {name}`"
+                "group '{name}' has groups below it, such as {below}: remove those first, or all \
+                 with `gpulimit rm --recursive {name}`"
             ),
             Self::Foreign { path } => write!(
                 f,
-                "{} was not made by gpulimit, which leaves it and its directory alone: move it elsewhere first",
+                "{} was not made by gpulimit, so it and its directory stay: move it elsewhere \
+                 first",
                 path.display()
             ),
             Self::InUse { name } => {
                 write!(
                     f,
-                    "programs run in group '{name}': end them first, `gpulimit ps {name}` lists them"
+                    "programs run in group '{name}': end them first; `gpulimit ps {name}` lists \
+                     them"
                 )
             }
             Self::Delegated { name, owner } => write!(
                 f,
-                "group '{name}' would be in a directory of user {owner}, where all groups are his: name no other owner, or make it elsewhere"
+                "group '{name}' would be in a directory of user {owner}, where all groups belong \
+                 to that user: name no other owner, or make the group elsewhere"
             ),
             Self::Kept { name, below, owner } => write!(
                 f,
-                "group '{name}' cannot get another owner, as group '{below}' in it belongs to user {owner}: remove that first (`gpulimit rm --recursive {below}`), it may be made anew afterwards"
+                "group '{name}' cannot get another owner, because group '{below}' in it belongs to \
+                 user {owner}: remove that group first (`gpulimit rm --recursive {below}`); it \
+                 can be made again afterwards"
             ),
             Self::Held { path } => write!(
                 f,
-                "{} is being made or removed by another program: try again, or end a stopped gpulimit",
+                "another program is making or removing {}: try again, or end a stopped gpulimit",
                 path.display()
             ),
             Self::FileSystem(unsuitable) => unsuitable.fmt(f),

@@ -93,6 +93,6 @@ impl Protection for Kept {
 
 impl fmt::Debug for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "what is kept for {}", self.below.display())
+        write!(f, "protection of the groups in {}", self.below.display())
     }
 }

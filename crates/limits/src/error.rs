@@ -59,28 +59,31 @@ impl fmt::Display for LimitsError {
                 let remedy = held_signals::remedy(error);
                 write!(
                     f,
-                    "cannot {what} the limits {}: {error}{remedy}",
+                    "cannot {what} the limits file {}: {error}{remedy}",
                     path.display()
                 )
             }
             Self::Damaged { path, why } => write!(
                 f,
-                "the limits {} are damaged ({why}): remove the group when no program runs in it",
+                "the limits file {} is damaged ({why}): remove the group when no program runs in \
+                 it",
                 path.display()
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the limits {} are of format {found}, this gpulimit understands {FORMAT}: use matching versions or remove the group when no program runs in it",
+                "the limits file {} has format {found}, this gpulimit reads format {FORMAT}: use \
+                 matching versions, or remove the group when no program runs in it",
                 path.display()
             ),
             Self::Full { path } => write!(
                 f,
-                "the limits {} hold {MAX_RULES} rules at most: use one rule for all GPUs",
+                "the limits file {} holds at most {MAX_RULES} rules: use one rule for all GPUs",
                 path.display()
             ),
             Self::Busy { path } => write!(
                 f,
-                "the limits {} are locked by another program that is changing them: try again, or end a stopped `gpulimit set`",
+                "another program is changing the limits file {}: try again, or end a stopped \
+                 `gpulimit set`",
                 path.display()
             ),
         }

@@ -35,14 +35,16 @@ impl fmt::Display for ExtentError {
         match self {
             Self::Unknown { extent, gpu: None } => write!(
                 f,
-                "cannot work out {extent}: the GPUs of this machine are not known here; give the size itself, such as 6G, or see `gpulimit doctor`"
+                "cannot work out {extent}: the GPUs of this machine are not known here; give a \
+                 size such as 6G, or see `gpulimit doctor`"
             ),
             Self::Unknown {
                 extent,
                 gpu: Some(gpu),
             } => write!(
                 f,
-                "cannot work out {extent}: the memory of GPU {gpu} is not known here; give the size itself, such as 6G"
+                "cannot work out {extent}: the memory of GPU {gpu} is not known here; give a size \
+                 such as 6G"
             ),
             Self::TooMuch {
                 extent,

@@ -365,7 +365,7 @@ impl fmt::Display for KeyError {
         match self {
             Self::Form(text) => write!(
                 f,
-                "'{}' is no change: expected KEY=VALUE, such as max=8G",
+                "expected KEY=VALUE, such as max=8G, got '{}'",
                 text.escape_debug()
             ),
             Self::Unknown { key, near } => {
@@ -381,7 +381,7 @@ impl fmt::Display for KeyError {
                 expected,
             } => write!(
                 f,
-                "'{}' is no value of {key}: expected {expected}",
+                "invalid value '{}' of {key}: expected {expected}",
                 text.escape_debug()
             ),
             Self::Size(error) => error.fmt(f),
@@ -482,7 +482,8 @@ mod tests {
             ("count_context=maybe", "expected yes or no"),
             (
                 "colour=red",
-                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, oom, count_context)",
+                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, oom, \
+                 count_context)",
             ),
         ] {
             let error = text.parse::<Setting>().expect_err(text).to_string();

@@ -351,7 +351,7 @@ fn cut_short(path: &Path) -> LimitsError {
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
     map.rules().ok_or_else(|| LimitsError::Damaged {
         path: path.into(),
-        why: "its rules are not as they were written",
+        why: "its rules do not match their sum",
     })
 }
 
@@ -532,16 +532,16 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("of format 1, this gpulimit understands 3");
+        refused("has format 1, this gpulimit reads format 3");
         poke(16, 12);
         refused("wrong size");
         // The valid bank of a new file is the second one.
         poke(128 + 4160 + 64, 77);
-        refused("not as they were written");
+        refused("do not match their sum");
         poke(128 + 4160 + 64 + 24, 77);
-        refused("not as they were written");
+        refused("do not match their sum");
         poke(128 + 4160, u64::MAX);
-        refused("not as they were written");
+        refused("do not match their sum");
         fs::remove_file(&path).expect("removed");
         symlink("/etc/passwd", &path).expect("linked");
         refused("cannot open");

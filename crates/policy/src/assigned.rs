@@ -156,7 +156,7 @@ mod tests {
             );
         }
         let said = place.refused(&[("GPULIMIT_GROUP", "../bob")]);
-        assert!(said.contains("no name of a group"), "{said}");
+        assert!(said.contains("invalid group name '../bob'"), "{said}");
     }
 
     #[test]

@@ -101,9 +101,9 @@ impl Compiler<'_> {
                 self.wrong(
                     stanza.line,
                     format!(
-                        "rule {number} has no condition and would hold for every process: add user, \
-                         unix_group, cgroup, executable or container, or write user = \"*\" where every \
-                         process is meant"
+                        "rule {number} has no condition and would hold for every process: add \
+                         user, unix_group, cgroup, executable or container, or write user = \"*\" \
+                         where every process is meant"
                     ),
                 );
             } else if holds_always(stanza) {
@@ -127,14 +127,17 @@ impl Compiler<'_> {
         let mut users = Vec::new();
         for name in &list.value {
             if name == "*" {
-                self.wrong(list.line, "'*' is every user, so that no other can be beside it: write user = \"*\", or names only");
+                self.wrong(
+                    list.line,
+                    "'*' means every user: write user = \"*\" alone, or only names",
+                );
             } else if let Some(user) = self.names.user(name) {
                 users.push(user);
             } else {
                 self.say(
                     list.line,
                     format!(
-                        "no user '{}' on this machine: give a login name or a number that there is",
+                        "no user '{}' on this machine: give an existing login name or number",
                         name.escape_debug()
                     ),
                     true,

@@ -111,7 +111,7 @@ impl fmt::Display for PolicyError {
             } => {
                 write!(
                     f,
-                    "{variable} has a limit for GPU '{}', which this process does not have",
+                    "{variable} has a limit for GPU '{}', which this process does not see",
                     gpu.escape_debug()
                 )?;
                 list(f, known)
@@ -123,7 +123,7 @@ impl fmt::Display for PolicyError {
             } => {
                 write!(
                     f,
-                    "{variable}: '{}' names a GPU that is not clear or has a limit already",
+                    "{variable}: '{}' fits several GPUs, or a GPU that has a limit already",
                     gpu.escape_debug()
                 )?;
                 list(f, matches)
@@ -139,17 +139,20 @@ impl fmt::Display for PolicyError {
                 let (group, named) = (&rule.group, named.escape_debug());
                 write!(
                     f,
-                    "you are assigned to group {group} by rule {} of the administrator's policy, and programs run only in it and in groups below it: ",
+                    "you are assigned to group {group} by rule {} of the administrator's policy, \
+                     and your programs run only in it and in groups below it: ",
                     rule.rule
                 )?;
                 match elsewhere {
                     true => write!(
                         f,
-                        "'{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, or name a group below {group}"
+                        "group '{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and \
+                         --name, or name a group below {group}"
                     ),
                     false => write!(
                         f,
-                        "there is no group {group}/{named}, which '{named}' means; make it with `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
+                        "'{named}' means group {group}/{named}, which does not exist; make it with \
+                         `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
                     ),
                 }
             }
@@ -162,12 +165,14 @@ impl fmt::Display for PolicyError {
                 match &**error {
                     GroupError::Io { path, error, .. } if *group != rule.group => write!(
                         f,
-                        "and may not make groups below it ({}: {error}): unset the variables that ask for a limit, or ask the administrator",
+                        "and may not make groups below it ({}: {error}): unset the variables that \
+                         ask for a limit, or ask the administrator",
                         path.display()
                     ),
                     GroupError::Missing { .. } => write!(
                         f,
-                        "and there is no group {group}: the administrator makes it with `gpulimit apply`"
+                        "and there is no group {group}: the administrator makes it with `gpulimit \
+                         apply`"
                     ),
                     GroupError::Io { what, path, error } => write!(
                         f,
@@ -183,13 +188,13 @@ impl fmt::Display for PolicyError {
 
 fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
     if gpus.is_empty() {
-        return f.write_str(": there is no GPU");
+        return f.write_str(": it sees no GPU");
     }
     for (i, (ordinal, id)) in gpus.iter().enumerate() {
         write!(
             f,
             "{}{ordinal} = {id}",
-            if i == 0 { ": there is " } else { ", " }
+            if i == 0 { ": it sees " } else { ", " }
         )?;
     }
     Ok(())

@@ -199,8 +199,10 @@ mod tests {
     fn containers_behind_a_cgroup_namespace() {
         let id = "f".repeat(64);
         let text = format!(
-            "1 2 0:1 / /proc rw - proc proc rw\n3 2 8:1 /var/lib/docker/containers/{id}/hostname /etc/hostname rw - ext4 /dev/sda rw\n\
-             4 2 0:5 /containers/overlay-containers/{id}/userdata/hosts /etc/hosts rw - tmpfs tmpfs rw\n"
+            "1 2 0:1 / /proc rw - proc proc rw\n\
+             3 2 8:1 /var/lib/docker/containers/{id}/hostname /etc/hostname rw - ext4 /dev/sda rw\n\
+             4 2 0:5 /containers/overlay-containers/{id}/userdata/hosts /etc/hosts rw - tmpfs tmpfs \
+             rw\n"
         );
         assert_eq!(mounted(&text).collect::<Vec<_>>(), [&id, &id]);
         assert_eq!(mounted("1 2 0:1 / / rw - ext4 /dev/sda rw\n").count(), 0);

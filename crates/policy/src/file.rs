@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
                     self.wrong(
                         &key.span(),
                         format_args!(
-                            "'{}' is no table: write [{}]",
+                            "'{}' must be a table: write [{}]",
                             key.get_ref(),
                             if key.get_ref() == "group" {
                                 "group.\"NAME\""
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
                 ("rule", _) => {
                     self.wrong(
                         &key.span(),
-                        "'rule' is no list of rules: write [[rule]] above each",
+                        "'rule' must be a list: write [[rule]] above each rule",
                     );
                 }
                 (name, _) => {
@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
                 DeValue::Table(table) => self.rule(table, &span, on_error, &mut policy),
                 _ => self.wrong(
                     &span,
-                    "'rule' is no list of rules: write [[rule]] above each",
+                    "'rule' must be a list: write [[rule]] above each rule",
                 ),
             }
         }
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
                 self.wrong(
                     &span,
                     format_args!(
-                        "'{}' is no group: write [group.\"{name}\"] and its keys below",
+                        "'{}' must be a table: write [group.\"{name}\"] and its keys below",
                         name.escape_debug()
                     ),
                 );
@@ -283,7 +283,8 @@ impl<'a> Reader<'a> {
             self.wrong(
                 span,
                 format_args!(
-                    "{place} has no group: add group = \"NAME\", or group = \"none\" to exempt"
+                    "{place} has no group: add group = \"NAME\", or group = \"none\" to exempt \
+                     processes"
                 ),
             );
         }
@@ -310,7 +311,7 @@ impl<'a> Reader<'a> {
             let mut patterns = globs.value.iter();
             if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
                 let bad = bad.escape_debug();
-                let why = format!("'{bad}' is no pattern: it has control characters");
+                let why = format!("invalid pattern '{bad}': it has control characters");
                 self.wrong_at(globs.line, why);
             }
         }
@@ -455,7 +456,8 @@ impl<'a> Reader<'a> {
     ) {
         if !is_gpu(gpu.get_ref()) {
             let why = format_args!(
-                "'{}' names no GPU: expected an index, a UUID or its beginning, a PCI bus id, or all",
+                "invalid GPU '{}': expected an index, a UUID or its beginning, a PCI bus id, or \
+                 all",
                 gpu.get_ref().escape_debug()
             );
             self.wrong(&gpu.span(), why);

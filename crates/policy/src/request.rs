@@ -179,7 +179,8 @@ fn add(
     Ok(())
 }
 
-const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, with a CUDA ordinal, a GPU-… UUID or its beginning, or all for the GPU";
+const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, where GPU is a CUDA \
+                    ordinal, a GPU-… UUID or its beginning, or all";
 
 /// Reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
 pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {

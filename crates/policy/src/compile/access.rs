@@ -57,7 +57,8 @@ pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut G
                 let said = said(compiler, &text).unwrap_or(needed);
                 if needed != Members::Owner && said != Members::All && said != needed {
                     let why = format!(
-                        "group '{}' has members = \"{}\", but rule {} puts others into it: widen it, or leave members out",
+                        "group '{}' has members = \"{}\", but rule {} puts other users into it: \
+                         widen members, or leave it out",
                         planned.group.name,
                         text.value,
                         whom.rules.first().copied().unwrap_or_default()
@@ -103,7 +104,7 @@ fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
             }
             None => {
                 let why = format!(
-                    "'{}' is no value of members: expected \"owner\", \"all\" or \"@UNIXGROUP\"",
+                    "invalid value '{}' of members: expected \"owner\", \"all\" or \"@UNIXGROUP\"",
                     other.escape_debug()
                 );
                 compiler.wrong(text.line, why);

@@ -55,7 +55,11 @@ impl Compiler<'_> {
         if !holes.user && !holes.group {
             self.wrong(
                 line,
-                format!("users and unix_group are for groups that are made for each, such as \"lab/{{user}}\": '{}' is one group; say who may run in it with owner and members", name.value),
+                format!(
+                    "users and unix_group are for templates such as \"lab/{{user}}\", but '{}' is \
+                     a single group: use owner and members to say who may run in it",
+                    name.value
+                ),
             );
             return;
         }
@@ -63,7 +67,8 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "'{}' has a group for each unix group, but names none: add unix_group = [\"NAME\", …]",
+                    "'{}' makes a group for each unix group, but names none: add unix_group = \
+                     [\"NAME\", …]",
                     name.value
                 ),
             );
@@ -103,7 +108,9 @@ impl Compiler<'_> {
             if bindings.is_empty() && !says_whom && whole && !self.is_named_by_a_rule(template) {
                 self.say(
                     stanza.name.line,
-                    format!("group '{template}' is made for nobody: name it in a rule, or say for whom with users or unix_group"
+                    format!(
+                        "template '{template}' makes no group: name it in a rule, or add users or \
+                         unix_group"
                     ),
                     false,
                 );
@@ -189,7 +196,10 @@ impl Compiler<'_> {
             if is_missing {
                 self.wrong(
                     stanza.name.line,
-                    format!("group '{template}' is below '{above}', which the file does not have: add [group.\"{above}\"]"),
+                    format!(
+                        "group '{template}' is below '{above}', which the file does not have: add \
+                         [group.\"{above}\"]"
+                    ),
                 );
             }
         }
@@ -220,9 +230,10 @@ impl Compiler<'_> {
         {
             let hint = match wrong.len() {
                 _ if !holes.user => String::new(),
-                1 => "; {uid} in place of {user} is always a name".into(),
+                1 => "; {uid} in place of {user} always gives a valid name".into(),
                 count => format!(
-                    "; so are {} more that it makes; {{uid}} in place of {{user}} is always a name",
+                    "; {} more of its names are invalid; {{uid}} in place of {{user}} always \
+                     gives a valid name",
                     count - 1
                 ),
             };
@@ -230,10 +241,17 @@ impl Compiler<'_> {
         } else if names.iter().any(|name| name == NONE) {
             self.wrong(
                 line,
-                "'none' is how a rule exempts, and so no name of a group: choose another one",
+                "invalid group name 'none': a rule with this word exempts processes; choose \
+                 another name",
             );
         } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
-            self.wrong(line, format!("the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"));
+            self.wrong(
+                line,
+                format!(
+                    "the name '{name}' is reserved for groups of single jobs, which are removed \
+                     when the job ends: choose another name"
+                ),
+            );
         }
         let settings = merged(&stanza.settings, &self.policy.defaults);
         for key in [Key::Low, Key::Min] {
@@ -242,7 +260,11 @@ impl Compiler<'_> {
                 if let Some((_, max)) = max
                     && is_above(kept, max)
                 {
-                    self.wrong(line, format!("group '{template}' has {key} {kept} above max {max}, which it could never use: lower it to {max} at most"));
+                    let why = format!(
+                        "group '{template}' has {key} {kept} above max {max}, which it could never \
+                         use: lower it to {max} at most"
+                    );
+                    self.wrong(line, why);
                 }
             }
         }
@@ -256,7 +278,12 @@ impl Compiler<'_> {
         match (owner.value.as_str(), user) {
             ("{user}" | "{uid}", Some((_, uid))) => Some(*uid),
             ("{user}" | "{uid}", None) => {
-                self.wrong(owner.line, format!("'{}' is an owner for groups with {{user}} in their name only: give a login name", owner.value));
+                let why = format!(
+                    "owner '{}' works only for groups with {{user}} or {{uid}} in their name: \
+                     give a login name",
+                    owner.value
+                );
+                self.wrong(owner.line, why);
                 None
             }
             (name, _) => {
@@ -305,7 +332,11 @@ impl Compiler<'_> {
             let near = near.map_or(String::new(), |near| {
                 format!(", did you mean {}?", near.name.value)
             });
-            self.wrong(stanza.group.line, format!("rule {number} names the group '{template}', which the file does not have{near}: add [group.\"{template}\"], or write \"none\" to exempt"));
+            let why = format!(
+                "rule {number} names the group '{template}', which the file does not have{near}: \
+                 add [group.\"{template}\"], or write \"none\" to exempt processes"
+            );
+            self.wrong(stanza.group.line, why);
         }
     }
 }

@@ -29,7 +29,8 @@ impl Compiler<'_> {
             self.wrong(
                 stanza.group.line,
                 format!(
-                    "'{}' has a group for each unix group, but rule {number} names none: add unix_group = [\"NAME\", …]",
+                    "'{}' makes a group for each unix group, but rule {number} names none: add \
+                     unix_group = [\"NAME\", …]",
                     stanza.group.value
                 ),
             );

@@ -34,7 +34,7 @@ impl Holes {
 /// Returns the message for a name with braces around another text.
 pub(super) fn unknown(template: &str) -> String {
     format!(
-        "'{}' has braces around something unknown: expected {USER}, {UID} or {GROUP}",
+        "unknown placeholder in '{}': expected {USER}, {UID} or {GROUP}",
         template.escape_debug()
     )
 }

@@ -139,7 +139,8 @@ fn a_template_makes_a_group_for_each_unix_group() {
 
 #[test]
 fn user_and_unix_group_must_both_hold() {
-    let text = "[group.'{user}']\n[[rule]]\nuser = ['bob', 'carol', 'root']\nunix_group = 'guests'\ngroup = '{user}'\n";
+    let text = "[group.'{user}']\n[[rule]]\nuser = ['bob', 'carol', 'root']\nunix_group = \
+                'guests'\ngroup = '{user}'\n";
     assert_eq!(names(&plan(text)), ["carol"]);
 }
 
@@ -180,7 +181,8 @@ members = "@lab"
 #[test]
 fn defaults_apply_to_keys_that_a_group_does_not_set() {
     let plan = plan(
-        "[defaults]\nmax = '10%'\non_limit = 'wait'\n[group.a]\n[group.b]\nmax = { '0' = '1G' }\non_limit = 'fail'\n",
+        "[defaults]\nmax = '10%'\non_limit = 'wait'\n[group.a]\n[group.b]\nmax = { '0' = '1G' \
+         }\non_limit = 'fail'\n",
     );
     let sizes = |name| {
         group(&plan, name)
@@ -240,12 +242,12 @@ group = "d"
 fn contradictions_are_reported() {
     for (text, line, why) in [
         ("[group.'a/b']\n", 1, "add [group.\"a\"]"),
-        ("[group.'a b']\n", 1, "no name of a group"),
-        ("[group.none]\n", 1, "how a rule exempts"),
-        ("[group.job-1-2]\n", 1, "kept for groups of single jobs"),
+        ("[group.'a b']\n", 1, "invalid group name 'a b'"),
+        ("[group.none]\n", 1, "invalid group name 'none'"),
+        ("[group.job-1-2]\n", 1, "reserved for groups of single jobs"),
         ("[group.'{users}']\n", 1, "{user}, {uid} or {group}"),
-        ("[group.'{user}']\n", 1, "made for nobody"),
-        ("[group.a]\nusers = 'alice'\n", 2, "made for each"),
+        ("[group.'{user}']\n", 1, "makes no group"),
+        ("[group.a]\nusers = 'alice'\n", 2, "'a' is a single group"),
         (
             "[group.a]\nmax = '4G'\nmin = '5G'\n",
             1,
@@ -287,7 +289,7 @@ fn contradictions_are_reported() {
         (
             "[group.a]\nmembers = 'owner'\n[[rule]]\nuser = 'bob'\ngroup = 'a'\n",
             2,
-            "rule 1 puts others into it",
+            "rule 1 puts other users into it",
         ),
         ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
         (

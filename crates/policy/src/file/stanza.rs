@@ -102,7 +102,10 @@ impl<'de> Deserialize<'de> for Amount {
             type Value = Amount;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as \"8G\" or \"20%\", or a table such as { all = \"8G\", \"0\" = \"4G\" }")
+                f.write_str(
+                    "a size such as \"8G\" or \"20%\", or a table such as { all = \"8G\", \"0\" = \
+                     \"4G\" }",
+                )
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {

@@ -133,7 +133,10 @@ user = []
         (5, "unknown key 'mx' in group 'lab', did you mean max?"),
         (6, "max: 'lots' is no size"),
         (7, "'5': invalid type: integer `5`, expected a string"),
-        (9, "'never' is no value of on_limit: expected fail or wait"),
+        (
+            9,
+            "invalid value 'never' of on_limit: expected fail or wait",
+        ),
         (10, "'7': invalid type"),
         (12, "unknown key 'usr' in rule 1, did you mean user?"),
         (14, "rule 2 has no group"),
@@ -169,9 +172,13 @@ fn each_mistake_has_its_own_message() {
         (
             "[group.lab]\nmax = { everything = '4G' }",
             2,
-            "'everything' names no GPU",
+            "invalid GPU 'everything'",
         ),
-        ("[group.lab]\nmax = { GPU- = '4G' }", 2, "names no GPU"),
+        (
+            "[group.lab]\nmax = { GPU- = '4G' }",
+            2,
+            "invalid GPU 'GPU-'",
+        ),
         ("[group.lab]\nwait_timeout = 'soon'", 2, "30s"),
         ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
         ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),

@@ -83,7 +83,7 @@ impl RulesError {
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ANEW: &str = "the administrator can write them anew with `gpulimit apply`";
+        const AGAIN: &str = "the administrator can write them again with `gpulimit apply`";
         match self {
             Self::Io { path, error } => write!(
                 f,
@@ -103,43 +103,50 @@ impl fmt::Display for RulesError {
                         write!(f, "may be written by others (mode {mode:04o})")?;
                     }
                 }
-                write!(f, ": {ANEW}")
+                write!(f, ": {AGAIN}")
             }
             Self::Damaged { path, line: 0 } => {
                 write!(
                     f,
-                    "the administrator's rules in {} are damaged: {ANEW}",
+                    "the administrator's rules in {} are damaged: {AGAIN}",
                     path.display()
                 )
             }
             Self::Damaged { path, line } => write!(
                 f,
-                "the administrator's rules in {} are damaged in line {line}: {ANEW}",
+                "the administrator's rules in {} are damaged in line {line}: {AGAIN}",
                 path.display()
             ),
             Self::Version { path } => write!(
                 f,
-                "the administrator's rules in {} are of another version of gpulimit: {ANEW} of the same version as this library",
+                "the administrator's rules in {} are of another version of gpulimit: {AGAIN} of \
+                 the same version as this library",
                 path.display()
             ),
             Self::Unknown { what, error } => write!(
                 f,
-                "the administrator's rules ask what {what} says of this program, which cannot be read: {error}"
+                "the administrator's rules depend on {what} of this program, which cannot be read: \
+                 {error}"
             ),
             Self::Namespace { path } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules in {} cannot tell whose it is: run it outside, or in a container that has its group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where the administrator's rules in {} cannot \
+                 tell which user it belongs to: run it outside, or in a container that has its \
+                 group from the administrator (docs/containers.md)",
                 path.display()
             ),
             Self::Hidden { root } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules cannot be seen: something else is at {}, and {} says that there are rules: run it outside, or in a container that has its group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where the administrator's rules cannot be \
+                 seen: something else is at {}, and {} says that there are rules: run it outside, \
+                 or in a container that has its group from the administrator (docs/containers.md)",
                 root.display(),
                 super::POLICY
             ),
             Self::Unlisted { uid, rule } => write!(
                 f,
-                "rule {rule} of the administrator's policy has a group for each user, but none for user {uid} yet: the administrator makes it with `gpulimit apply`"
+                "rule {rule} of the administrator's policy has a group for each user, but none for \
+                 user {uid} yet: the administrator makes it with `gpulimit apply`"
             ),
         }
     }
