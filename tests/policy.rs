@@ -145,7 +145,7 @@ fn only_what_apply_made_is_removed() {
     // One that was there before is changed, and not made ours.
     let said = place.applied("", &[]);
     assert!(
-        said.starts_with("lab: kept, there are groups below 'lab', such as lab/own"),
+        said.starts_with("lab: kept, group 'lab' has groups below it, such as lab/own"),
         "{said}"
     );
     root.remove("lab/own").expect("removed");
@@ -449,7 +449,7 @@ fn owners_and_members_are_made_what_the_file_says() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("'a/b' cannot get another owner, as group 'a/b/c'"),
+        said.contains("'a/b' cannot get another owner, because group 'a/b/c'"),
         "{said}"
     );
     // The other group is what it says.
@@ -580,14 +580,14 @@ group = "{who}"
 "#;
     let said = place.refused("check", policy);
     let expected = [
-        "p.toml:2: 'bad name' is no name of a group",
+        "p.toml:2: invalid group name 'bad name'",
         "p.toml:3: unknown key 'usr'",
         "p.toml:4: group 'x/{user}' has min 30% above max 20%",
         "p.toml:4: group 'x/{user}' is below 'x'",
         "p.toml:8: rule 1 has no condition",
         "p.toml:9: rule 1 names the group 'nowhere'",
         "p.toml:12: rule 2 names the group 'gone'",
-        "p.toml:15: '{who}' has braces",
+        "p.toml:15: unknown placeholder in '{who}'",
         "has 8 mistakes",
     ];
     let lines: Vec<&str> = said.lines().collect();

@@ -64,8 +64,8 @@ fn the_groups_above_must_be_there_or_asked_for() {
 fn what_cannot_be_made_is_refused_before_anything_is() {
     let place = Place::new();
     for (arguments, expected) in [
-        (&["create", "a b"][..], "no name of a group"),
-        (&["create", "a/../b"], "no name of a group"),
+        (&["create", "a b"][..], "invalid group name"),
+        (&["create", "a/../b"], "invalid group name"),
         (&["create", "1/2/3/4/5/6/7/8/9"], "up to 8"),
         (&["create", "run-1-2"], "single jobs"),
         (&["create", "lab/job-1-2"], "single jobs"),

@@ -36,7 +36,7 @@ fn a_root_that_cannot_be_made() {
         is_refused(&place, root, &[&format!("no group can be made in {root}")]);
     }
     let below = place.0.join("file/root").display().to_string();
-    is_refused(&place, &below, &["name a directory that can be made"]);
+    is_refused(&place, &below, &["to a directory that can be made"]);
 }
 
 #[test]

@@ -439,7 +439,7 @@ fn the_hook_is_called_in_every_way() {
             &["create", "--group", "../x"],
             of("a", 1),
             2,
-            "no name of a group",
+            "invalid group name",
         ),
         (&["mount"], of("a", 1), 1, "has no group"),
         (&["mount", "--cap", "2g"], of("a", 1), 2, "are for create"),
