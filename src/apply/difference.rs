@@ -3,6 +3,7 @@
 
 use crate::accounts;
 use crate::failure::Failure;
+use crate::groups::end_of_leases;
 use gpulimit_group::{Access, Group, Members, Root, effective_user, upwards};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Selector};
 use serde::Serialize;
@@ -106,7 +107,8 @@ pub fn user_can_block(root: &Root, name: &str) -> bool {
 }
 
 fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
-    let mut changes = between(&group.limits()?.rules()?, &wanted.limits);
+    let there = group.past_leases(end_of_leases(), || Ok(group.limits()?.rules()?))?;
+    let mut changes = between(&there, &wanted.limits);
     let limits = !changes.is_empty();
     let there = group.access()?;
     let (old, new) = (

@@ -455,7 +455,7 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
             &["create", "--group", "../x"],
             of("a", 1),
             2,
-            "no name of a group",
+            "invalid group name",
         ),
         (&["mount"], of("a", 1), 1, "has no group"),
         (
