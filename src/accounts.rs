@@ -121,7 +121,7 @@ unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> 
         let mut entry = MaybeUninit::<E>::uninit();
         let mut buffer: Vec<c_char> = vec![0; size];
         let mut found = ptr::null_mut();
-        // SAFETY: the caller promises the key, and the other pointers are to memory of this function.
+        // SAFETY: the caller promises the key; the other pointers are to memory of this function.
         match unsafe {
             lookup(
                 key,

@@ -70,8 +70,8 @@ pub struct Inherited {
 
 /// True if SIGPIPE was ignored before Rust's start-up code ran, which ignores it.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
-/// The descriptors 0 to 2, a bit each, that were closed before Rust's start-up code ran, which opens
-/// `/dev/null` in their place.
+/// The descriptors 0 to 2, a bit each, that were closed before Rust's start-up code ran. That code
+/// opens `/dev/null` in their place.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// The C library's start-up code calls this before `main`, and so before Rust's.

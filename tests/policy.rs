@@ -97,7 +97,8 @@ fn apply_makes_a_tree_once() {
     let expected = format!(
         "lab: created, max 80%, owner {name}, members owner\n\
          lab/a: created, max 4GiB, on_limit wait, owner {name}, members owner\n\
-         lab/b: created, max 2GiB, max 1GiB of GPU-00112233-4455-6677-8899-aabbccddeeff, owner {name}, members owner\n"
+         lab/b: created, max 2GiB, max 1GiB of GPU-00112233-4455-6677-8899-aabbccddeeff, \
+         owner {name}, members owner\n"
     );
     let dry = place.applied(TREE, &["--dry-run"]);
     let planned = expected.replace("created", "would be created");
@@ -619,7 +620,8 @@ fn check_and_apply_warn_of_suspicious_values() {
         let said = text(&output.stderr);
         assert!(output.status.success(), "{output:?}");
         let expected = [
-            "p.toml:1: warning: max=20 is 20 bytes, less than any program needs: did you mean max=20G?",
+            "p.toml:1: warning: max=20 is 20 bytes, less than any program needs: \
+             did you mean max=20G?",
             "p.toml:3: warning: high=5GiB is above max=4GiB",
         ];
         let lines: Vec<&str> = said.lines().collect();
@@ -685,7 +687,8 @@ fn policies_that_are_not_enforced_cause_warnings() {
     assert!(check.contains(left) && !check.contains(unknown), "{said}");
     assert!(apply.contains(left) && apply.contains(unknown), "{said}");
     let (doctor, user) = (part("doctor"), part("doctor --user"));
-    let missing = "warning  system-wide  the library is not in /etc/ld.so.preload: the policy's rules hold only";
+    let missing = "warning  system-wide  the library is not in /etc/ld.so.preload: \
+        the policy's rules hold only";
     for (one, rule) in [(&doctor, left), (&user, "alice is assigned to a by rule 1")] {
         assert!(one.contains(missing) && one.contains(rule), "{said}");
         assert!(!one.contains("Limits can be applied.\n"), "{said}");

@@ -1,7 +1,7 @@
 //! Rules of the source tree that no compiler checks.
 //!
-//! `UPDATE=1 cargo test --test tidy` rewrites `docs/internals/hooks.md` and `tests/gpu/signatures.txt` from
-//! the hook table.
+//! `UPDATE=1 cargo test --test tidy` rewrites `docs/internals/hooks.md` and
+//! `tests/gpu/signatures.txt` from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 #[path = "tidy/rooms.rs"]

@@ -22,8 +22,8 @@ use crate::account::Process;
 use crate::account::limited::limited;
 use crate::handler::Call;
 
-/// The class of a hook: how it accounts for memory. `gpulimit doctor` and docs/internals/hooks.md show the
-/// class of each hook.
+/// The class of a hook: how it accounts for memory. `gpulimit doctor` and docs/internals/hooks.md
+/// show the class of each hook.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(
     non_camel_case_types,

@@ -70,12 +70,14 @@ said admin get night max
     let late = "\nlab/65533/night/late\n";
     expect("alice run --group night --name", &[late]);
     expect("alice run --group night sh", &["\nlab/65533/night/run\n"]);
-    let elsewhere = "'lab/65532' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, or name a group below lab/65533";
+    let elsewhere = "'lab/65532' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, \
+        or name a group below lab/65533";
     expect("alice run --group lab/65532", &[elsewhere, "status 125"]);
     let other = "no group 'lab/65533/other'";
     expect("alice run --name other", &[other]);
     expect("inside day", &["\nlab/65533/day/run\n"]);
-    let dawn = "'dawn' means group lab/65533/dawn, which does not exist; make it with `gpulimit create lab/65533/dawn`";
+    let dawn = "'dawn' means group lab/65533/dawn, which does not exist; \
+        make it with `gpulimit create lab/65533/dawn`";
     expect("inside dawn", &[dawn]);
     expect("alice rm evening", &[]);
     expect("alice ls night", &["\nlab/65533/night/late\n"]);

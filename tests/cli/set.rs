@@ -20,7 +20,10 @@ fn set_takes_effect_for_members_at_once() {
     assert_eq!(member.max(&device), 8 * GIB);
     let out = place.said(&["set", "lab", "max=4G"]);
     assert!(
-        out.contains("applied; usage 6.0 GiB of GPU GPU-1a2b… is above the new max 4.0 GiB: growth is refused until it falls"),
+        out.contains(
+            "applied; usage 6.0 GiB of GPU GPU-1a2b… is above the new max 4.0 GiB: \
+             growth is refused until it falls"
+        ),
         "{out}"
     );
     assert_eq!(member.max(&device), 4 * GIB);
@@ -50,7 +53,9 @@ fn several_keys_are_set_together_or_not_at_all() {
     place.group("lab", Size::Bytes(8 * GIB));
     assert_eq!(
         place.said(&["set", "lab", "max=4G", "high=3G", "on_limit=wait"]),
-        "lab: max=4GiB applied to all GPUs\nlab: high=3GiB applied to all GPUs\nlab: on_limit=wait applied\n"
+        "lab: max=4GiB applied to all GPUs\n\
+         lab: high=3GiB applied to all GPUs\n\
+         lab: on_limit=wait applied\n"
     );
     let mut expected = LimitSet::all(Size::Bytes(4 * GIB));
     expected.set(Selector::All, Key::High, Size::Bytes(3 * GIB));

@@ -260,7 +260,8 @@ fn a_jobs_wrong_comment_fails_only_the_job() {
             assert_eq!(node.prolog("gpulimit=lots"), 0);
             let (may, said) = node.task(&[("SLURM_STEP_GPUS", "0")]);
             assert!(!may, "{said}");
-            let line = "print gpulimit: no GPU memory for this job: the job's comment asks for gpulimit=lots: invalid size 'lots'";
+            let line = "print gpulimit: no GPU memory for this job: \
+                the job's comment asks for gpulimit=lots: invalid size 'lots'";
             assert!(
                 said.starts_with(line) && said.lines().count() == 1,
                 "{said}"

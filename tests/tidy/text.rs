@@ -58,11 +58,17 @@ fn wide_lines(path: &str, text: &str) -> Vec<String> {
         if is_page && line.trim_start().starts_with("```") {
             shown = !shown;
         }
-        let is_table =
-            is_page && (line.trim_start().starts_with('|') || shown && is_printed_row(line));
+        let text_of_comment = line
+            .trim_start()
+            .trim_start_matches("//!")
+            .trim_start_matches("///");
+        let is_table = (is_page || is_rust) && text_of_comment.trim_start().starts_with('|')
+            || is_page && shown && is_printed_row(line);
         let is_entry = is_list && !line.starts_with('#');
         // A row of the hook table, or of the simulated driver's symbols.
-        let is_hook = is_rust && line.contains(" => ") && line.ends_with(';');
+        let is_hook = is_rust
+            && (line.contains(" => ") || path.ends_with("/table.rs"))
+            && line.ends_with(';');
         let is_word = !line.trim().contains(' ');
         let width = without_links(line).chars().count();
         if width > COLUMNS && !(is_table || is_entry || is_hook || is_word) {

@@ -136,8 +136,8 @@ impl fmt::Display for LedgerError {
                 found, expected, ..
             } => write!(
                 f,
-                "layout version {found}, but this gpulimit reads version {expected}; use one version \
-                 of gpulimit for all members, or create the group again"
+                "layout version {found}, but this gpulimit reads version {expected}; use one \
+                 version of gpulimit for all members, or create the group again"
             ),
             Self::Replaced { .. } => f.write_str("was removed while in use; join the group again"),
             Self::NoSlot { .. } => write!(

@@ -201,8 +201,8 @@ mod tests {
         let text = format!(
             "1 2 0:1 / /proc rw - proc proc rw\n\
              3 2 8:1 /var/lib/docker/containers/{id}/hostname /etc/hostname rw - ext4 /dev/sda rw\n\
-             4 2 0:5 /containers/overlay-containers/{id}/userdata/hosts /etc/hosts rw - tmpfs tmpfs \
-             rw\n"
+             4 2 0:5 /containers/overlay-containers/{id}/userdata/hosts /etc/hosts rw - tmpfs \
+             tmpfs rw\n"
         );
         assert_eq!(mounted(&text).collect::<Vec<_>>(), [&id, &id]);
         assert_eq!(mounted("1 2 0:1 / / rw - ext4 /dev/sda rw\n").count(), 0);

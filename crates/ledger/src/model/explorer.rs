@@ -74,7 +74,8 @@ thread_local! {
     static WAITED: Cell<u64> = const { Cell::new(0) };
     static WAITS: [Cell<u32>; OBSERVER + 1] = Default::default();
     static DRAWN: [Cell<usize>; OBSERVER + 1] = Default::default();
-    static LIVES: [Cell<Life>; MAX_PROCESSES] = const { [const { Cell::new(Life::Running) }; MAX_PROCESSES] };
+    static LIVES: [Cell<Life>; MAX_PROCESSES] =
+        const { [const { Cell::new(Life::Running) }; MAX_PROCESSES] };
     static VIOLATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 

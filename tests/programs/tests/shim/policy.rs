@@ -212,7 +212,8 @@ fn no_variable_overrides_the_assigned_group() {
         alice.end();
     }
     for name in ["lab", "lab/bob", "bob", "job-1-2"] {
-        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, and your programs run only in it and in groups below it";
+        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, \
+            and your programs run only in it and in groups below it";
         machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
     }
     // The program removes the variable after its start.

@@ -399,7 +399,9 @@ fn wrong_comments_fail_the_job_and_broken_nodes_follow_on_error() {
     };
     let (status, said) = node.run_as(ALICE, "srun --gres=gpu:1 --comment=gpulimit=lots true");
     assert_ne!(status, 0);
-    assert!(said.contains("no GPU memory for this job: the job's comment asks for gpulimit=lots: invalid size 'lots'"), "{said}");
+    let line = "no GPU memory for this job: the job's comment asks for gpulimit=lots: \
+        invalid size 'lots'";
+    assert!(said.contains(line), "{said}");
     node.nothing_is_left();
 
     const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
