@@ -102,13 +102,13 @@ fn every_function_is_hooked_or_has_a_reason_not_to_be() {
     for name in &functions {
         let excused = reasons.iter().any(|reason| matches(reason, name));
         match (hooked.contains(name), excused) {
-            (false, false) => {
-                wrong.push(format!("{name} is neither hooked nor in docs/internals/unhooked.md"))
-            }
+            (false, false) => wrong.push(format!(
+                "{name} is neither hooked nor in docs/internals/unhooked.md"
+            )),
             // A reason by prefix may cover hooked functions, but not a reason by full name.
-            (true, _) if reasons.contains(name) => {
-                wrong.push(format!("{name} is hooked and in docs/internals/unhooked.md"))
-            }
+            (true, _) if reasons.contains(name) => wrong.push(format!(
+                "{name} is hooked and in docs/internals/unhooked.md"
+            )),
             _ => {}
         }
     }
