@@ -216,8 +216,8 @@ mod tests {
         for lookup in [user_id, unix_group_id] {
             assert_eq!(lookup("root"), Some(0));
             assert_eq!(lookup("4123456789"), Some(4_123_456_789));
-            for nobody in ["", "nobody of this name", "4294967295", "-1", "a\0b"] {
-                assert_eq!(lookup(nobody), None, "{nobody}");
+            for unknown in ["", "no such name", "4294967295", "-1", "a\0b"] {
+                assert_eq!(lookup(unknown), None, "{unknown}");
             }
         }
     }

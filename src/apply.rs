@@ -4,6 +4,7 @@ mod difference;
 mod record;
 
 use super::failure::{Failure, cannot};
+use super::groups::end_of_leases;
 use super::nvml::Driver;
 use super::output::Escaped;
 use super::trust::Trusted;
@@ -320,7 +321,8 @@ fn carry_out(
     // A user can block changes of their own groups. That must not keep the other groups and the
     // rules from being changed.
     for step in steps.iter_mut() {
-        if let Err(error) = change(root, step) {
+        let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
+        if let Err(error) = changed {
             fail(root, step, error)?;
         }
     }
@@ -338,7 +340,7 @@ fn carry_out(
         };
         // Groups of ended jobs must not keep their parent from being removed.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
-        match root.remove(name) {
+        match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
                 *kept = Some(error.to_string());
@@ -346,8 +348,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // Forget groups that somebody else has removed: if they are made again by hand, they are not
-    // ours to remove.
+    // Forget groups that somebody else has removed. If they are made again by hand, `apply` must
+    // not remove them.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;

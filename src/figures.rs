@@ -31,7 +31,7 @@ pub struct Figures {
     /// A `max` for all GPUs of a group above that is smaller than the group's own, and the name of
     /// that group.
     pub above_all: Option<(Size, String)>,
-    /// How tables call the GPUs that are not in `gpus`, if they need a row.
+    /// The name of the row for GPUs that are not in `gpus`; `None` if that row is not needed.
     pub others: Option<&'static str>,
     /// The GPUs that members have used, and those with their own limit; in the second case also all
     /// other GPUs that NVML lists.

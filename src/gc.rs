@@ -59,9 +59,15 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
-        // The group belongs to another user, whose members clean it.
-        let Ok(done) = group.clean(groups::witness(driver)) else {
-            continue;
+        let done = match group.clean(groups::witness(driver)) {
+            Ok(done) => done,
+            Err(error) => {
+                // The members of another user's group clean it themselves.
+                if error.is_leased() {
+                    output::note(&error.to_string());
+                }
+                continue;
+            }
         };
         for (count, what) in [
             (done.cleaned, "given back"),

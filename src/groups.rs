@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,7 +67,13 @@ pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
             Ok((root, name.into()))
         }
         Purpose::Run if !is_there(&below) && is_there(name) => {
-            Err(PolicyError::not_below(rule, name.into(), true).into())
+            let (named, elsewhere) = (name.into(), true);
+            Err(PolicyError::NotBelow {
+                rule,
+                named,
+                elsewhere,
+            }
+            .into())
         }
         _ => Ok((root, below)),
     }
@@ -362,18 +369,18 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// Like [`readable`], for verbs that signal the processes of a group. A member cannot use a lease
-/// on the ledger (`F_SETLEASE`) to escape the signal.
+/// Opens the ledger as [`readable`] does, and waits for the end of other programs' leases on it: a
+/// lease does not keep the group's processes from getting a signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
-    match readable(group) {
-        Err(GroupError::Ledger(LedgerError::Io { error, .. }))
-            if error.kind() == ErrorKind::WouldBlock =>
-        {
-            let _open = group.await_lease()?;
-            readable(group)
-        }
-        opened => opened,
-    }
+    group.past_leases(end_of_leases(), || readable(group))
+}
+
+/// The time until which this command waits for other programs' leases (`F_SETLEASE`) on files of
+/// groups: a minute from the first call, for all groups together. The kernel ends a lease after 45
+/// seconds by default.
+pub fn end_of_leases() -> Instant {
+    static END: OnceLock<Instant> = OnceLock::new();
+    *END.get_or_init(|| Instant::now() + Duration::from_secs(60))
 }
 
 /// Makes the failure for a ledger that the caller may not read.

@@ -167,19 +167,19 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
 
 /// Returns the value of `LD_PRELOAD` without the library; `None` if it does not name the library.
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
-    let (ours, others): (Vec<&Path>, Vec<&Path>) =
+    let (copies, others): (Vec<&Path>, Vec<&Path>) =
         parts(existing).partition(|part| is_library(part));
     let others: Vec<&[u8]> = others
         .iter()
         .map(|part| part.as_os_str().as_bytes())
         .collect();
-    (!ours.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
+    (!copies.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
 /// Returns the copies of the library that a value of `LD_PRELOAD` names.
 pub fn copies_in(existing: &OsStr) -> Vec<PathBuf> {
-    let ours = parts(Some(existing)).filter(|part| is_library(part));
-    ours.map(Path::to_owned).collect()
+    let copies = parts(Some(existing)).filter(|part| is_library(part));
+    copies.map(Path::to_owned).collect()
 }
 
 fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_library_is_first_and_once_and_others_stay() {
-        let ours = Path::new("/lib/libgpulimit.so");
+        let library = Path::new("/lib/libgpulimit.so");
         let cases = [
             (None, "/lib/libgpulimit.so"),
             (Some(""), "/lib/libgpulimit.so"),
@@ -218,7 +218,7 @@ mod tests {
             ),
         ];
         for (existing, expected) in cases {
-            assert_eq!(preload(ours, existing.map(OsStr::new)), expected);
+            assert_eq!(preload(library, existing.map(OsStr::new)), expected);
         }
     }
 

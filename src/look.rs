@@ -112,7 +112,7 @@ pub fn ask(
     match looked {
         Err(error) if error.kind() != ErrorKind::TimedOut => Err(error),
         Ok(()) if answers.len() < pids.len() => Err(io::Error::other(
-            "the child process that looks ended without an answer",
+            "the child process that inspects processes ended without an answer",
         )),
         _ => Ok(answers),
     }

@@ -123,8 +123,8 @@ impl Witness for Driver {
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;
-        let ours = pid_namespace()?;
-        if ours != identity.pid_ns {
+        let own_namespace = pid_namespace()?;
+        if own_namespace != identity.pid_ns {
             return None;
         }
         let listed = device.running_compute_processes().ok()?;
@@ -135,7 +135,7 @@ impl Witness for Driver {
         let own = listed.iter().filter(|process| process.pid == identity.pid);
         let held = own.map(bytes).reduce(u64::saturating_add);
         let holds = held.is_some_and(|held| held > covered || covered == 0);
-        (holds || ours == FIRST_PID_NAMESPACE).then_some(holds)
+        (holds || own_namespace == FIRST_PID_NAMESPACE).then_some(holds)
     }
 }
 

@@ -86,7 +86,8 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
 /// Removes a group and the groups below it; none of them if a program runs in one.
 fn all(root: &Root, group: &Group) -> Result<(), Failure> {
     // A ledger lists the members of its group and of all groups below.
-    let used = match group.ledger() {
+    let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
+        Err(error) if error.is_leased() => return Err(error.into()),
         Ok(ledger) => ledger.has_live(),
         Err(_) => Ledger::is_used(&group.ledger_path()),
     };
@@ -112,7 +113,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(2);
 fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     let end = Instant::now() + LOCK_WAIT;
     loop {
-        match root.remove(group.name()) {
+        match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
             // No process is in the ledger, so another program holds the group for a moment. Not so
             // for a job that still runs: it may not have used a GPU yet.
@@ -133,7 +134,10 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
 
 /// Kills the processes of a group until none is left, or until `end`.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
+    let start = Instant::now();
     let ledger = groups::to_signal(group)?;
+    // A wait for a lease takes nothing from the time that killed programs have.
+    let end = end + start.elapsed();
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;

@@ -69,8 +69,10 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let changes = Changes::new(settings, &args.devices, driver)?;
     let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
-        // Cannot fail: [`Changes::new`] has already computed the changes.
-        .write_limits(|rules| drop(changes.apply(rules)))
+        .past_leases(groups::end_of_leases(), || {
+            // Cannot fail: [`Changes::new`] has already computed the changes.
+            group.write_limits(|rules| drop(changes.apply(rules)))
+        })
         .map_err(|error| refused(&group, error))?;
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);

@@ -68,9 +68,10 @@ pub struct Inherited {
     closed: u8,
 }
 
-/// Whether SIGPIPE was ignored, and which of the first three descriptors were closed, before Rust's
-/// start-up code ran: it ignores SIGPIPE, and opens `/dev/null` in the place of closed descriptors.
+/// True if SIGPIPE was ignored before Rust's start-up code ran, which ignores it.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
+/// The descriptors 0 to 2, a bit each, that were closed before Rust's start-up code ran, which opens
+/// `/dev/null` in their place.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// The C library's start-up code calls this before `main`, and so before Rust's.

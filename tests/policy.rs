@@ -145,7 +145,7 @@ fn apply_removes_only_groups_that_it_made() {
     // A group that existed before is changed, but not recorded as made by `apply`.
     let said = place.applied("", &[]);
     assert!(
-        said.starts_with("lab: kept, there are groups below 'lab', such as lab/own"),
+        said.starts_with("lab: kept, group 'lab' has groups below it, such as lab/own"),
         "{said}"
     );
     root.remove("lab/own").expect("removed");
@@ -462,7 +462,7 @@ fn apply_sets_owners_and_members() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("'a/b' cannot get another owner, as group 'a/b/c'"),
+        said.contains("'a/b' cannot get another owner, because group 'a/b/c'"),
         "{said}"
     );
     // The other group is changed as the policy says.
@@ -593,14 +593,14 @@ group = "{who}"
 "#;
     let said = place.refused("check", policy);
     let expected = [
-        "p.toml:2: 'bad name' is no name of a group",
+        "p.toml:2: invalid group name 'bad name'",
         "p.toml:3: unknown key 'usr'",
         "p.toml:4: group 'x/{user}' has min 30% above max 20%",
         "p.toml:4: group 'x/{user}' is below 'x'",
         "p.toml:8: rule 1 has no condition",
         "p.toml:9: rule 1 names the group 'nowhere'",
         "p.toml:12: rule 2 names the group 'gone'",
-        "p.toml:15: '{who}' has braces",
+        "p.toml:15: unknown placeholder in '{who}'",
         "has 8 mistakes",
     ];
     let lines: Vec<&str> = said.lines().collect();

@@ -40,6 +40,9 @@ const RECORDS: &str = "allocations";
 /// Kubelet allocates the same units for the init containers of a pod and, within this time, for its
 /// other containers. Later, the same units are for another pod.
 const SAME_POD: Duration = Duration::from_secs(60);
+/// How long the start of the plugin waits in all for the end of leases (`F_SETLEASE`) on files of
+/// groups: longer than the kernel, which ends a lease after 45 seconds by default.
+const LEASES: Duration = Duration::from_secs(60);
 
 /// All allocations of the node.
 pub struct Allocations {
@@ -168,10 +171,11 @@ impl Allocations {
         let path = self.records.join(&name);
         let text = serde_json::to_vec(&record).map_err(text)?;
         replace(&path, &text, 0o600).map_err(at(&path))?;
-        self.ensure(&name, &record).inspect_err(|_| {
-            // No container got this group. A sweep removes what cannot be removed now.
-            let _ = self.remove(&name, true);
-        })
+        self.ensure(&name, &record, Instant::now())
+            .inspect_err(|_| {
+                // No container got this group. A sweep removes what cannot be removed now.
+                let _ = self.remove(&name, true);
+            })
     }
 
     /// Returns whether a file with this name exists.
@@ -190,8 +194,12 @@ impl Allocations {
     /// touch existing groups and the processes in them. Returns why others could not be made.
     pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
-        for (name, (record, _)) in self.records()? {
-            if let Err(trouble) = self.ensure(&name, &record) {
+        let mut records = self.records()?;
+        // The first attempt makes all leases end at the same time.
+        records.retain(|name, (record, _)| self.ensure(name, record, Instant::now()).is_err());
+        let until = Instant::now() + LEASES;
+        for (name, (record, _)) in records {
+            if let Err(trouble) = self.ensure(&name, &record, until) {
                 troubles.push(format!("{name}: {trouble}"));
             }
         }
@@ -283,9 +291,12 @@ impl Allocations {
         Ok(records)
     }
 
-    /// Makes the group and its view if they do not exist.
-    fn ensure(&self, name: &str, record: &Record) -> Result<Grant, String> {
-        let created = self.root.create(name, &record.limits()?).map_err(text)?;
+    /// Makes the group and its view if they do not exist. Waits until `until` for the end of leases
+    /// on the group's files.
+    fn ensure(&self, name: &str, record: &Record, until: Instant) -> Result<Grant, String> {
+        let limits = record.limits()?;
+        let create = || self.root.create(name, &limits);
+        let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
         // A container's programs may have any user number. The same users of the node must not get
         // in.
@@ -293,11 +304,12 @@ impl Allocations {
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
         fs::set_permissions(group.limits_path(), readable).map_err(at(&group.limits_path()))?;
+        let access = Access {
+            owner: None,
+            members: Members::All,
+        };
         group
-            .give_access(Access {
-                owner: None,
-                members: Members::All,
-            })
+            .past_leases(until, || group.give_access(access))
             .map_err(text)?;
         self.view(group)
     }

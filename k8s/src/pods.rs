@@ -30,8 +30,8 @@ pub async fn list(socket: &Path, resource: &str) -> Result<Pods, String> {
         let name = format!("{}/{}", pod.namespace, pod.name);
         for container in &pod.containers {
             let devices = container.devices.iter();
-            let ours = devices.filter(|devices| devices.resource == resource);
-            let units = ours.flat_map(|devices| &devices.ids);
+            let matching = devices.filter(|devices| devices.resource == resource);
+            let units = matching.flat_map(|devices| &devices.ids);
             for unit in units.filter_map(|id| Unit::read(id)) {
                 let owner = format!("{name}/{}", container.name);
                 pods.owners.insert(unit, owner);

@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(share.card, card(2));
         assert!((3..7).all(|number| share.numbers.contains(&number)));
         assert_eq!(share.numbers.len(), 8);
-        // As many units as are required already; then more than the card has.
+        // The required units alone; then more units than the card has.
         assert_eq!(
             choose(&free, ids(1, 0..4), 4).expect("fits").numbers,
             [0, 1, 2, 3]

@@ -3,6 +3,7 @@
 
 use crate::accounts;
 use crate::failure::Failure;
+use crate::groups::end_of_leases;
 use gpulimit_group::{Access, Group, Members, Root, effective_user, upwards};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Selector};
 use serde::Serialize;
@@ -96,17 +97,18 @@ pub fn steps(
 /// Returns whether a user can cause a failure at this group: it, or a group above it, belongs to
 /// another user than the one who runs this command.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
-    let ours = |name: &str| match root.group(name) {
+    let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
             .access()
             .is_ok_and(|access| access.owner == Some(effective_user())),
         Err(error) => error.is_missing(),
     };
-    !upwards(name).all(ours)
+    !upwards(name).all(is_own)
 }
 
 fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, Failure> {
-    let mut changes = between(&group.limits()?.rules()?, &wanted.limits);
+    let there = group.past_leases(end_of_leases(), || Ok(group.limits()?.rules()?))?;
+    let mut changes = between(&there, &wanted.limits);
     let limits = !changes.is_empty();
     let there = group.access()?;
     let (old, new) = (

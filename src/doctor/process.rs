@@ -71,7 +71,9 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let answer: Value = serde_json::from_str(&text)?;
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();
-    findings.ok_or_else(|| io::Error::other("the child process that looks ended without an answer"))
+    findings.ok_or_else(|| {
+        io::Error::other("the child process that inspects it ended without an answer")
+    })
 }
 
 /// Checks a process for as long as it takes.
@@ -185,9 +187,9 @@ impl Process {
             let path = deleted(path).unwrap_or_else(|| path.to_string());
             library::is_library(Path::new(&path))
         };
-        let mut ours: Vec<&String> = mapped.iter().filter(is_library).collect();
-        ours.dedup();
-        let Some(path) = ours.first() else {
+        let mut copies: Vec<&String> = mapped.iter().filter(is_library).collect();
+        copies.dedup();
+        let Some(path) = copies.first() else {
             let (why, remedy) = self.why_not();
             let text = format!("the process has not loaded libgpulimit.so: {why}");
             return vec![if wanted {
@@ -196,12 +198,12 @@ impl Process {
                 Finding::warning(CHECK, text, remedy)
             }];
         };
-        if ours.len() > 1 {
+        if copies.len() > 1 {
             return vec![Finding::error(
                 CHECK,
                 format!(
                     "the process has loaded two copies of the library: {path}, {}",
-                    ours[1]
+                    copies[1]
                 ),
                 "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the \
                  same memory",
@@ -388,8 +390,8 @@ impl Process {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
         if name == "GPULIMIT_ROOT" && value.is_none() && own != Some(self.uid) {
-            let theirs = format!("/dev/shm/gpulimit-{}", self.uid);
-            return (self.uid != 0).then(|| theirs.into());
+            let default = format!("/dev/shm/gpulimit-{}", self.uid);
+            return (self.uid != 0).then(|| default.into());
         }
         value
     }
@@ -415,10 +417,10 @@ impl Process {
         }
         // The process's user may have made this root: read it with the rights of that user.
         let files = self.files.as_ref()?;
-        let theirs = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
+        let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
-        let theirs = Root::at(files.path(&theirs)).ok()?;
-        member_in(&theirs, &seen)
+        let root = Root::at(files.path(&path)).ok()?;
+        member_in(&root, &seen)
     }
 
     /// Reports whether a program that starts in the process's container loads the library. Reads

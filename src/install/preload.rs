@@ -72,9 +72,9 @@ impl Preload {
     /// Finds the copies of the library.
     pub fn state(&self) -> State {
         let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
-        let ours = |path: &&&str| library::is_library(Path::new(path));
+        let is_copy = |path: &&&str| library::is_library(Path::new(path));
         State {
-            copies: all.iter().filter(ours).map(PathBuf::from).collect(),
+            copies: all.iter().filter(is_copy).map(PathBuf::from).collect(),
             first: all
                 .first()
                 .is_some_and(|first| library::is_library(Path::new(first))),
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_library_is_entered_first_and_once() {
-        let ours = Path::new("/usr/local/lib/gpulimit/libgpulimit.so");
+        let library = Path::new("/usr/local/lib/gpulimit/libgpulimit.so");
         let head = "/usr/local/lib/gpulimit/libgpulimit.so\n";
         let cases = [
             ("", ""),
@@ -153,12 +153,12 @@ mod tests {
         ];
         for (before, after) in cases {
             assert_eq!(
-                preload(before).with(ours).expect("entered"),
+                preload(before).with(library).expect("entered"),
                 head.to_owned() + after
             );
         }
         let none = Preload { text: None };
-        assert_eq!(none.with(ours).expect("entered"), head);
+        assert_eq!(none.with(library).expect("entered"), head);
         assert_eq!(none.without(&library::is_library), None);
     }
 

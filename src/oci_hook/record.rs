@@ -287,9 +287,9 @@ fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
             continue;
         };
         let text = name.to_str().unwrap_or_default();
-        let is_ours = VIEW_FILES.contains(&text) || text.starts_with(VIEW_PREFIX);
+        let is_known = VIEW_FILES.contains(&text) || text.starts_with(VIEW_PREFIX);
         match entry.kind {
-            EntryKind::File if is_ours => gone(directory.remove_file(&name))?,
+            EntryKind::File if is_known => gone(directory.remove_file(&name))?,
             EntryKind::Directory if depth > 0 => {
                 empty_view(&directory.open_directory(&name)?, depth - 1)?;
                 gone(directory.remove_directory(&name))?;

@@ -64,8 +64,8 @@ fn create_makes_parent_groups_only_on_request() {
 fn invalid_groups_are_refused_before_any_change() {
     let place = Place::new();
     for (arguments, expected) in [
-        (&["create", "a b"][..], "no name of a group"),
-        (&["create", "a/../b"], "no name of a group"),
+        (&["create", "a b"][..], "invalid group name"),
+        (&["create", "a/../b"], "invalid group name"),
         (&["create", "1/2/3/4/5/6/7/8/9"], "up to 8"),
         (&["create", "run-1-2"], "single jobs"),
         (&["create", "lab/job-1-2"], "single jobs"),

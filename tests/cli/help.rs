@@ -196,7 +196,7 @@ fn mistakes_exit_with_status_2() {
         (&["run", "--", "true"], "no limit given"),
         (
             &["run", "--max", "4G", "--name", "a/../b", "--", "true"],
-            "no name of a group",
+            "invalid group name",
         ),
         (
             &["run", "--max", "4G", "--name", "run-1-2", "--", "true"],
@@ -210,7 +210,7 @@ fn mistakes_exit_with_status_2() {
             &["run", "--name", "x", "--device", "0", "--", "true"],
             "--max",
         ),
-        (&["show", "a b"], "no name of a group"),
+        (&["show", "a b"], "invalid group name"),
         (&["set", "x", "size=4G"], "unknown key 'size'"),
         (&["set", "x", "mac=4G"], "did you mean max?"),
         (&["set", "x", "max=lots"], "invalid size 'lots'"),

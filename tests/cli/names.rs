@@ -75,7 +75,7 @@ said admin get night max
     let other = "no group 'lab/65533/other'";
     expect("alice run --name other", &[other]);
     expect("inside day", &["\nlab/65533/day/run\n"]);
-    let dawn = "there is no group lab/65533/dawn, which 'dawn' means; make it with `gpulimit create lab/65533/dawn`";
+    let dawn = "'dawn' means group lab/65533/dawn, which does not exist; make it with `gpulimit create lab/65533/dawn`";
     expect("inside dawn", &[dawn]);
     expect("alice rm evening", &[]);
     expect("alice ls night", &["\nlab/65533/night/late\n"]);

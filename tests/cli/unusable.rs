@@ -37,7 +37,7 @@ fn doctor_reports_a_root_that_cannot_be_made() {
         is_refused(&place, root, &[&format!("cannot make groups in {root}")]);
     }
     let below = place.0.join("file/root").display().to_string();
-    is_refused(&place, &below, &["name a directory that can be made"]);
+    is_refused(&place, &below, &["to a directory that can be made"]);
 }
 
 #[test]

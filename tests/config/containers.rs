@@ -177,7 +177,7 @@ fn generated_devices_match_the_options() {
         (&["--cap", "4g", "--cap", "4G"], "two devices"),
         (&["--cap", "lab=4g", "--group", "lab"], "two devices"),
         (&["--group", "a/b", "--group", "a.b"], "two devices"),
-        (&["--group", "../a"], "no name of a group"),
+        (&["--group", "../a"], "invalid group name"),
         (&["--files", "here"], "absolute path"),
     ] {
         let output = generate(&place, &[&print[..], arguments].concat());

@@ -2,30 +2,106 @@
 #![allow(unsafe_code)]
 
 use crate::{ALICE, Ground, run};
-use gpulimit_group::{Access, Members, Root};
+use gpulimit_group::{Access, Group, Member, Members, Root};
 use gpulimit_limits::LimitSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-const FILE: &str = "GPULIMIT_TEST_FILE";
+const FILES: &str = "GPULIMIT_TEST_FILES";
+const STAYS: &str = "GPULIMIT_TEST_STAYS";
 
-/// The process of Alice that holds the lease, started by another test.
+/// What Alice may have a lease on. She owns all these files.
+const LEASED: [&[&str]; 6] = [
+    &["limits"],
+    &["ledger"],
+    &["lock"],
+    &[".limits.lock"],
+    &["limits", "ledger"],
+    &["limits", "ledger", "lock", ".limits.lock", ".limits.1.2"],
+];
+
+/// Alice's process, which has leases; not a test.
 #[test]
 #[ignore = "a part of other tests"]
 fn lease() {
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open(std::env::var(FILE).expect("a path"))
-        .expect("opened");
-    // SAFETY: the descriptor is open as long as `file` lives, and the call gets only numbers.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
-    println!("\n#lease {done}");
-    // The kernel ends this process by the signal about a waiting open.
-    std::thread::sleep(std::time::Duration::from_secs(600));
+    let mut files = Vec::new();
+    if std::env::var_os(STAYS).is_some() {
+        // The signal that tells the holder of a lease that another process waits.
+        // SAFETY: ignores a signal.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    }
+    for path in std::env::var(FILES).expect("paths").split(':') {
+        let mut options = File::options();
+        let file = options.read(true).write(true).open(path).expect("opened");
+        // SAFETY: an open descriptor, and a plain number.
+        let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+        files.push((file, done));
+    }
+    let all = files.iter().all(|(_, done)| *done == 0);
+    println!("\n#lease {all}");
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+/// A process of Alice's that has write leases.
+struct Holder(Child);
+
+impl Holder {
+    /// `None` where the file system has no leases. The process ends when it is told that another
+    /// one waits, or where it `stays`, not before the kernel ends the lease.
+    fn new(directory: &Path, names: &[&str], stays: bool) -> Option<Self> {
+        let paths = names.iter().map(|name| directory.join(name));
+        let paths: Vec<_> = paths.map(|path| path.display().to_string()).collect();
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(["--exact", "leases::lease", "--ignored", "--nocapture"])
+            .env(FILES, paths.join(":"))
+            .current_dir("/")
+            .uid(ALICE)
+            .gid(ALICE)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        if stays {
+            command.env(STAYS, "1");
+        }
+        let mut holder = Self(command.spawn().expect("started"));
+        let out = BufReader::new(holder.0.stdout.take().expect("piped"));
+        let mut lines = out.lines().map(|line| line.expect("read"));
+        let line = lines.find(|line| line.starts_with("#lease "));
+        if line.as_deref() != Some("#lease true") {
+            eprintln!("SKIPPED: there are no leases here");
+            return None;
+        }
+        Some(holder)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        self.0.wait().expect("ended");
+    }
+}
+
+/// Groups of root's, `lab` and `other`, and `lab/mine`, in which all files are Alice's.
+fn groups(ground: &Ground) -> (Root, Group) {
+    let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
+    let access = Access {
+        owner: Some(ALICE),
+        members: Members::Owner,
+    };
+    let limits = LimitSet::default();
+    root.create_for("lab", &limits, access).expect("created");
+    root.create("other", &limits).expect("created");
+    let mine = root.create("lab/mine", &limits).expect("created").group;
+    mine.write_limits(|_| ()).expect("written");
+    let draft = ground.write("groups/lab/sub/mine/.limits.1.2", "", ALICE, 0o600);
+    assert!(draft.exists() && mine.path().join(".limits.lock").exists());
+    (root, mine)
 }
 
 /// A member can hold a lease on the ledger through its only descriptor.
@@ -33,37 +109,130 @@ fn lease() {
 fn a_lease_on_a_ledger_blocks_neither_kill_nor_rm() {
     for (arguments, gone) in [
         (&["kill", "lab"][..], false),
-        (&["rm", "--force", "lab"], true),
+        (&["rm", "--recursive", "--force", "lab"], true),
     ] {
         let Some(ground) = Ground::new() else { return };
-        let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
-        let access = Access {
-            owner: Some(ALICE),
-            members: Members::Owner,
+        let (root, _) = groups(&ground);
+        let lab = root.group("lab").expect("there");
+        let Some(_holder) = Holder::new(lab.path(), &["ledger"], false) else {
+            return;
         };
-        let made = root.create_for("lab", &LimitSet::default(), access);
-        let ledger = made.expect("created").group.ledger_path();
-        let mut alice = Command::new("/proc/self/exe")
-            .args(["--exact", "leases::lease", "--ignored", "--nocapture"])
-            .env(FILE, &ledger)
-            .current_dir("/")
-            .uid(ALICE)
-            .gid(ALICE)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("started");
-        let out = BufReader::new(alice.stdout.take().expect("piped"));
-        let mut lines = out.lines().map(|line| line.expect("read"));
-        let line = lines.find(|line| line.starts_with("#lease "));
-        if line.as_deref() == Some("#lease 0") {
+        let (status, said) = run(&mut ground.gpulimit(arguments));
+        assert_eq!(status, Some(0), "{said}");
+        assert_eq!(lab.ledger_path().exists(), !gone, "{said}");
+    }
+}
+
+#[test]
+fn verbs_that_change_a_group_wait_for_the_end_of_a_lease() {
+    const POLICY: &str = "[group.lab]\nowner = '40001'\n\
+        [group.\"lab/mine\"]\nowner = '40001'\nmax = '1G'\n[group.other]\n";
+    for names in LEASED {
+        for arguments in [
+            &["kill", "lab/mine"][..],
+            &["set", "lab/mine", "--max", "1G"],
+            &["apply", "policy.toml"],
+            &["rm", "lab/mine"],
+            &["rm", "--force", "lab/mine"],
+            &["rm", "--recursive", "lab"],
+        ] {
+            let Some(ground) = Ground::new() else { return };
+            let (_, mine) = groups(&ground);
+            ground.write("policy.toml", POLICY, 0, 0o644);
+            let Some(holder) = Holder::new(mine.path(), names, false) else {
+                return;
+            };
             let (status, said) = run(&mut ground.gpulimit(arguments));
-            assert_eq!(status, Some(0), "{said}");
-            assert_eq!(ledger.exists(), !gone, "{said}");
-        } else {
-            eprintln!("SKIPPED: there are no leases here");
+            drop(holder);
+            assert_eq!(status, Some(0), "{names:?} {arguments:?}: {said}");
+            let limits = mine.limits().map(|limits| limits.rules().expect("rules"));
+            match arguments[0] {
+                "rm" => assert!(!mine.path().exists(), "{names:?} {arguments:?}: {said}"),
+                "kill" => assert_eq!(limits.expect("there"), LimitSet::default()),
+                _ => assert_ne!(limits.expect("there"), LimitSet::default(), "{said}"),
+            }
         }
-        let _ = alice.kill();
-        alice.wait().expect("ended");
+    }
+}
+
+#[test]
+fn verbs_that_look_name_a_group_with_a_lease_and_go_on() {
+    for names in LEASED {
+        let Some(ground) = Ground::new() else { return };
+        let (_, mine) = groups(&ground);
+        let Some(_holder) = Holder::new(mine.path(), names, true) else {
+            return;
+        };
+        let start = Instant::now();
+        // The files that each verb opens, in its order.
+        for (verb, opens, fails) in [
+            ("show", &["limits", "ledger"][..], 1),
+            ("tree", &["limits", "ledger"], 1),
+            ("ps", &["limits", "ledger"], 1),
+            ("events", &["ledger"], 1),
+            ("gc", &["ledger"], 0),
+            ("doctor", &["limits", "ledger"], 0),
+        ] {
+            let (status, said) = run(&mut ground.gpulimit(&[verb]));
+            let first = opens.iter().find(|file| names.contains(file));
+            let why = |file: &&str| {
+                let path = mine.path().join(file);
+                format!(
+                    "cannot open {}: another program has a lease (F_SETLEASE) on {file}",
+                    path.display()
+                )
+            };
+            match first.map(why) {
+                Some(why) => assert!(said.contains(&why), "{names:?} {verb}: {said}"),
+                None => assert!(!said.contains("F_SETLEASE"), "{names:?} {verb}: {said}"),
+            }
+            if verb != "doctor" {
+                let expected = if first.is_some() { fails } else { 0 };
+                assert_eq!(status, Some(expected), "{names:?} {verb}: {said}");
+            }
+            if matches!(verb, "show" | "tree") {
+                assert!(said.contains("other"), "{names:?} {verb}: {said}");
+            }
+            let is_foreign = said.contains("not make") || said.contains("not made");
+            assert!(!is_foreign, "{names:?} {verb}: {said}");
+        }
+        // The kernel ends a lease after 45 seconds.
+        assert!(start.elapsed() < Duration::from_secs(40));
+        assert!(mine.path().exists());
+    }
+}
+
+/// The owner of a group may keep its members out. A member never runs without the limit instead.
+#[test]
+fn a_group_with_a_lease_is_not_joined_and_not_removed_by_a_guess() {
+    for names in LEASED {
+        let Some(ground) = Ground::new() else { return };
+        let (root, mine) = groups(&ground);
+        let Some(_holder) = Holder::new(mine.path(), names, true) else {
+            return;
+        };
+        let start = Instant::now();
+        let refused = |what: &str, error: Option<gpulimit_group::GroupError>| {
+            let error = error.unwrap_or_else(|| panic!("{names:?}: {what}"));
+            assert!(error.is_leased(), "{names:?} {what}: {error}");
+            assert!(error.to_string().contains("F_SETLEASE"), "{error}");
+        };
+        if *names != [".limits.lock"] {
+            let joined = Member::join(&root, "lab/mine");
+            refused("joined", joined.err());
+            refused("removed", root.remove("lab/mine").err());
+        } else {
+            Member::join(&root, "lab/mine").map(drop).expect("joined");
+        }
+        let short = Instant::now() + Duration::from_millis(100);
+        let change = || mine.write_limits(|_| ());
+        if names.iter().any(|name| name.contains("limits")) {
+            refused("changed", mine.past_leases(short, change).err());
+        } else {
+            change().expect("changed");
+        }
+        // The kernel ends a lease after 45 seconds.
+        assert!(start.elapsed() < Duration::from_secs(40));
+        assert!(mine.limits_path().exists() && mine.ledger_path().exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Who may be in a group.
+//! The permissions of a group: which users may be in it.
 
 use super::directory::{Directory, Entry};
 use super::user;
@@ -7,29 +7,29 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-/// Who may run in a group and make groups below it.
+/// The users who may run programs in a group, and the one who may make groups below it.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Access {
-    /// The user who may do both; `None`: who makes the group.
+    /// The user who may do both; `None` means the user who makes the group.
     pub owner: Option<u32>,
-    /// Who else may run in it.
+    /// The other users who may run programs in the group.
     pub members: Members,
 }
 
-/// Who may run in a group beside its owner.
+/// The users beside its owner who may run programs in a group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Members {
-    /// Nobody.
+    /// No other user.
     #[default]
     Owner,
-    /// This unix group.
+    /// The members of this unix group.
     UnixGroup(u32),
-    /// Everybody.
+    /// All users.
     All,
 }
 
 impl Members {
-    /// The permissions of the files that members open.
+    /// Returns the permissions of the files that members open.
     const fn mode(self) -> u32 {
         match self {
             Self::Owner => 0o600,
@@ -40,9 +40,10 @@ impl Members {
 }
 
 impl Access {
-    /// Gives a file that members open to them. The file is changed by its descriptor, and only if
-    /// it belongs to whom its directory does or if the directory is root's: nobody else can have
-    /// put another file there.
+    /// Gives the members access to a file that they open.
+    ///
+    /// The file is changed by its descriptor, and only if the file has the same owner as its
+    /// directory or the directory belongs to root. No other user can have put another file there.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());
@@ -50,7 +51,8 @@ impl Access {
             return Err(io::Error::new(
                 ErrorKind::PermissionDenied,
                 format!(
-                    "{name} belongs to user {whose}, in a directory of user {place}: remove it"
+                    "{name} belongs to user {whose}, but its directory to user {place}: remove \
+                     {name}"
                 ),
             ));
         }
@@ -69,7 +71,7 @@ impl Access {
         file.set_permissions(Permissions::from_mode(self.members.mode()))
     }
 
-    /// Gives the directory of the groups below to the owner.
+    /// Gives the directory of the groups below to the group's owner.
     pub(super) fn give_directory(&self, below: &Directory) -> io::Result<()> {
         match self.owner {
             Some(owner) => below.set_owner(owner),
@@ -77,18 +79,18 @@ impl Access {
         }
     }
 
-    /// What the permissions of a file at a path say.
+    /// Reads the access to a group from the permissions of the file at `path`.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let about = fs::symlink_metadata(path)?;
         Ok(Self::from(about.uid(), about.gid(), about.mode()))
     }
 
-    /// What the permissions of an open file say.
+    /// Reads the access to a group from the permissions of an open file.
     pub(super) fn of_file(about: &fs::Metadata) -> Self {
         Self::from(about.uid(), about.gid(), about.mode())
     }
 
-    /// What the permissions of a file in a directory say.
+    /// Reads the access to a group from the permissions of a directory's entry.
     pub(super) fn of_entry(entry: &Entry) -> Self {
         Self::from(entry.owner, entry.group, entry.mode)
     }
@@ -107,7 +109,7 @@ impl Access {
         }
     }
 
-    /// Whether this user may be in the group, as far as his user id tells.
+    /// Returns whether this user may be in the group, as far as the user id alone tells.
     pub fn admits(&self, uid: u32) -> bool {
         let owner = self.owner.unwrap_or_else(user::effective);
         uid == 0 || uid == owner || self.members == Members::All

@@ -1,37 +1,34 @@
-//! Makes what is in a group's directory, and says who may be in the group and so in those above it.
+//! Makes the files of a group, and sets which users may be in the group and in the groups above it.
 //!
-//! Everything whose owner or permissions change is changed by its descriptor, in an open directory
-//! ([`Descent`]). For each group root has the rights that this group's directory leaves it, and no
-//! more: what a user puts into the way of one group is nothing to the next.
+//! Owners and permissions are changed by descriptor, in an open directory ([`Descent`]). For each
+//! group root takes the rights of the user to whom that group's directory belongs. A link that a
+//! user puts into one group's directory therefore cannot affect another group.
 
 use super::descent::Descent;
 use super::directory::Directory;
-use super::root::{Modes, check_open};
+use super::root::Modes;
+use super::trust::check_open;
 use super::{Access, BELOW, Group, GroupError, LEDGER, LIMITS, LOCK, Members, user};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, Limits};
 use std::io::{self, ErrorKind};
 
 impl Group {
-    /// Makes the file that is locked, where it is not there.
+    /// Makes the file `lock`, where it does not exist.
     pub(super) fn make_lock(&self, here: &Directory, access: Access) -> Result<(), GroupError> {
         let made = match here.create_file(LOCK, 0o600) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
             made => made.and_then(|file| access.give(&file)),
         };
         made.map_err(|error| match error.kind() {
-            // The directory, or the file at once, by who removes the group or cleans up.
-            ErrorKind::NotFound => GroupError::Missing {
-                name: self.name.clone(),
-                root: self.root.clone(),
-                known: Vec::new(),
-            },
+            // A removal or a clean-up has taken away the directory, or the new file.
+            ErrorKind::NotFound => self.missing(),
             _ => self.failed("create", error),
         })
     }
 
-    /// Makes what is in its directory; whether the limits were made, or were there. For the holder
-    /// of its lock.
+    /// Makes the content of the group's directory, and returns whether the limits were made now.
+    /// The caller holds the group's lock.
     pub(super) fn fill(
         &self,
         place: Descent,
@@ -53,13 +50,13 @@ impl Group {
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
-        // The groups above are others' to write, or root's.
+        // The groups above may belong to root or to another user: their changes need other rights.
         drop(place);
         if !is_group {
             self.admit_above(access)?;
         }
         let _power = Descent::to(self)?;
-        // Last: with them it is a group.
+        // The limits are made last, because with them the directory is a group.
         let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
         if new && limits.protects() {
             self.tell_parent();
@@ -67,12 +64,13 @@ impl Group {
         Ok(new)
     }
 
-    /// Who may be in it.
+    /// Returns which users may be in the group, from the permissions of its ledger.
     pub fn access(&self) -> Result<Access, GroupError> {
         Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
     }
 
-    /// Says who may be in it, besides those who are.
+    /// Lets the users of `access` into the group and the groups above it, besides those who may be
+    /// there already.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
         self.change(|here| {
             access.give_file(here, LEDGER)?;
@@ -82,13 +80,14 @@ impl Group {
         self.admit_above(access)
     }
 
-    /// Changes what is in its directory, with the rights that this directory leaves.
+    /// Changes the content of the group's directory with the rights of the directory's owner.
     fn change(&self, change: impl FnOnce(&Directory) -> io::Result<()>) -> Result<(), GroupError> {
         let place = Descent::to(self)?;
         change(&place.directory).map_err(|error| self.failed("change", error))
     }
 
-    /// Who is in a group is charged in all above it, and so must be able to write their ledgers.
+    /// Lets the users of `access` write the ledgers of all groups above: a member is charged in
+    /// each.
     fn admit_above(&self, access: Access) -> Result<(), GroupError> {
         let user = access.owner.filter(|uid| *uid != user::effective());
         for above in self.upwards().skip(1) {

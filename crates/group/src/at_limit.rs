@@ -1,11 +1,11 @@
-//! What a group does with a request that does not fit, in this order: the process gives back what
-//! it holds unused, the dead are cleaned away, the others are asked for what they hold unused
-//! (`contend` of the ledger), the request waits, others are killed, it is refused. The group's
-//! options say how much of that is done.
+//! What a group does with a request that does not fit, in this order: the process gives back its
+//! unused memory, dead members are cleaned away, the other members are asked for their unused
+//! memory (`contend` of the ledger), the request waits, processes are killed, the request is
+//! refused. The group's options say how many of these steps are taken.
 
 use super::kill::{Target, Targets};
 use super::look;
-use super::member::{Member, MemberDevice, Refusal, Station};
+use super::member::{Held, Member, MemberDevice, Refusal, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use gpulimit_base::identity::Identity;
@@ -20,46 +20,69 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What a request leaves where it is.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub(super) enum Held {
-    /// What is above `high`, and what is kept for others as long as there is another way.
-    Back,
-    /// What is kept for others as long as there is another way.
-    Low,
-    /// What is kept for others in any case.
-    Min,
-    /// Nothing: for what needs no room.
-    Nothing,
-}
-
-/// How long one request looks at processes that are to be killed. One that keeps others from
-/// looking costs a second.
+/// How long one request looks at processes that it may kill. A process whose memory map does not
+/// answer costs a second.
 const LOOKS: Duration = Duration::from_secs(4);
-/// Times that a request is made anew because the limits have changed meanwhile; then it is refused.
-/// A thousand changes take longer than a request does, unless somebody makes them for the sake of
-/// it.
+/// The most times that a request starts over because the limits have changed meanwhile. The request
+/// is refused after that. A thousand changes last longer than any request, unless a program changes
+/// the limits for that purpose.
 pub(super) const CHANGES: u32 = 1_000;
-/// Processes that are killed for one request, at most.
+/// The most processes that are killed for one request.
 const VICTIMS: u32 = 64;
-/// Of these the line about it names so many.
+/// The most killed processes that the message names.
 const NAMED: usize = 3;
-/// Where several threads of a process wait, one has a place in the line; the others try at these
-/// intervals.
+/// How often the other threads of a waiting process try again. Only one thread of a process has a
+/// place in the line.
 const NAP: Duration = Duration::from_millis(50);
 
-/// How far a request goes.
+/// How many of a group's steps at the limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
-    /// The caller has another way: the request does not stand in line, and nobody is killed for it.
+    /// Only the steps that neither wait in line nor kill: the caller has another way to get memory.
     None,
-    /// As far as the group's options say.
+    /// All steps that the group's options allow.
     Full,
 }
 
-/// The slow path of a charge.
+impl Member {
+    /// Charges `bytes` at every level, or at none.
+    ///
+    /// At a level without room the request may wait, or have processes killed, as the level's
+    /// options say.
+    #[inline]
+    pub fn charge(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+        insistence: Insistence,
+    ) -> Result<(), Refusal<'_>> {
+        if self.try_charge(device, bytes) {
+            return Ok(());
+        }
+        charge(self, device, bytes, pressure, insistence, &())
+    }
+
+    /// As [`Member::charge`], for bytes that are not in use yet: they are added to `idle` at the
+    /// moment when they are granted.
+    pub fn charge_ahead(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+        insistence: Insistence,
+        idle: &dyn Idle,
+    ) -> Result<(), Refusal<'_>> {
+        if self.try_charge_ahead(device, bytes, idle) {
+            return Ok(());
+        }
+        charge(self, device, bytes, pressure, insistence, idle)
+    }
+}
+
+/// Charges a request that did not fit at the first attempt.
 #[cold]
-pub(super) fn charge<'a>(
+fn charge<'a>(
     member: &'a Member,
     device: &MemberDevice,
     bytes: u64,
@@ -86,7 +109,8 @@ pub(super) fn charge<'a>(
     .map_err(|refused| request.refusal(refused))
 }
 
-/// A request that waits for the dead does not go by the limits with which it began.
+/// The pressure of a request, with the generation of the limits that the request was judged by. A
+/// request that waits for dead processes starts over when the limits change.
 struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
@@ -130,13 +154,12 @@ struct Request<'a, 'b> {
 }
 
 impl<'a> Request<'a, '_> {
-    fn station(&self, level: usize) -> Option<&'a Station> {
-        self.member.levels.get(level)
+    fn station(&self, level: usize) -> &'a Station {
+        &self.member.levels[level]
     }
 
     fn options(&self, level: usize) -> Options {
-        let station = self.station(level);
-        station.map_or_else(Options::default, |station| station.limits.options())
+        self.station(level).limits.options()
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
@@ -149,9 +172,9 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// A refusal by this level, with its figures of this moment.
+    /// Makes the refusal of this level, with the level's current figures.
     fn refused_at(&self, level: usize) -> Refused {
-        let (station, index) = (&self.member.levels[level], self.device.index[level]);
+        let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
             level,
             charged: station.ledger.charged(index),
@@ -159,8 +182,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Above `high` this process gives back what it holds unused before it grows, and asks the
-    /// others to.
+    /// Above `high`, gives back this process's unused memory before it grows, and asks the other
+    /// members to give back theirs.
     fn restrain(&self) {
         let mut above = false;
         for (at, station) in self.member.levels.iter().enumerate() {
@@ -184,7 +207,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// The level at which others wait already, if the group is one where requests wait.
+    /// Returns the level at which other requests wait in line, if the group's requests wait
+    /// (`on_limit`).
     fn line_ahead(&self) -> Option<usize> {
         let waits = |(at, station): &(usize, &Station)| {
             station
@@ -196,8 +220,8 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Takes back, cleans and asks others; leaves what is kept for others where it is as long as
-    /// that does.
+    /// Reclaims unused memory, cleans up dead members and asks the others. Memory that is protected
+    /// by `low` is touched only if that is not enough.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |held| {
             for _ in 0..CHANGES {
@@ -211,7 +235,7 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // Granted by a limit that is none any more.
+                // A limit that no longer holds granted this charge.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
@@ -225,7 +249,7 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Waits and kills, as the options of the group say that refuses.
+    /// Waits and kills, as the options of the refusing group say.
     fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
         let mut waited = false;
         for _ in 0..=VICTIMS {
@@ -249,11 +273,9 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line, unless nobody else has anything to give back.
+    /// Waits in line, unless no other member has memory that it could give back.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
-        let Some(station) = self.station(refused.level) else {
-            return Err(refused);
-        };
+        let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
             return Err(refused);
         }
@@ -267,8 +289,8 @@ impl<'a> Request<'a, '_> {
         waited
     }
 
-    /// Waits until the request is granted, the time is over, a signal comes, or nobody else has
-    /// anything to give back.
+    /// Waits until the request is granted, the time is over, a signal comes, or no other member has
+    /// memory that it could give back.
     fn wait_in_line(
         &self,
         station: &Station,
@@ -277,7 +299,7 @@ impl<'a> Request<'a, '_> {
     ) -> Result<(), Refused> {
         let level = refused.level;
         let index = self.device.index[level];
-        // Handlers run when this is left, and may jump away: nothing is held then.
+        // Signal handlers run when this value is dropped, and may jump away; no lock is held then.
         let signals = Deferred::new();
         let mut line = Line::join(&station.slot, index, until);
         self.record(EventKind::Wait, &refused);
@@ -311,14 +333,14 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills, where the group wants it; false when nobody was. What is about to happen is written
-    /// down and said before: this process may be among those that end.
+    /// Kills processes as the group's `oom` says, and returns whether it killed any. The kill is
+    /// recorded and reported before it happens, because this process may be one of those that end.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
-        // Nobody dies for a refusal that comes of somebody's changes in the ledger.
-        let full = |station: &&Station| oom != Oom::None && !station.slot.distrusts();
-        let Some(station) = self.station(level).filter(full) else {
+        // A refusal that follows from tampering with the ledger kills no process.
+        let station = self.station(level);
+        if oom == Oom::None || station.slot.distrusts() {
             return false;
-        };
+        }
         let index = self.device.index[level];
         let uses = |process: &ProcessUsage| {
             let on = process.devices.iter().find(|usage| usage.device == index);
@@ -329,13 +351,13 @@ impl<'a> Request<'a, '_> {
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),
-            // Who would kill itself is refused instead, and may make do with less.
+            // A process never kills itself; its request is refused instead.
             Oom::KillLargest => {
                 order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
                 processes.truncate(1);
                 processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
-            // This process ends last.
+            // This process is killed last.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),
@@ -360,7 +382,8 @@ impl<'a> Request<'a, '_> {
         );
         station.record(EventKind::Oom, index, self.bytes, charged, max);
         self.pressure.tell(format_args!(
-            "group {} has no room for {} on GPU {}, which this process ({}) asked for: kills {}, as its oom={} says",
+            "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \
+             (oom={})",
             station.name,
             gib(self.bytes),
             self.device.id().short(),
@@ -386,24 +409,21 @@ impl<'a> Request<'a, '_> {
     }
 
     fn record(&self, kind: EventKind, refused: &Refused) {
-        if let Some(station) = self.station(refused.level) {
-            let index = self.device.index[refused.level];
-            station.record(kind, index, self.bytes, refused.charged, refused.max);
-        }
+        let index = self.device.index[refused.level];
+        let station = self.station(refused.level);
+        station.record(kind, index, self.bytes, refused.charged, refused.max);
     }
 
     fn refusal(&self, refused: Refused) -> Refusal<'a> {
         Refusal {
-            group: self
-                .station(refused.level)
-                .map_or("", |station| &station.name),
+            group: &self.station(refused.level).name,
             charged: refused.charged,
             max: refused.max,
         }
     }
 }
 
-/// Who is killed: `pid 4711 (python), pid 4712 (python) and 3 more`.
+/// The processes that are killed, as text: `pid 4711 (python), pid 4712 (python) and 3 more`.
 struct Victims<'a>(&'a [(Target, ProcessUsage)]);
 
 impl fmt::Display for Victims<'_> {

@@ -1,8 +1,8 @@
-//! What is in a directory of a root, and whether it is ours to remove.
+//! Classifies the content of a group's directory, to decide whether gpulimit may remove it.
 //!
-//! A root may be any directory that somebody named by mistake, so nothing in it counts as a group's
-//! because of its name. A group is proven by a file that begins with the magic number of limits or
-//! of a ledger, of any version.
+//! A root may be any directory that a user named by mistake, so a name alone does not make a file
+//! part of a group. A directory is proven to be a group by a file that begins with the magic number
+//! of a limits file or a ledger, of any version.
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
@@ -11,37 +11,40 @@ use gpulimit_limits::Limits;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read};
 
-/// What a directory is.
+/// The kind of a directory below a root.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Verdict {
-    /// A group, or what is left of one.
+    /// A group, or the remains of one.
     Group,
-    /// A group that was never completed, or an almost removed one: it holds nothing that anybody
-    /// but us wrote.
+    /// A group that was never completed or is almost removed: it holds only files that gpulimit
+    /// wrote.
     Unfinished,
-    /// Somebody else's, or nobody's.
+    /// A directory that gpulimit did not make.
     Foreign,
 }
 
-/// The content of a directory, by whose it is.
+/// The entries of a directory, sorted by who made them.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// Whether a file proves that this is a group.
+    /// Whether a file proves that the directory is a group.
     proven: bool,
-    /// Whether it has files of ours that prove nothing by themselves.
+    /// Whether the directory has files that gpulimit makes but that prove nothing by themselves.
     signs: bool,
-    /// Whether it has limits: these are somebody's word.
+    /// Whether the directory has a limits file, which an administrator may have written.
     pub limits: bool,
-    /// Whether there is a directory for the groups below.
+    /// Whether the directory has a directory for the groups below.
     pub below: bool,
-    /// Files that go with the group, beside its limits, ledger and lock.
+    /// The group's files beside its limits, ledger and lock.
     pub others: Vec<OsString>,
-    /// What we have not made, in no order.
+    /// The entries that gpulimit did not make, in no order.
     pub foreign: Vec<OsString>,
+    /// A file of the group that another program has a lease on, so that its first bytes cannot be
+    /// read.
+    pub leased: Option<OsString>,
 }
 
 impl Contents {
-    /// Looks into a directory; nothing is changed.
+    /// Reads a directory; changes nothing.
     pub fn of(directory: &Directory) -> io::Result<Self> {
         let mut contents = Self::default();
         let mut named = Vec::new();
@@ -50,7 +53,7 @@ impl Contents {
             if is_hidden(&name) {
                 continue;
             }
-            // Gone since it was listed.
+            // The entry was removed after it was listed.
             let Some(entry) = directory.entry(&name)? else {
                 continue;
             };
@@ -59,6 +62,7 @@ impl Contents {
                 (Some(LIMITS), EntryKind::File) => {
                     match head(directory, LIMITS) {
                         Err(ErrorKind::NotFound) => continue,
+                        Err(ErrorKind::WouldBlock) => contents.leased = Some(name),
                         Ok(head) if Limits::begins_with(head) => contents.proven = true,
                         _ => named.push(name),
                     }
@@ -66,6 +70,7 @@ impl Contents {
                 }
                 (Some(LEDGER), EntryKind::File) => match head(directory, LEDGER) {
                     Err(ErrorKind::NotFound) => {}
+                    Err(ErrorKind::WouldBlock) => contents.leased = Some(name),
                     Ok(head) if Ledger::begins_with(head) => contents.proven = true,
                     _ => named.push(name),
                 },
@@ -83,20 +88,26 @@ impl Contents {
                     contents.others.push(name.clone());
                     named.push(name);
                 }
-                (Some(text), EntryKind::File) if is_draft(directory, text) => {
-                    contents.signs = true;
-                    contents.others.push(name);
+                (Some(text), EntryKind::File) if has_draft_name(&name) => {
+                    match head(directory, text) {
+                        Err(ErrorKind::WouldBlock) => contents.leased = Some(name),
+                        head if is_drafts(head) => {
+                            contents.signs = true;
+                            contents.others.push(name);
+                        }
+                        _ => contents.foreign.push(name),
+                    }
                 }
                 _ => contents.foreign.push(name),
             }
         }
-        // Under these names a group has its own files, also damaged ones. Elsewhere they may be
-        // anybody's.
+        // In a proven group these names belong to the group, even if the files are damaged. In any
+        // other directory the files may be a user's own.
         if !contents.proven {
             contents.foreign.append(&mut named);
         }
-        // Others make and remove the group at the same time: what is gone, or whole by now, was
-        // ours.
+        // Other processes make and remove the group at the same time. A file that is gone or
+        // complete by now belongs to the group.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
@@ -107,11 +118,11 @@ impl Contents {
         Ok(contents)
     }
 
-    /// What the directory of this name is. An empty one is a job's that was just made, or somebody
-    /// else's.
+    /// Decides what the directory of this name is. An empty directory is a job's new group if its
+    /// name says so, and foreign otherwise.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
-        if self.proven {
+        if self.proven || self.leased.is_some() {
             Verdict::Group
         } else if self.foreign.is_empty() && (self.signs || empty_job()) {
             Verdict::Unfinished
@@ -120,13 +131,14 @@ impl Contents {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether the directory is empty.
     pub fn is_empty(&self) -> bool {
-        !self.proven && !self.signs && self.foreign.is_empty()
+        !self.proven && !self.signs && self.foreign.is_empty() && self.leased.is_none()
     }
 }
 
-/// Whether a directory has limits that are a group's: proven, or not for us to read.
+/// Returns whether a directory has the limits of a group: proven by their first bytes or by the
+/// ledger, or not readable for the caller.
 pub(super) fn has_limits(directory: &Directory) -> bool {
     let there = directory.entry(LIMITS).ok().flatten();
     there.is_some_and(|limits| limits.kind == EntryKind::File)
@@ -134,8 +146,8 @@ pub(super) fn has_limits(directory: &Directory) -> bool {
             || head(directory, LEDGER).is_ok_and(Ledger::begins_with))
 }
 
-/// The names that are ours in the directory of a root itself, beside those of groups; their drafts
-/// begin in the same way.
+/// The beginnings of the names of gpulimit's own files in a root, beside its groups. The drafts of
+/// these files begin in the same way.
 const IN_ROOT: [&str; 6] = [
     ".apply",
     ".rules",
@@ -145,7 +157,8 @@ const IN_ROOT: [&str; 6] = [
     ".kubernetes",
 ];
 
-/// Whether something of this name in a root is for a directory of a group, or ours for all of them.
+/// Returns whether an entry of a root has the name of a group's directory or of one of gpulimit's
+/// own files.
 pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     name.to_str().is_some_and(|name| {
         IN_ROOT.iter().any(|ours| name.starts_with(ours))
@@ -153,15 +166,29 @@ pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     })
 }
 
-/// Whether this is a removed file that a file system in user space keeps until its last mapping is
-/// gone.
+/// Returns whether this is a removed file that a file system in user space (FUSE) keeps until its
+/// last mapping is gone.
 pub(super) fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".fuse_hidden")
 }
 
-/// A file that was being made under a name of its own: `.limits.PID.N` or `.ledger.PID.N.new`, with
-/// nothing in it that we do not write.
+/// Returns whether a file is a draft, `.limits.PID.N` or `.ledger.PID.N.new`, that holds only what
+/// gpulimit writes.
 pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
+    has_draft_name(OsStr::new(name)) && is_drafts(head(directory, name))
+}
+
+/// Returns whether the first bytes of a file are those of a draft. A draft that is not found has
+/// got its final name since it was listed.
+fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
+    match head {
+        Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
+        Err(error) => error == ErrorKind::NotFound,
+    }
+}
+
+pub(super) fn has_draft_name(name: &OsStr) -> bool {
+    let name = name.to_str().unwrap_or_default();
     let numbers = |text: &str| {
         text.split_once('.').is_some_and(|(pid, number)| {
             let digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
@@ -173,17 +200,10 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
         let rest = name.strip_prefix(".ledger.")?;
         rest.strip_suffix(".new").map(numbers)
     };
-    if !limits && ledger() != Some(true) {
-        return false;
-    }
-    match head(directory, name) {
-        Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
-        // It has got its later name since it was listed.
-        Err(error) => error == ErrorKind::NotFound,
-    }
+    limits || ledger() == Some(true)
 }
 
-/// The first bytes of a file, filled up with zeros.
+/// Returns the first bytes of a file, padded with zeros.
 fn head(directory: &Directory, name: &str) -> Result<[u8; 8], ErrorKind> {
     let mut bytes = Vec::with_capacity(8);
     directory
@@ -230,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn without_proof_only_what_is_empty_or_a_draft_is_ours() {
+    fn without_proof_only_empty_files_and_drafts_are_the_groups() {
         let ours: &[(&str, &str)] = &[
             ("lock", ""),
             (".limits.lock", ""),
@@ -261,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_is_a_jobs_or_somebody_elses() {
+    fn an_empty_directory_is_a_jobs_group_or_foreign() {
         let scratch = Scratch::new();
         assert_eq!(verdict(&scratch, "run-1-2"), Verdict::Unfinished);
         assert_eq!(verdict(&scratch, "projects"), Verdict::Foreign);

@@ -1,9 +1,9 @@
-//! What a CUDA context takes on each GPU of this machine, as first measured by a member of any
+//! The size of a CUDA context on each GPU of this machine, as first measured by a member of any
 //! group below a root.
 //!
-//! The driver tells it to nobody. With the figure at hand a context can be charged before it is
-//! made, and need not be measured at once. One small file per GPU; it is a hint: a process's charge
-//! is corrected by its next measurement, and failing to write the file is no error.
+//! The driver does not tell this size. With the stored figure a context is charged before it is
+//! made, and need not be measured at once. There is one small file per GPU. The file is a hint: the
+//! next measurement corrects a process's charge, and failing to write the file is not an error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;
@@ -13,10 +13,10 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// No context takes more: a file that says so is damaged. Bytes.
+/// The most bytes that a context takes. A file with a larger number is damaged.
 const MOST: u64 = 64 << 30;
 
-/// Bytes; a longer file is no number.
+/// The most bytes that a file may have; a longer file holds no number.
 const LONGEST: u64 = 64;
 
 const PREFIX: &str = ".context-";
@@ -25,7 +25,7 @@ fn file(root: &Path, device: &DeviceId) -> PathBuf {
     root.join(format!("{PREFIX}{device}"))
 }
 
-/// Bytes; 0 unknown.
+/// Reads the size of a context on this GPU, in bytes; 0 where it is not known.
 pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
     let bytes = text_file::read(&file(root, device), LONGEST).unwrap_or_default();
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
@@ -36,10 +36,10 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Replaces the file as a whole, so that no reader finds half a number. Under its names only files
-/// that say a number are replaced.
+/// Replaces the file as a whole, so that readers never find half a number. Only a file that holds a
+/// number is replaced.
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
-    // A hint that cannot be written helps nobody; the next measurement tries again.
+    // A failure to write the hint is ignored; the next measurement tries again.
     let _ = replace(root, device, bytes);
 }
 
@@ -50,7 +50,7 @@ fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
     if !is_hint(&root, &name)? || !is_hint(&root, &draft)? {
         return Err(ErrorKind::AlreadyExists.into());
     }
-    // Left by a namesake.
+    // A process with the same pid may have left this draft.
     let _ = root.remove_file(&draft);
     let written = root
         .create_file(&draft, 0o644)
@@ -62,7 +62,7 @@ fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
     written
 }
 
-/// Whether a file of the root is a draft of [`write`].
+/// Returns whether a file of the root is a draft of [`write`].
 pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
     let rest = name.strip_prefix(PREFIX);
     let pid = rest.and_then(|rest| Some(rest.rsplit_once('.')?.1));
@@ -70,7 +70,7 @@ pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
         && is_hint(root, name).unwrap_or(false)
 }
 
-/// Whether nothing has this name, or a file with a number, or an empty one.
+/// Returns whether the name is free, or belongs to an empty file or to one that holds a number.
 fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
     let mut text = String::new();
     match root.open_file(name, false) {
@@ -81,13 +81,13 @@ fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
     Ok(text.is_empty() || text.parse::<u64>().is_ok())
 }
 
-/// Lets another root know what this one does.
+/// Copies the sizes of contexts that this root knows into another root.
 pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(root)? {
         let entry = entry?;
         let name = entry.file_name();
         if name.to_string_lossy().starts_with(PREFIX) && entry.file_type()?.is_file() {
-            // Gone or replaced meanwhile: it is a hint.
+            // A hint that was removed or replaced meanwhile is left out.
             let _ = fs::copy(entry.path(), to.join(name));
         }
     }
@@ -101,7 +101,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn remembers_and_distrusts() {
+    fn stored_sizes_are_read_back_and_damaged_ones_ignored() {
         let scratch = Scratch::new();
         let root = scratch.at("root");
         fs::create_dir(&root).unwrap();

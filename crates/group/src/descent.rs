@@ -2,47 +2,41 @@
 
 use super::directory::Directory;
 use super::power::{Lowered, Rights};
-use super::root::check_open;
+use super::trust::check_open;
 use super::{BELOW, Group, GroupError, user};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
-/// A group's directory and the one that it is in, both open and checked, with no symbolic link on
-/// the way from the root.
+/// A group's directory and its parent directory, both open and checked, reached from the root
+/// without symbolic links.
 ///
-/// Root has the rights of the first user to whom a directory on the way belongs, until this is
-/// dropped. Whatever that user puts in the way, root then does nothing that the user could not do.
+/// Until this value is dropped, root has only the rights of the first user on the way who owns a
+/// directory. Root then does nothing in that user's directories that the user could not do.
 #[derive(Debug)]
 pub(super) struct Descent {
-    /// Where the group's directory has its name.
+    /// The directory that contains the group's directory.
     pub parent: Directory,
     /// The group's directory.
     pub directory: Directory,
-    /// Dropped last.
+    /// The lowered rights of root, restored last.
     power: Option<Lowered>,
 }
 
 impl Descent {
-    /// To this group. [`GroupError::Missing`] where a directory on the way is missing.
+    /// Opens the way to this group. Fails with [`GroupError::Missing`] where a directory is
+    /// missing.
     pub fn to(group: &Group) -> Result<Self, GroupError> {
         let mut power = None;
         let mut enter = |directory: io::Result<Directory>| -> Result<Directory, GroupError> {
             let directory = directory.map_err(|error| match error.kind() {
-                ErrorKind::NotFound => GroupError::Missing {
-                    name: group.name.clone(),
-                    root: group.root.clone(),
-                    known: Vec::new(),
-                },
+                ErrorKind::NotFound => group.missing(),
                 _ => group.failed("open", error),
             })?;
             let about = check_open(&directory)?;
             if user::effective() == 0 && about.uid() != 0 && power.is_none() {
-                let lowered =
-                    Lowered::to(&Rights::of_user(about.uid())).map_err(|error| GroupError::Io {
-                        what: "act as the owner of",
-                        path: directory.path().into(),
-                        error,
-                    })?;
+                let lowered = Lowered::to(&Rights::of_user(about.uid())).map_err(|error| {
+                    GroupError::io("act as the owner of", directory.path(), error)
+                })?;
                 power = Some(lowered);
             }
             Ok(directory)
@@ -62,7 +56,8 @@ impl Descent {
         })
     }
 
-    /// The user whose rights root has; `None` where it has its own, and for everybody else.
+    /// Returns the user whose rights root has taken; `None` where root has its own, and for other
+    /// users.
     pub fn user(&self) -> Option<u32> {
         self.power.as_ref().map(Lowered::user)
     }

@@ -1,8 +1,9 @@
-//! Open directories, and what may be done in them without a path.
+//! Open directories, and operations in them that need no path.
 //!
-//! A path is looked up anew at each call, and whoever can write a directory on the way decides
-//! where it leads. An open directory stays the one that was checked. Every name here is one
-//! component and no symbolic link is followed, so that work below a directory never leaves it.
+//! The kernel looks up a path anew at each call, and a user who can write a directory on the way
+//! decides where the path leads. An open directory stays the one that was checked. Every name here
+//! is one component, and symbolic links are not followed, so that work below a directory never
+//! leaves it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -13,9 +14,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
 
-/// For every file and directory that is opened here: no links, no waiting for the other end of a
-/// pipe, no controlling terminal.
+/// Flags for every file and directory that is opened here: follow no links, do not wait for the
+/// other end of a pipe, get no controlling terminal.
 const CAREFUL: OFlags = OFlags::NOFOLLOW
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -28,26 +32,26 @@ pub struct Directory {
     path: PathBuf,
 }
 
-/// What is under a name in a directory. A symbolic link is described itself.
+/// An entry of a directory. A symbolic link is described itself, not its target.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// What it is.
+    /// The kind of the entry.
     pub kind: EntryKind,
-    /// The user who owns it.
+    /// The user who owns the entry.
     pub owner: u32,
-    /// The unix group that it belongs to.
+    /// The unix group of the entry.
     pub group: u32,
-    /// Permissions, with the set-id and sticky bits.
+    /// The permissions, with the set-id and sticky bits.
     pub mode: u32,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// The number of its names.
+    /// The number of hard links.
     pub links: u64,
-    /// Device and inode.
+    /// The device and inode.
     pub id: (u64, u64),
 }
 
-/// The kinds of files that matter here.
+/// The kinds of files that are told apart here.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum EntryKind {
     /// A regular file.
@@ -59,10 +63,10 @@ pub enum EntryKind {
 }
 
 impl Directory {
-    /// Opens the directory at this path, which may have links on the way to its last component, but
-    /// not there.
+    /// Opens the directory at this path. Links may be on the way to the last component, but the
+    /// last component itself must not be one.
     ///
-    /// Fails with `NotADirectory` where anything else, such as a symbolic link, has this name.
+    /// Fails with `NotADirectory` where the path leads to something else, such as a symbolic link.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = CAREFUL | OFlags::DIRECTORY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(not_directory)?;
@@ -93,13 +97,18 @@ impl Directory {
         Ok(made)
     }
 
-    /// Opens the regular file of this name, for reading or for both. Fails with `InvalidInput`
-    /// where anything else has the name.
+    /// Opens the regular file of this name for reading, with `write` for writing as well.
+    ///
+    /// Fails with `InvalidInput` where the name is that of something else, and with `WouldBlock`
+    /// where another program has a lease on the file.
     pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
         let file = rustix::fs::openat(&self.file, &name, CAREFUL | access, Mode::empty());
-        let file = File::from(file.map_err(not_regular)?);
+        let file = File::from(file.map_err(|error| match error {
+            Errno::AGAIN => leased(Path::new(OsStr::from_bytes(name.to_bytes()))),
+            error => not_regular(error),
+        })?);
         if file.metadata()?.is_file() {
             Ok(file)
         } else {
@@ -107,23 +116,53 @@ impl Directory {
         }
     }
 
-    /// Opens the regular file of this name for both, and waits while somebody has a lease on it
-    /// (`F_SETLEASE`): the kernel ends that after `fs.lease-break-time`, and gives no other one
-    /// while the file is open.
-    pub fn open_leased(&self, name: impl AsRef<OsStr>) -> io::Result<File> {
-        let name = component(name.as_ref())?;
-        let place = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let place = File::from(rustix::fs::openat(&self.file, name, place, Mode::empty())?);
-        // Nothing else is waited for.
+    /// Opens the regular file of this name, for reading and writing where the caller may, and waits
+    /// until `until` while another program has a lease (`F_SETLEASE`) on the file. Fails with
+    /// `WouldBlock` where the lease lasts longer.
+    ///
+    /// The kernel ends a lease `fs.lease-break-time` after the first attempt to open the file. It
+    /// grants no new lease while another program waits in `open` or has the file open. So the wait
+    /// is one blocking call: between two attempts the holder could take a new lease. A thread makes
+    /// the call, because that setting may also mean "never".
+    pub fn open_leased(&self, name: impl AsRef<OsStr>, until: Instant) -> io::Result<File> {
+        let name = name.as_ref();
+        let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
+        let is_denied = |error: &io::Error| {
+            let denied = [
+                io::ErrorKind::PermissionDenied,
+                io::ErrorKind::ReadOnlyFilesystem,
+            ];
+            denied.contains(&error.kind())
+        };
+        if opened.as_ref().is_err_and(is_denied) {
+            (access, opened) = (OFlags::RDONLY, self.open_file(name, false));
+        }
+        match opened {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            opened => return opened,
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = rustix::fs::openat(&self.file, component(name)?, flags, Mode::empty())?;
+        let place = File::from(place);
+        // A blocking open of a pipe would wait for its other end.
         if !place.metadata()?.is_file() {
             return Err(not_regular(Errno::LOOP));
         }
-        let again = format!("/proc/self/fd/{}", place.as_raw_fd());
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
-        Ok(rustix::fs::open(again, flags, Mode::empty())?.into())
+        let (done, opened) = mpsc::channel();
+        thread::Builder::new().spawn(move || {
+            let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+            let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
+            // The send fails where this function has given up the wait.
+            let _ = done.send(rustix::fs::open(path, flags, Mode::empty()));
+        })?;
+        let left = until.saturating_duration_since(Instant::now());
+        match opened.recv_timeout(left) {
+            Ok(file) => Ok(file?.into()),
+            Err(_) => Err(leased(Path::new(name))),
+        }
     }
 
-    /// Makes a file, open for reading and writing, with exactly this mode. Fails with
+    /// Makes a file with exactly this mode, open for reading and writing. Fails with
     /// `AlreadyExists` where the name is taken.
     pub fn create_file(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<File> {
         let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
@@ -134,7 +173,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Describes what has this name; `None` where nothing has.
+    /// Describes the entry of this name; `None` where there is none.
     pub fn entry(&self, name: impl AsRef<OsStr>) -> io::Result<Option<Entry>> {
         let name = component(name.as_ref())?;
         let about = match rustix::fs::statat(&self.file, &name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -156,7 +195,8 @@ impl Directory {
         }))
     }
 
-    /// The names in it, in no order, without `.` and `..`. Each call begins anew.
+    /// Iterates over the names in the directory, in no order, without `.` and `..`. Each call
+    /// starts from the beginning.
     pub fn names(&self) -> io::Result<impl Iterator<Item = io::Result<OsString>> + use<>> {
         let name = |entry: Result<rustix::fs::DirEntry, Errno>| match entry {
             Err(error) => Some(Err(error.into())),
@@ -168,7 +208,7 @@ impl Directory {
         Ok(Dir::read_from(&self.file)?.filter_map(name))
     }
 
-    /// Removes a name that is not a directory's. Fails with `NotFound` where there is none.
+    /// Removes an entry that is not a directory. Fails with `NotFound` where there is none.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = component(name.as_ref())?;
         Ok(rustix::fs::unlinkat(&self.file, &name, AtFlags::empty())?)
@@ -180,18 +220,18 @@ impl Directory {
         Ok(rustix::fs::unlinkat(&self.file, &name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Gives `from` the name `to` in place of whatever file has it.
+    /// Renames `from` to `to`, in place of whatever file has that name.
     pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> io::Result<()> {
         let (from, to) = (component(from.as_ref())?, component(to.as_ref())?);
         Ok(rustix::fs::renameat(&self.file, &from, &self.file, &to)?)
     }
 
-    /// The directory's own owner, permissions and identity.
+    /// Returns the owner, permissions and identity of the directory itself.
     pub fn about(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
 
-    /// Changes the directory's own permissions.
+    /// Changes the permissions of the directory itself.
     pub fn set_mode(&self, mode: u32) -> io::Result<()> {
         self.file.set_permissions(Permissions::from_mode(mode))
     }
@@ -206,13 +246,14 @@ impl Directory {
         fchown(&self.file, None, Some(group))
     }
 
-    /// The path that it was opened by, for messages. It may be another directory's by now.
+    /// Returns the path by which the directory was opened, for messages. The path may lead
+    /// elsewhere by now.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// A name that stays in its directory, as the kernel reads it.
+/// Checks that a name is one component that stays in its directory, and returns it for the kernel.
 fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
@@ -221,8 +262,8 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// The kernel answers `ELOOP` or `ENOTDIR` for a symbolic link, as it comes to the one or the other
-/// check first.
+/// Turns `ELOOP` into `ENOTDIR`: for a symbolic link the kernel answers either, by which check
+/// comes first.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),
@@ -230,7 +271,7 @@ fn not_directory(error: Errno) -> io::Error {
     }
 }
 
-/// One error for links, directories, pipes, sockets and devices.
+/// Makes one error for links, directories, pipes, sockets and devices in place of a file.
 fn not_regular(error: Errno) -> io::Error {
     match error {
         Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV => io::Error::new(
@@ -241,7 +282,19 @@ fn not_regular(error: Errno) -> io::Error {
     }
 }
 
-/// The fields of `stat` have other widths and signs on other architectures.
+/// Makes the error for a file that another program has a lease on.
+pub(super) fn leased(path: &Path) -> io::Error {
+    let file = path.file_name().unwrap_or_default().display();
+    io::Error::new(
+        io::ErrorKind::WouldBlock,
+        format!(
+            "another program has a lease (F_SETLEASE) on {file}: end that program, which \
+             /proc/locks lists, or try again in a minute"
+        ),
+    )
+}
+
+/// Converts a field of `stat`, whose width and sign depend on the architecture.
 fn number(field: impl TryInto<u64>) -> u64 {
     field.try_into().unwrap_or(u64::MAX)
 }
@@ -316,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_are_opened_and_nothing_waits() {
+    fn only_regular_files_are_opened_and_without_waiting() {
         let (scratch, here) = opened();
         fs::create_dir(scratch.at("tree")).expect("made");
         let _socket = UnixListener::bind(scratch.at("socket")).expect("bound");
@@ -333,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_has_its_mode_and_goes_away_by_its_name() {
+    fn new_files_have_their_modes_and_can_be_removed() {
         let (scratch, here) = opened();
         let below = here.create_directory("below", 0o711).expect("made");
         let mut file = below.create_file("file", 0o644).expect("made");
@@ -382,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_are_all_that_there_are_each_time() {
+    fn each_listing_returns_all_names() {
         let (_scratch, here) = opened();
         for name in [".hidden", "file", "ü"] {
             here.create_file(name, 0o600).expect("made");

@@ -1,6 +1,6 @@
-//! What goes wrong with groups.
+//! The errors of groups and roots.
 
-use super::MAX_DEPTH;
+use super::{MAX_DEPTH, directory};
 use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::held_signals;
 use gpulimit_base::name::LONGEST;
@@ -9,51 +9,51 @@ use gpulimit_limits::{LimitsError, is_near};
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Why a group, or the root of all groups, cannot be used.
+/// The reason why a group, or the root of all groups, cannot be used.
 #[derive(Debug)]
 pub enum GroupError {
-    /// A text that is no name of a group.
+    /// The text is not a valid name of a group.
     Name {
         /// The text.
         name: String,
     },
-    /// The system refused.
+    /// A system call failed.
     Io {
-        /// What was tried: `open`, `create`, `list`, `remove`.
+        /// The operation that failed: `open`, `create`, `list`, `remove`.
         what: &'static str,
         /// The root, the group or a file in it.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// A directory that others could tamper with.
+    /// Other users could tamper with the directory.
     Unsafe {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why the directory is unsafe.
         why: Fault,
     },
-    /// No such group.
+    /// The group does not exist.
     Missing {
-        /// The group asked for.
+        /// The name that was asked for.
         name: String,
-        /// The root it was looked for in.
+        /// The root in which the group was looked for.
         root: PathBuf,
-        /// The groups that there are.
+        /// The groups that exist in the root.
         known: Vec<String>,
     },
     /// There are groups below the group.
     HasGroups {
         /// The group.
         name: String,
-        /// One of them.
+        /// One of the groups below.
         below: String,
     },
-    /// A directory in which a group would be, or is, holds what we have not made.
+    /// The directory of a group, or of one to be made, holds files that gpulimit did not make.
     Foreign {
-        /// The first of it.
+        /// The first of these files.
         path: PathBuf,
     },
     /// Programs run in the group.
@@ -61,57 +61,46 @@ pub enum GroupError {
         /// The group.
         name: String,
     },
-    /// The group would be somebody else's than the directory that it is in.
+    /// The group would belong to another user than the directory that it is in.
     Delegated {
         /// The group.
         name: String,
         /// The user to whom the directory belongs.
         owner: u32,
     },
-    /// The group is to be somebody else's than a group below it.
+    /// The group cannot get another owner, because a group below it belongs to another user.
     Kept {
         /// The group.
         name: String,
-        /// The one below.
+        /// The group below.
         below: String,
-        /// The user to whom that belongs.
+        /// The user to whom the group below belongs.
         owner: u32,
     },
-    /// The group is being made or removed by somebody who takes too long.
+    /// Another process that makes or removes the group takes too long.
     Held {
         /// The directory of the group.
         path: PathBuf,
     },
-    /// The file system that the root or the group lies on cannot have groups.
+    /// The file system of the root or the group cannot hold groups.
     FileSystem(Unsuitable),
-    /// Its limits cannot be used.
+    /// The group's limits cannot be used.
     Limits(LimitsError),
-    /// Its ledger cannot be used.
+    /// The group's ledger cannot be used.
     Ledger(LedgerError),
 }
 
-/// Why a directory is not trusted.
+/// The reason why a directory is not trusted.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// It is a symbolic link.
+    /// The path is a symbolic link.
     Symlink,
-    /// It is something else than a directory.
+    /// The path leads to something else than a directory.
     NotDirectory,
-    /// It belongs to this user, who is neither ourselves nor root.
+    /// The directory belongs to this user, who is neither the caller nor root.
     Owner(u32),
-    /// Others may write it; the permissions.
+    /// Other users may write the directory, which has these permissions.
     Writable(u32),
-}
-
-impl GroupError {
-    /// Whether the group does not exist, perhaps no longer.
-    pub fn is_missing(&self) -> bool {
-        match self {
-            Self::Missing { .. } => true,
-            Self::Limits(error) => error.is_missing(),
-            _ => false,
-        }
-    }
 }
 
 impl fmt::Display for Fault {
@@ -126,24 +115,56 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// What to do about it.
+    /// Returns what the user can do about it.
     const fn remedy(self) -> &'static str {
         match self {
             Self::Symlink | Self::NotDirectory => {
-                "remove it, or name a directory of your own in GPULIMIT_ROOT"
+                "remove it, or set GPULIMIT_ROOT to a directory of your own"
             }
             Self::Owner(_) => {
-                "have its owner or root remove it, or name a directory of your own in GPULIMIT_ROOT"
+                "have its owner or root remove it, or set GPULIMIT_ROOT to a directory of your own"
             }
             Self::Writable(_) => {
-                "run `chmod go-w` on it, or name another directory in GPULIMIT_ROOT"
+                "run `chmod go-w` on it, or set GPULIMIT_ROOT to another directory"
             }
         }
     }
 }
 
 impl GroupError {
-    /// Says that there is no such group, and which one was probably meant, but not how to make it.
+    /// Returns whether the group does not exist, or no longer exists.
+    pub fn is_missing(&self) -> bool {
+        match self {
+            Self::Missing { .. } => true,
+            Self::Limits(error) => error.is_missing(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether another program's lease (`F_SETLEASE`) keeps a file of the group from being
+    /// opened; see [`Group::past_leases`](super::Group::past_leases).
+    pub fn is_leased(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// Makes the error of a system call, with the operation and the path.
+    pub(super) fn io(what: &'static str, path: &Path, error: io::Error) -> Self {
+        Self::Io {
+            what,
+            path: path.into(),
+            error,
+        }
+    }
+
+    /// Makes the error for a file of a group that another program has a lease on.
+    pub(super) fn leased(path: &Path) -> Self {
+        Self::io("open", path, directory::leased(path))
+    }
+}
+
+impl GroupError {
+    /// Writes that the group does not exist, and which name was probably meant, but not how to make
+    /// it.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);
@@ -156,14 +177,14 @@ impl GroupError {
             write!(f, "{}{group}", if i == 0 { " (known: " } else { ", " })?;
         }
         match known.len() {
-            0 => f.write_str(" (there are none)"),
+            0 => f.write_str(" (it has no groups)"),
             1..=8 => f.write_str(")"),
             more => write!(f, " and {} more)", more - 8),
         }
     }
 }
 
-/// An error of a group for those who would not make it where it is missing.
+/// Displays an error of a group without the advice to make the group, for verbs that only look.
 pub struct NotToBeMade<'a>(pub &'a GroupError);
 
 impl fmt::Display for NotToBeMade<'_> {
@@ -177,16 +198,20 @@ impl fmt::Display for GroupError {
         match self {
             Self::Name { name } => write!(
                 f,
-                "'{}' is no name of a group: expected 1 to {LONGEST} of A-Z a-z 0-9 . _ -, not starting with . or -, and up to {MAX_DEPTH} of these separated by /",
+                "invalid group name '{}': expected up to {MAX_DEPTH} parts separated by /, each \
+                 of 1 to {LONGEST} characters A-Z a-z 0-9 . _ - and not starting with . or -",
                 name.escape_debug()
             ),
             Self::Io { what, path, error } => {
                 write!(f, "cannot {what} {}: {error}", path.display())?;
                 match error.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
-                        .write_str(": ask who administers it, or name a directory of your own in GPULIMIT_ROOT"),
+                        .write_str(
+                            ": ask its administrator, or set GPULIMIT_ROOT to a directory of your \
+                             own",
+                        ),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                        f.write_str(": name a directory that can be made in GPULIMIT_ROOT")
+                        f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }
                     io::ErrorKind::StorageFull => f.write_str(": free some space there"),
                     _ => f.write_str(held_signals::remedy(error)),
@@ -201,30 +226,36 @@ impl fmt::Display for GroupError {
             }
             Self::HasGroups { name, below } => write!(
                 f,
-                "there are groups below '{name}', such as {below}: remove them first, or all with `gpulimit rm --recursive {name}`"
+                "group '{name}' has groups below it, such as {below}: remove those first, or all \
+                 with `gpulimit rm --recursive {name}`"
             ),
             Self::Foreign { path } => write!(
                 f,
-                "{} was not made by gpulimit, which leaves it and its directory alone: move it elsewhere first",
+                "{} was not made by gpulimit, so it and its directory stay: move it elsewhere \
+                 first",
                 path.display()
             ),
             Self::InUse { name } => {
                 write!(
                     f,
-                    "programs run in group '{name}': end them first, `gpulimit ps {name}` lists them"
+                    "programs run in group '{name}': end them first; `gpulimit ps {name}` lists \
+                     them"
                 )
             }
             Self::Delegated { name, owner } => write!(
                 f,
-                "group '{name}' would be in a directory of user {owner}, where all groups are his: name no other owner, or make it elsewhere"
+                "group '{name}' would be in a directory of user {owner}, where all groups belong \
+                 to that user: name no other owner, or make the group elsewhere"
             ),
             Self::Kept { name, below, owner } => write!(
                 f,
-                "group '{name}' cannot get another owner, as group '{below}' in it belongs to user {owner}: remove that first (`gpulimit rm --recursive {below}`), it may be made anew afterwards"
+                "group '{name}' cannot get another owner, because group '{below}' in it belongs to \
+                 user {owner}: remove that group first (`gpulimit rm --recursive {below}`); it \
+                 can be made again afterwards"
             ),
             Self::Held { path } => write!(
                 f,
-                "{} is being made or removed by another program: try again, or end a stopped gpulimit",
+                "another program is making or removing {}: try again, or end a stopped gpulimit",
                 path.display()
             ),
             Self::FileSystem(unsuitable) => unsuitable.fmt(f),
@@ -253,12 +284,22 @@ impl From<Unsuitable> for GroupError {
 
 impl From<LimitsError> for GroupError {
     fn from(error: LimitsError) -> Self {
-        Self::Limits(error)
+        match error {
+            LimitsError::Io { path, error, .. } if error.kind() == io::ErrorKind::WouldBlock => {
+                Self::leased(&path)
+            }
+            error => Self::Limits(error),
+        }
     }
 }
 
 impl From<LedgerError> for GroupError {
     fn from(error: LedgerError) -> Self {
-        Self::Ledger(error)
+        match error {
+            LedgerError::Io { path, error, .. } if error.kind() == io::ErrorKind::WouldBlock => {
+                Self::leased(&path)
+            }
+            error => Self::Ledger(error),
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! The kernel's lock on a group.
 //!
-//! Whoever makes or joins a group, and whoever wants it to stay, holds it shared; whoever removes
-//! it holds it alone. So a group is never removed under somebody who is just coming in. It is a
-//! `flock` on a file in the group's directory, which only those can open who may be in the group: a
-//! lock that everybody could take would let everybody keep the members out. It ends with its
-//! process in whatever way.
+//! A process that makes or joins a group, or wants the group to stay, holds the lock shared. A
+//! process that removes the group holds it alone. So a group is never removed while a process is
+//! joining it. The lock is a `flock` on a file in the group's directory. Only users who may be in
+//! the group can open that file: a lock that every user could take would let any user keep the
+//! members out. The kernel releases the lock when its process ends.
 #![allow(unsafe_code)]
 
-use super::directory::Directory;
+use super::directory::{Directory, leased};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,94 +16,102 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Keeps a group from being removed, until drop.
+/// A lock on a group, which keeps the group from being removed until the value is dropped.
 #[derive(Debug)]
 pub struct Hold {
     file: File,
 }
 
-/// How long a removal may take before nobody waits for it any longer.
+/// How long a process waits for another one that removes the group.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Hold {
-    /// Holds the group together with others, waiting for a removal for a bounded time (`TimedOut`).
-    pub(super) fn shared(path: &Path) -> io::Result<Self> {
+    /// Locks the group shared with other processes. Waits a bounded time for a removal, and then
+    /// fails with `TimedOut`.
+    pub(super) fn with_others(path: &Path) -> io::Result<Self> {
         Self::wait_for(|| Self::take(path, libc::LOCK_SH))
     }
 
-    /// As [`Hold::shared`], by a file of this name in an open directory.
-    pub(super) fn shared_in(directory: &Directory, name: &str) -> io::Result<Self> {
+    /// As [`Hold::with_others`], by a file of this name in an open directory.
+    pub(super) fn with_others_in(directory: &Directory, name: &str) -> io::Result<Self> {
         Self::wait_for(|| Self::take_in(directory, name, libc::LOCK_SH))
     }
 
-    fn wait_for(mut take: impl FnMut() -> io::Result<Self>) -> io::Result<Self> {
+    fn wait_for(mut take: impl FnMut() -> io::Result<Option<Self>>) -> io::Result<Self> {
         let start = Instant::now();
         loop {
-            match take() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if start.elapsed() > PATIENCE {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    thread::sleep(Duration::from_millis(1));
-                }
-                taken => return taken,
+            if let Some(hold) = take()? {
+                return Ok(hold);
             }
+            if start.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Holds the group alone, at once or not at all (`WouldBlock`).
+    /// Locks the group alone, without waiting. Fails with `WouldBlock` while another process has
+    /// the lock.
     pub(super) fn alone(path: &Path) -> io::Result<Self> {
-        Self::take(path, libc::LOCK_EX)
+        Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// As [`Hold::alone`], by a file of this name in an open directory.
-    pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Self> {
+    /// As [`Hold::alone`], by a file of this name in an open directory. Returns `None` while
+    /// another process has the lock; `WouldBlock` means that a program has a lease on the file.
+    pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
     }
 
-    fn take_in(directory: &Directory, name: &str, how: libc::c_int) -> io::Result<Self> {
-        let held = Self::lock(directory.open_file(name, false)?, how)?;
-        let there = directory.entry(name)?;
-        held.if_still(there.map(|entry| entry.id))
+    fn take_in(directory: &Directory, name: &str, how: libc::c_int) -> io::Result<Option<Self>> {
+        Self::lock(directory.open_file(name, false)?, how, || {
+            Ok(directory.entry(name)?.map(|entry| entry.id))
+        })
     }
 
-    fn take(path: &Path, how: libc::c_int) -> io::Result<Self> {
+    fn take(path: &Path, how: libc::c_int) -> io::Result<Option<Self>> {
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
-            .open(path)?;
-        let held = Self::lock(file, how)?;
-        match fs::symlink_metadata(path) {
-            Ok(there) => held.if_still(Some((there.dev(), there.ino()))),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Err(_) => held.if_still(None),
-        }
+            .open(path)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => leased(path),
+                _ => error,
+            })?;
+        Self::lock(file, how, || match fs::symlink_metadata(path) {
+            Ok(there) => Ok(Some((there.dev(), there.ino()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        })
     }
 
-    fn lock(file: File, how: libc::c_int) -> io::Result<Self> {
-        // SAFETY: an open descriptor.
-        match unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } {
-            0 => Ok(Self { file }),
-            _ => Err(io::Error::last_os_error()),
+    /// Locks an open file.
+    ///
+    /// Returns `None` while another process has the lock. Also returns `None` where `there` finds
+    /// another device and inode under the file's name: the group may have been removed, and even
+    /// made again, between the opening and the lock.
+    fn lock(
+        file: File,
+        how: libc::c_int,
+        there: impl FnOnce() -> io::Result<Option<(u64, u64)>>,
+    ) -> io::Result<Option<Self>> {
+        // SAFETY: `file` is an open descriptor, and the flags are plain numbers.
+        if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(None),
+                _ => Err(error),
+            };
         }
-    }
-
-    /// Compares device and inode with those of the file that has the name now: the group may have
-    /// been removed, and even made again, between the opening and the lock (`WouldBlock`).
-    fn if_still(self, there: Option<(u64, u64)>) -> io::Result<Self> {
-        let held = self.file.metadata()?;
-        if there == Some((held.dev(), held.ino())) {
-            Ok(self)
-        } else {
-            Err(io::ErrorKind::WouldBlock.into())
-        }
+        let held = Self { file };
+        let about = held.file.metadata()?;
+        Ok((there()? == Some((about.dev(), about.ino()))).then_some(held))
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Closing is not enough: a child that another thread forks meanwhile has the descriptor,
-        // too, until it is another program. SAFETY: an open descriptor of ours.
+        // The lock is released explicitly, because a child that another thread forks meanwhile has
+        // a copy of the descriptor until it calls exec. SAFETY: `self.file` is an open descriptor.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
     }
 }
@@ -114,7 +122,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn it_ends_though_a_forked_child_has_the_descriptor() {
+    fn a_dropped_lock_ends_although_a_child_has_the_descriptor() {
         let scratch = Scratch::new();
         let path = scratch.at("lock");
         fs::write(&path, "").expect("written");

@@ -1,7 +1,8 @@
-//! The process that a job's group was made for, in the file `job` of the group's directory.
+//! The record of the process for which a job's group was made, in the file `job` of the group's
+//! directory.
 //!
-//! `gpulimit run` becomes the command, which may use CUDA much later or never, and holds nothing
-//! until then. The group stays as long as that process lives.
+//! `gpulimit run` becomes the command by `exec`. The command may use CUDA much later or never, and
+//! holds no lock until then. The group stays as long as that process lives.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -16,35 +17,37 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 
 const HEAD: &str = "gpulimit-job 1";
-/// Bytes; a longer file is none of ours.
+/// The most bytes of a record; a longer file was not written by gpulimit.
 const LONGEST: u64 = 256;
-/// The inode of the first pid namespace of every machine (`PROC_PID_INIT_INO` of the kernel), which
-/// sees all processes.
+/// The inode of the first pid namespace of every machine (the kernel's `PROC_PID_INIT_INO`). A
+/// process in that namespace sees all processes.
 const FIRST_PID_NS: u64 = 0xeffffffc;
 
-/// Whether the process that a group was made for lives.
+/// Whether the process that a group was made for still lives.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum JobState {
-    /// It lives.
+    /// The process lives.
     Lives,
-    /// It has ended, or there never was one.
+    /// The process has ended, or the group has no record.
     Ended,
-    /// It is in a pid namespace whose processes this one does not see, so that it may live.
+    /// The caller does not see the processes of that pid namespace, so the process may live.
     Unseen,
 }
 
-/// A process, so that it is never taken for another one.
+/// A process, described so that it is never taken for another one.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
-    /// The machine's boot; "-" unknown.
+    /// The id of the machine's boot; "-" where it is unknown.
     boot: String,
-    /// In its own pid namespace.
+    /// The pid in the process's own pid namespace.
     pid: u32,
-    /// Inode; 0 unknown.
+    /// The inode of the pid namespace; 0 where it is unknown.
     pid_ns: u64,
-    /// In clock ticks since boot, as its time namespace counts them; 0 unknown.
+    /// The start time in clock ticks since boot, as the process's time namespace counts them; 0
+    /// where it is unknown.
     start: u64,
-    /// Inode; 0 unknown. Start times of different time namespaces cannot be compared.
+    /// The inode of the time namespace; 0 where it is unknown. Start times of different time
+    /// namespaces cannot be compared.
     time_ns: u64,
 }
 
@@ -86,7 +89,7 @@ impl Job {
         words.next().is_none().then_some(job)
     }
 
-    /// What became of it, as seen by the caller.
+    /// Returns whether the process lives, as far as the caller can see.
     fn state(&self, everybody: &Everybody) -> JobState {
         let known = |one: &str, other: &str| one != "-" && other != "-";
         let now = boot();
@@ -110,12 +113,13 @@ impl Job {
         }
     }
 
-    /// Whether it may be in this pid namespace. That of another user's process is not told.
+    /// Returns whether the process may be in this pid namespace. The kernel does not show the
+    /// namespaces of other users' processes.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
     }
 
-    /// Whether it may be the process that started then.
+    /// Returns whether the process may be the one that started at this time.
     fn has_started(&self, then: Option<u64>) -> bool {
         then.is_none_or(|then| then == self.start)
             || self.start == 0
@@ -125,24 +129,24 @@ impl Job {
 
 /// A living process.
 struct Seen {
-    /// Inode; `None` where it is not told.
+    /// The inode of its pid namespace; `None` where the kernel does not show it.
     pid_ns: Option<u64>,
-    /// In clock ticks since boot; `None` where it is not told.
+    /// Its start time in clock ticks since boot; `None` where the kernel does not show it.
     start: Option<u64>,
 }
 
 impl Seen {
-    /// The one that has this pid in the caller's namespace; `None` where it has ended.
+    /// Finds the process that has this pid in the caller's namespace; `None` where it has ended.
     fn by_pid(pid: u32) -> Option<Self> {
         let stat = proc::read(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
-        // The name, in parentheses, may have anything in it.
+        // The process's name, in parentheses, may contain any characters.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let mut fields = fields.split_ascii_whitespace();
         let start = match fields.next() {
-            // Hidden from the caller, or gone.
+            // The process has ended, or `/proc` hides it from the caller.
             None if !process::exists(pid) => return None,
             None => None,
-            // Other threads go on after the first one has ended.
+            // Other threads go on after the first thread has ended.
             Some("Z" | "X")
                 if fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 =>
             {
@@ -158,16 +162,15 @@ impl Seen {
     }
 }
 
-/// All living processes, with the pids that they have in their own namespaces; looked at when that
-/// is first asked for.
+/// All living processes with the pids in their own namespaces, read at the first question.
 ///
-/// A look reads several files for each process, and a user can have thousands of jobs on record: it
-/// is one for all jobs that were read before it.
+/// Reading them takes several files per process, and a user can have thousands of recorded jobs. So
+/// one look serves all records that were read before it.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
 impl Everybody {
-    /// `None` where the caller does not see all.
+    /// Returns all living processes; `None` where the caller does not see them all.
     fn all(&self) -> Option<&[(u32, Seen)]> {
         self.0.get_or_init(Self::look).as_deref()
     }
@@ -175,7 +178,7 @@ impl Everybody {
     fn look() -> Option<Vec<(u32, Seen)>> {
         #[cfg(all(test, not(loom)))]
         tests::LOOKS.with(|looks| looks.set(looks.get() + 1));
-        // Where `/proc` hides the processes of others it hides the first one, too.
+        // A `/proc` that hides the processes of other users also hides process 1.
         if namespace("pid") != FIRST_PID_NS || fs::read("/proc/1/stat").is_err() {
             return None;
         }
@@ -196,18 +199,18 @@ impl Everybody {
     }
 }
 
-/// Of the process that has this pid here.
+/// Returns the pid, in its own namespace, of the process that has this pid here.
 fn pid_in_its_namespace(pid: u32) -> Option<u32> {
     innermost_pid(&fs::read(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// What a group's directory says of its job.
+/// The record of a job in a group's directory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Record {
     Job(Job),
-    /// Its writer was killed, or the group has none.
+    /// The group has no record, or its writer was killed.
     None,
-    /// It is not for the caller to read.
+    /// The caller may not read the record, or another program has a lease on the file.
     Hidden,
 }
 
@@ -219,12 +222,20 @@ impl Record {
             .and_then(|file| file.take(LONGEST).read_to_string(&mut text));
         match (read, Job::parse(&text)) {
             (Ok(_), Some(job)) => Self::Job(job),
-            (Err(error), _) if error.kind() == ErrorKind::PermissionDenied => Self::Hidden,
+            (Err(error), _)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::PermissionDenied | ErrorKind::WouldBlock
+                ) =>
+            {
+                Self::Hidden
+            }
             _ => Self::None,
         }
     }
 
-    /// What became of the job. The record is to be older than the look at everybody.
+    /// Returns whether the job's process lives. The record must have been read before the look at
+    /// all processes.
     pub fn state(&self, everybody: &Everybody) -> JobState {
         match self {
             Self::Job(job) => job.state(everybody),
@@ -234,7 +245,7 @@ impl Record {
     }
 }
 
-/// The records of groups, and one look at everybody for all of them.
+/// The records of several groups, with one look at all processes for them.
 pub(super) struct Records {
     records: Vec<Record>,
     everybody: Everybody,
@@ -253,7 +264,7 @@ impl Records {
         }
     }
 
-    /// What became of the job of each group, in their order.
+    /// Iterates over the records in the order of the groups, each with the state of its job.
     pub fn states(&self) -> impl Iterator<Item = (&Record, JobState)> {
         let state = |record: &Record| record.state(&self.everybody);
         self.records
@@ -263,8 +274,8 @@ impl Records {
 }
 
 impl Group {
-    /// Says that the group was made for the calling process, and for the program that this process
-    /// becomes by `exec`.
+    /// Records that the group was made for the calling process, and for the program that this
+    /// process becomes by `exec`.
     pub fn record_job(&self) -> Result<(), GroupError> {
         let descent = Descent::to(self)?;
         let directory = &descent.directory;
@@ -280,7 +291,7 @@ impl Group {
             .map_err(|error| self.failed("create", error))
     }
 
-    /// Takes the record away: the process does not become a command, or the command has ended.
+    /// Removes the record, when the process does not become a command or the command has ended.
     pub fn forget_job(&self) -> Result<(), GroupError> {
         let descent = Descent::to(self)?;
         match descent.directory.remove_file(JOB) {
@@ -289,13 +300,13 @@ impl Group {
         }
     }
 
-    /// Whether this is the group of a job that has ended, with all that ran in it: the next
-    /// clean-up removes it.
+    /// Returns whether this is a job's group whose job and members have all ended. The next
+    /// clean-up removes such a group.
     pub fn has_ended(&self) -> bool {
         Self::ended(std::slice::from_ref(self)) == [true]
     }
 
-    /// Of each of these groups, in their order, what [`Group::has_ended`] says.
+    /// Returns the answer of [`Group::has_ended`] for each of these groups, in their order.
     pub fn ended(groups: &[Self]) -> Vec<bool> {
         let records = Records::of(groups);
         let states = groups.iter().zip(records.states());
@@ -306,13 +317,14 @@ impl Group {
             .collect()
     }
 
-    /// Whether nothing runs in it, and the driver has let go of what its dead processes held.
+    /// Returns whether the group has no living member, and the driver has freed the memory of its
+    /// dead ones.
     fn is_idle(&self) -> bool {
         match self.clean(&NoWitness) {
             Ok(left) if left.draining > 0 => return false,
             _ => {}
         }
-        // One that cannot be looked at may be of another version.
+        // A ledger that cannot be opened may be of another version.
         match self.ledger() {
             Ok(ledger) => !ledger.has_live(),
             Err(_) => !Ledger::is_used(&self.ledger_path()),
@@ -320,7 +332,7 @@ impl Group {
     }
 }
 
-/// The inode of a namespace of this process; 0 unknown.
+/// Returns the inode of a namespace of this process; 0 where it is unknown.
 fn namespace(kind: &str) -> u64 {
     fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |about| about.ino())
 }
@@ -343,11 +355,11 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     thread_local! {
-        /// How often this thread has looked at everybody.
+        /// The number of looks at all processes that this thread has taken.
         pub(super) static LOOKS: Cell<u32> = const { Cell::new(0) };
     }
 
-    /// A process and what is recorded of it.
+    /// Returns a record of this child process.
     fn job_of(child: &Child) -> Job {
         let pid = child.id();
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("there");
@@ -379,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_does_not_live_reaped_or_not() {
+    fn an_ended_process_does_not_live_even_as_a_zombie() {
         let mut child = cat();
         let job = job_of(&child);
         assert_eq!(job.state(&Everybody::default()), JobState::Lives);
@@ -393,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_of_the_same_pid_is_another_one() {
+    fn a_process_with_a_reused_pid_is_another_process() {
         let own = Job::of_self();
         let later = Job {
             start: own.start + 1,
@@ -440,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn the_jobs_of_others_cost_one_look_at_everybody() {
+    fn jobs_of_other_namespaces_cost_one_look_at_all_processes() {
         let scratch = Scratch::new();
         let root = Root::at(scratch.at("root")).expect("a root");
         let own = Job::of_self();

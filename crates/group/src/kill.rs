@@ -1,8 +1,8 @@
-//! Signals for the processes that hold slots of a ledger, and for no other.
+//! Signals for the processes that hold slots of a ledger, and only for these.
 //!
-//! Whoever may be charged in a ledger can write into it any process that they like. So a signal
-//! goes only to a process that has the ledger mapped as its members do, and, when root sends it,
-//! only to one that the owner of the group could signal.
+//! A user who may be charged in a ledger can write the number of any process into it. So a signal
+//! goes only to a process that has the ledger mapped as members do. A signal of root's also needs a
+//! process that the owner of the group could signal.
 #![allow(unsafe_code)]
 
 use super::access::{Access, Members};
@@ -15,32 +15,32 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A process of a group, held so that a signal reaches it or nobody.
+/// A process of a group. A signal reaches this process or none, even if its pid is used again.
 #[derive(Debug)]
 pub struct Target {
-    /// The number that it has here.
+    /// The process's pid in the caller's pid namespace.
     pub pid: u32,
-    /// `None` before Linux 5.3, and where a container forbids it: the signal then goes by the
-    /// number, right after the look at the process.
+    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds: the
+    /// signal then goes by pid, right after the look at the process.
     descriptor: Option<OwnedFd>,
 }
 
-/// Says of each number in `/proc` whether that process is a member of a ledger. `TimedOut`: the
-/// process keeps others from looking.
+/// A function that tells, for each number in `/proc`, whether the process is a member of a ledger.
+/// `TimedOut` means that the process's memory map did not answer.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
-/// The processes of one ledger, as far as they can be proven.
+/// The processes of one ledger that are proven to be members.
 pub struct Targets<'a> {
     ledger: &'a Ledger,
     file: MappedFile,
     access: Access,
     look: &'a Look<'a>,
-    /// Those that the look has had no answer of. They are not looked at again.
+    /// The processes whose memory maps did not answer. They are not looked at again.
     silent: RefCell<Vec<SeenProcess>>,
 }
 
 impl<'a> Targets<'a> {
-    /// Of this ledger.
+    /// Prepares signals for the members of this ledger.
     pub fn of(ledger: &'a Ledger, look: &'a Look<'a>) -> io::Result<Self> {
         Ok(Self {
             file: ledger.mapped_file()?,
@@ -51,10 +51,12 @@ impl<'a> Targets<'a> {
         })
     }
 
-    /// The processes that hold slots, by what the slots say of them. `NotFound`: it has ended, or
-    /// the slot names a process that is no member, or one that cannot be seen from here.
-    /// `PermissionDenied`: whether it is a member cannot be seen, or the owner of the group could
-    /// not signal it. `TimedOut`: it keeps others from looking at it.
+    /// Finds the processes that hold slots, by what the slots say of them.
+    ///
+    /// `NotFound`: the process has ended, or cannot be seen from here, or the process that the slot
+    /// names is not a member. `PermissionDenied`: the caller may not see whether the process is a
+    /// member, or the owner of the group could not signal it. `TimedOut`: the process's memory map
+    /// did not answer.
     pub fn named<'b>(
         &self,
         processes: impl Iterator<Item = &'b Identity>,
@@ -72,9 +74,11 @@ impl<'a> Targets<'a> {
         self.prove(processes.map(candidate).collect())
     }
 
-    /// The processes that hold these slots, as [`Self::named`]. With them, where some slot does not
-    /// name its holder: members that no slot names, each of which holds one of those slots; and the
-    /// numbers of processes that may be such members and keep others from looking.
+    /// Finds the processes that hold these slots, as [`Self::named`].
+    ///
+    /// If some slot does not name its holder, returns two more lists: the members that no slot
+    /// names, each of which holds one of those slots, and the pids of processes that may be such
+    /// members and whose memory maps do not answer.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -97,7 +101,7 @@ impl<'a> Targets<'a> {
         (named, unnamed, silent)
     }
 
-    /// Whether somebody still holds the slot.
+    /// Returns whether a process still holds the slot.
     pub fn is_held(&self, process: &ProcessUsage) -> bool {
         self.ledger.is_held(process.slot)
     }
@@ -142,8 +146,7 @@ impl<'a> Targets<'a> {
             .collect()
     }
 
-    /// Whether whose group it is could signal the process, or it may be in the group as one of its
-    /// unix group.
+    /// Returns whether root may signal the process on behalf of the group's owner.
     fn may_be_signalled(&self, number: u32) -> io::Result<bool> {
         let status = proc::read(format!("/proc/{number}/status"))?;
         Ok(may_be_signalled(&self.access, &status))
@@ -153,9 +156,9 @@ impl<'a> Targets<'a> {
 /// A process that may be a member.
 struct Candidate {
     pid: u32,
-    /// Its number in `/proc`.
+    /// The process's number in `/proc`.
     number: u32,
-    /// As it was before the look.
+    /// The process as it was before the look.
     seen: SeenProcess,
 }
 
@@ -169,11 +172,11 @@ impl Candidate {
         })
     }
 
-    /// The process, if it is still the one that was seen before.
+    /// Returns the process if it is still the one that was seen before the look.
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
-        // A number that is used again within a clock tick would look the same: as many processes
-        // are not made in one.
+        // A pid that the kernel uses again within one clock tick would look the same. The kernel
+        // cannot make that many processes in a tick.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),
@@ -182,7 +185,8 @@ impl Candidate {
     }
 }
 
-/// As the kernel decides for the owner of the group: by the real and the saved user of the process.
+/// Returns whether the owner of a group could signal the process, or the process may be in the
+/// group. Compares the real and saved user of the process, as the kernel does for a signal.
 fn may_be_signalled(access: &Access, status: &str) -> bool {
     let numbers = |name: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -208,11 +212,11 @@ fn may_be_signalled(access: &Access, status: &str) -> bool {
 impl Target {
     fn open(pid: u32) -> io::Result<Self> {
         let number = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::NotFound)?;
-        // SAFETY: plain numbers.
+        // SAFETY: the call gets plain numbers and returns a new descriptor.
         let descriptor =
             unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(number), 0usize) };
         let descriptor = match libc::c_int::try_from(descriptor) {
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: the kernel has just made the descriptor, which has no other owner.
             Ok(descriptor @ 0..) => Some(unsafe { OwnedFd::from_raw_fd(descriptor) }),
             _ => match io::Error::last_os_error() {
                 error if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => None,
@@ -225,8 +229,8 @@ impl Target {
         Ok(Self { pid, descriptor })
     }
 
-    /// The number under which `/proc` has the process: another one where `/proc` is of an outer pid
-    /// namespace.
+    /// Returns the process's number in `/proc`, which differs from its pid where `/proc` belongs to
+    /// an outer pid namespace.
     fn number_in_proc(&self) -> u32 {
         let of = |descriptor: &OwnedFd| {
             let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
@@ -238,7 +242,7 @@ impl Target {
         self.descriptor.as_ref().and_then(of).unwrap_or(self.pid)
     }
 
-    /// `/proc/PID/task/TID/status` of its threads that have not ended.
+    /// Reads `/proc/PID/task/TID/status` of the process's threads that have not ended.
     pub fn threads(&self) -> Vec<String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.number_in_proc()));
         let statuses = tasks.into_iter().flatten().filter_map(|task| {
@@ -246,22 +250,22 @@ impl Target {
             (!status.contains("\nState:\tZ")).then_some(status)
         });
         let statuses = statuses.collect();
-        // With signal 0 only whether it is still there is asked: else the number may be another's
-        // by now.
+        // Signal 0 only asks whether the process still exists. If it does not, another process may
+        // have the number by now.
         match self.send(0) {
             Ok(()) => statuses,
             Err(_) => Vec::new(),
         }
     }
 
-    /// Sends a signal. `NotFound`: it has ended.
+    /// Sends a signal. Fails with `NotFound` where the process has ended.
     pub fn send(&self, signal: i32) -> io::Result<()> {
         let sent = match &self.descriptor {
             Some(descriptor) => {
                 let nothing = std::ptr::null::<libc::siginfo_t>();
                 let descriptor = libc::c_long::from(descriptor.as_raw_fd());
                 let signal = libc::c_long::from(signal);
-                // SAFETY: our descriptor and plain numbers.
+                // SAFETY: `descriptor` is open as long as `self`; the rest are plain numbers.
                 unsafe {
                     libc::syscall(
                         libc::SYS_pidfd_send_signal,
@@ -272,7 +276,8 @@ impl Target {
                     )
                 }
             }
-            // SAFETY: plain numbers; the number came from one that fits.
+            // SAFETY: the call gets plain numbers, and `Target::open` has checked that the pid
+            // fits.
             None => unsafe { libc::kill(self.pid as libc::pid_t, signal) }.into(),
         };
         match sent {
@@ -292,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_signals_whom_the_owner_could() {
+    fn root_signals_only_processes_that_the_owner_could_signal() {
         let status = |users: &str, groups: &str| {
             format!("Name:\tx\nUid:\t{users}\nGid:\t7\t7\t7\t7\nGroups:\t{groups} \n")
         };

@@ -1,14 +1,14 @@
-//! Groups on disk: a directory each, below a root.
+//! Groups on disk: each group is a directory below a root.
 //!
 //! ```text
-//! lab/limits        what the group may use; its owner administers the group
-//! lab/ledger        who uses what; who may write it can be a member
-//! lab/lock          held by those who are coming in, and by who removes the group; opened by members only
-//! lab/sub/          the groups below it, `lab/alice` in `lab/sub/alice`; its owner may make some
+//! lab/limits        the limits of the group; the file's owner administers the group
+//! lab/ledger        the charges of its processes; a user who may write the file can be a member
+//! lab/lock          locked shared by processes that come in, alone by a removal; members only
+//! lab/sub/          the groups below it, `lab/alice` in `lab/sub/alice`; its owner may make groups
 //! ```
 //! The ownership of these files is the permission model. The groups below are in a directory of
-//! their own so that it can belong to a user: in the directory of the group itself he could replace
-//! the files.
+//! their own so that this directory can belong to a user. A user who owned the directory of the
+//! group itself could replace the group's files.
 
 mod access;
 mod admission;
@@ -31,6 +31,7 @@ mod removal;
 mod root;
 mod signals;
 mod trial;
+mod trust;
 mod undisturbed;
 mod user;
 mod view;
@@ -53,21 +54,25 @@ pub use user::effective as effective_user;
 use descent::Descent;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, Limits};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-/// The directory of the groups below a group, in its own.
+/// The name of the directory that holds the groups below a group, in the group's directory.
 const BELOW: &str = "sub";
-/// The files of a group in its directory.
+/// The names of a group's files in its directory.
 const LIMITS: &str = "limits";
 const LEDGER: &str = "ledger";
 const LOCK: &str = "lock";
-/// Locked by those who write the limits.
+/// The file that writers of the limits lock.
 const LIMITS_LOCK: &str = ".limits.lock";
-/// Names the process that a job's group was made for.
+/// The file that names the process for which a job's group was made.
 const JOB: &str = "job";
+/// The most drafts in one group whose leases are waited for. A user can make any number of drafts.
+const MOST_DRAFTS: usize = 64;
 
 /// A group on disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -93,37 +98,37 @@ impl Group {
         }
     }
 
-    /// Its name, with those of the groups above it: `lab/alice`.
+    /// Returns the group's name, which begins with the names of the groups above it: `lab/alice`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How long it stays.
+    /// Returns the group's kind, which says how long the group stays.
     pub fn kind(&self) -> Kind {
         Kind::of(&self.name)
     }
 
-    /// The root that it is in.
+    /// Returns the root that the group is in.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Its directory.
+    /// Returns the group's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its limits file.
+    /// Returns the path of the group's limits file.
     pub fn limits_path(&self) -> PathBuf {
         self.path.join(LIMITS)
     }
 
-    /// Its ledger.
+    /// Returns the path of the group's ledger.
     pub fn ledger_path(&self) -> PathBuf {
         self.path.join(LEDGER)
     }
 
-    /// The directory of the groups below it.
+    /// Returns the directory of the groups below this one.
     pub fn below_path(&self) -> PathBuf {
         self.path.join(BELOW)
     }
@@ -132,17 +137,17 @@ impl Group {
         self.path.join(LOCK)
     }
 
-    /// The group and all above it, from itself upwards.
+    /// Iterates over this group and all groups above it, from this group upwards.
     pub fn upwards(&self) -> impl Iterator<Item = Self> + '_ {
         name::upwards(&self.name).map(|name| Self::at(&self.root, name))
     }
 
-    /// The group that it is directly below; `None` at the top.
+    /// Returns the group directly above this one; `None` at the top.
     pub fn parent(&self) -> Option<Self> {
         name::parent(&self.name).map(|name| Self::at(&self.root, name))
     }
 
-    /// The directories on the way to its files, from the root downwards.
+    /// Iterates over the directories on the way to the group's files, from the root downwards.
     fn directories(&self) -> impl Iterator<Item = PathBuf> {
         let mut upwards = vec![self.path.clone()];
         for above in self.upwards().skip(1) {
@@ -152,12 +157,12 @@ impl Group {
         upwards.into_iter().rev()
     }
 
-    /// Opens its limits for reading.
+    /// Opens the group's limits for reading.
     pub fn limits(&self) -> Result<Limits, GroupError> {
         Ok(Limits::open(&self.limits_path())?)
     }
 
-    /// Changes its limits, for programs that run in it as for those that will.
+    /// Changes the group's limits. The change holds at once for programs that run in the group.
     pub fn write_limits(&self, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, GroupError> {
         let _power = Lowered::to_owner_of(self)?;
         let mut before = false;
@@ -171,8 +176,8 @@ impl Group {
         Ok(now)
     }
 
-    /// Lets the members of the group above see that this one is protected, or no longer. Where its
-    /// ledger is not ours to write they see it a little later.
+    /// Tells the members of the group above that the protection of this group has changed. Where
+    /// the caller may not write the ledger of the group above, its members see the change later.
     fn tell_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
@@ -181,21 +186,64 @@ impl Group {
         }
     }
 
-    /// Opens its ledger for looking only.
+    /// Opens the group's ledger for reading.
     pub fn ledger(&self) -> Result<Ledger, GroupError> {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Waits until nobody has a lease on its ledger, which keeps others from opening it. Nobody
-    /// gets one until the answer is dropped.
-    pub fn await_lease(&self) -> Result<File, GroupError> {
-        let place = Descent::to(self)?;
-        let opened = place.directory.open_leased(LEDGER);
-        opened.map_err(|error| self.failed("open", error))
+    /// Runs `act`. If another program's lease (`F_SETLEASE`) on a file of the group, or of a group
+    /// above it, makes `act` fail, waits for the end of the leases, at most until `until`, and runs
+    /// `act` once more.
+    ///
+    /// For administrators: a lease must not keep them from changing or removing a group. The
+    /// preloaded library does not call this function, because it starts threads.
+    pub fn past_leases<T>(
+        &self,
+        until: Instant,
+        mut act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        match act() {
+            Err(error) if error.is_leased() => {
+                // The kernel grants no new lease on a file that is open.
+                let _open = self.await_leases(until)?;
+                act()
+            }
+            done => done,
+        }
     }
 
-    /// Whether an open ledger is this group's own. In a directory of theirs a user can have put a
-    /// link in its place: to the ledger of a group whose processes are not theirs.
+    /// Opens the files of the group and of the groups above it, and waits until `until` while other
+    /// programs have leases on the files. Files that cannot be opened for another reason are left
+    /// out.
+    fn await_leases(&self, until: Instant) -> Result<Vec<File>, GroupError> {
+        let mut open = Vec::new();
+        for group in self.upwards() {
+            let Ok(Descent { directory, .. }) = &Descent::to(&group) else {
+                continue;
+            };
+            let drafts = directory.names().into_iter().flatten().flatten();
+            let drafts = drafts.filter(|name| contents::has_draft_name(name));
+            let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
+            let names: Vec<_> = names.into_iter().chain(drafts.take(MOST_DRAFTS)).collect();
+            // Each attempt to open a file starts the end of its lease, so that all leases end
+            // together.
+            for name in &names {
+                drop(directory.open_file(name, true));
+            }
+            for name in names {
+                match directory.open_leased(&name, until) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        return Err(GroupError::leased(&directory.path().join(name)));
+                    }
+                    file => open.extend(file),
+                }
+            }
+        }
+        Ok(open)
+    }
+
+    /// Returns whether an open ledger is this group's own. A user can replace the ledger in their
+    /// own directory by a link to the ledger of another group, whose processes are not theirs.
     #[cfg(not(all(test, loom)))]
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
@@ -207,25 +255,21 @@ impl Group {
             && there.is_some_and(|there| there.id == (open.dev(), open.ino())))
     }
 
-    /// Keeps the group from being removed until the answer is dropped.
+    /// Keeps the group from being removed until the returned value is dropped.
     pub fn hold(&self) -> Result<Hold, GroupError> {
-        self.held(Hold::shared(&self.lock_path()))
+        self.held(Hold::with_others(&self.lock_path()))
     }
 
-    /// As [`Group::hold`], but holds what is in this directory of the group;
-    /// [`GroupError::Missing`] where that was removed, also if another directory has its name by
-    /// now.
+    /// As [`Group::hold`], for the group's directory that is open as `here`. Fails with
+    /// [`GroupError::Missing`] where the group in `here` was removed, even if another directory has
+    /// its path now.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
-        self.held(Hold::shared_in(here, LOCK))
+        self.held(Hold::with_others_in(here, LOCK))
     }
 
     fn held(&self, held: io::Result<Hold>) -> Result<Hold, GroupError> {
         held.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => GroupError::Missing {
-                name: self.name.clone(),
-                root: self.root.clone(),
-                known: Vec::new(),
-            },
+            ErrorKind::NotFound => self.missing(),
             ErrorKind::TimedOut => GroupError::Held {
                 path: self.path.clone(),
             },
@@ -233,12 +277,25 @@ impl Group {
         })
     }
 
-    fn failed(&self, what: &'static str, error: io::Error) -> GroupError {
-        GroupError::Io {
-            what,
-            path: self.path.clone(),
-            error,
+    /// Makes the error for a group that does not exist, or whose path lacks a directory.
+    fn missing(&self) -> GroupError {
+        GroupError::Missing {
+            name: self.name.clone(),
+            root: self.root.clone(),
+            known: Vec::new(),
         }
+    }
+
+    /// Makes the error for a group in which a program runs, or which a program is joining.
+    fn in_use(&self) -> GroupError {
+        GroupError::InUse {
+            name: self.name.clone(),
+        }
+    }
+
+    /// Makes the error for a system call that failed in the group's directory.
+    fn failed(&self, what: &'static str, error: io::Error) -> GroupError {
+        GroupError::io(what, &self.path, error)
     }
 }
 

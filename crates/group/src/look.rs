@@ -1,10 +1,10 @@
-//! A look at the mappings of another process that comes to an end, whatever that process does.
+//! A look at the mappings of another process. The look always ends, whatever that process does.
 //!
-//! `/proc/PID/maps` waits for the lock of that process's memory. Its user can have the lock held
-//! for ever, as by a file system of their own that does not answer. Only a signal that ends the
-//! reader ends the wait (since Linux 5.3). So a child process reads, and has an alarm set. The
-//! library may start no thread and no program for this: the child shares the memory of this
-//! process, as that of `posix_spawn` does.
+//! A read of `/proc/PID/maps` waits for the lock of that process's memory. The process's user can
+//! have that lock held for ever, for example by a file system of their own that does not answer.
+//! Only a signal that ends the reader ends the wait (since Linux 5.3). So a child process reads the
+//! file and sets an alarm. The library may start neither a thread nor a program for this; the child
+//! shares the memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;
@@ -15,18 +15,20 @@ use std::io;
 use std::ptr;
 use std::time::Instant;
 
-/// How long a look may take.
+/// The longest time of one look.
 const SECONDS: libc::time_t = 1;
-/// The stack of the child, which calls nothing but the kernel. In words of 16 bytes, as stacks are
-/// aligned.
+/// The stack of the child, which only makes system calls; in words of 16 bytes, the alignment of
+/// stacks.
 const STACK: usize = (64 << 10) / 16;
 
-/// What the child says by its status; else the kernel's number of an error.
+/// The exit status of the child: no member, or a member; any other value is an error number of the
+/// kernel.
 const NO: c_int = 0;
 const YES: c_int = 255;
 
-/// Says which processes are members of a ledger, as [`super::Targets`] asks; of those that it has
-/// not come to before `end`, nothing.
+/// Returns a function that tells which processes are members of a ledger, for [`super::Targets`].
+/// The function does not look at processes that it comes to after `end`, and answers `TimedOut` for
+/// them.
 pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, numbers| {
         let look = |number: &u32| match Instant::now() < end {
@@ -42,8 +44,8 @@ struct Task<'a> {
     mappings: Mappings,
 }
 
-/// Whether the process that has this number in `/proc` is a member of a ledger. `TimedOut`: the
-/// look did not end.
+/// Returns whether the process that has this number in `/proc` is a member of a ledger. Fails with
+/// `TimedOut` where the look did not end.
 fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     let task = Task {
         file,
@@ -51,17 +53,17 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // No handler of the program may run in the child, and no cancellation end it: both would go on
-    // in the memory of this process.
+    // Neither a signal handler of the program nor a cancellation may run in the child: it would go
+    // on in the memory of this process.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
     let argument = ptr::from_ref(&task).cast_mut().cast::<c_void>();
     let mut status = 0;
-    // SAFETY: this thread goes on when the child has ended, so that `stack` and `task` outlive it.
-    // The child has tables of signal handlers and descriptors of its own; it allocates nothing,
-    // takes no lock, and writes no memory but its stack and this thread's `errno`. It sends no
-    // signal at its end, so that the program's own waits do not find it.
+    // SAFETY: this thread goes on only when the child has ended, so `stack` and `task` outlive the
+    // child. The child has its own tables of signal handlers and descriptors. It allocates no
+    // memory, takes no lock, and writes only its stack and this thread's `errno`. It sends no
+    // signal at its end, so the program's own waits do not see it.
     let waited = unsafe {
         let child = libc::clone(look, top, flags, argument);
         if child < 0 {
@@ -83,9 +85,9 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     }
 }
 
-/// The child.
+/// Runs in the child process.
 extern "C" fn look(task: *mut c_void) -> c_int {
-    // SAFETY: the task of [`has_member`], which waits for this process.
+    // SAFETY: `task` points to the task of [`has_member`], which waits for this process.
     let task = unsafe { &*task.cast::<Task<'_>>() };
     let alarm = libc::itimerval {
         it_interval: libc::timeval {
@@ -97,7 +99,8 @@ extern "C" fn look(task: *mut c_void) -> c_int {
             tv_usec: 0,
         },
     };
-    // SAFETY: changes what happens to this process alone at one signal; reads a value of ours.
+    // SAFETY: changes the effect of one signal for this process alone, and reads `alarm`, a local
+    // value.
     let is_set = unsafe {
         libc::signal(libc::SIGALRM, libc::SIG_DFL) != libc::SIG_ERR
             && libc::setitimer(libc::ITIMER_REAL, &raw const alarm, ptr::null_mut()) == 0
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_sees_what_this_process_sees() {
+    fn a_child_finds_the_same_members_as_this_process() {
         let file = MappedFile::from("ff:ff 1".to_owned());
         assert!(!has_member(&file, std::process::id()).expect("read"));
         let gone = has_member(&file, 1 << 23).map_err(|error| error.kind());

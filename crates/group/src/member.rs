@@ -1,6 +1,5 @@
-//! One process's membership in a group and in the groups above it.
+//! The membership of this process in a group and in the groups above it.
 
-use super::at_limit::{self, Held, Insistence};
 use super::protection::Kept;
 use super::{Group, GroupError, Root, context_size, name};
 use gpulimit_base::device::DeviceId;
@@ -8,7 +7,7 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
     self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Idle, Ledger, Level,
-    MAX_DEVICES, NoWitness, Pressure, ProcessUsage, Slot, Witness, child_key,
+    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness, child_key,
 };
 use gpulimit_limits::{Bounds, Limits};
 use std::error::Error;
@@ -17,17 +16,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Levels on the path from a group to the root.
+/// The most levels on the path from a group to the root.
 pub const MAX_DEPTH: usize = 8;
 
-/// How often somebody who comes in while the group is removed and made again tries anew.
+/// How often a process tries again to join a group that is being removed and made again.
 const ATTEMPTS: u32 = 16;
 
-/// A process in a group, until drop.
+/// The membership of a process in a group, which ends when the value is dropped.
 pub struct Member {
-    /// From the group itself upwards; never empty, [`MAX_DEPTH`] at most.
+    /// The levels from the group itself upwards; at least one, at most [`MAX_DEPTH`].
     pub(super) levels: Vec<Station>,
-    /// Where the sizes of contexts are kept.
+    /// The root, whose files hold the sizes of contexts.
     root: Box<Path>,
 }
 
@@ -36,55 +35,68 @@ pub struct Member {
 pub struct MemberDevice {
     id: DeviceId,
     capacity: u64,
-    /// Its index in the ledger of each level.
+    /// The device's index in the ledger of each level.
     pub(super) index: [DeviceIndex; MAX_DEPTH],
 }
 
 impl MemberDevice {
-    /// Which device.
+    /// Returns the identity of the device.
     pub const fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// Its memory in bytes, as the driver says.
+    /// Returns the device's memory in bytes, as the driver reports it.
     pub const fn capacity(&self) -> u64 {
         self.capacity
     }
 }
 
-/// One group on the path: what it allows, and our slot in it.
+/// The memory that a request must leave free.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Held {
+    /// The memory above `high`, and memory that `low` or `min` protects for other groups.
+    Back,
+    /// Memory that `low` or `min` protects for other groups.
+    Low,
+    /// Memory that `min` protects for other groups.
+    Min,
+    /// None: the operation needs no free memory.
+    Nothing,
+}
+
+/// One group on the path: its limits, and this process's slot in its ledger.
 pub(super) struct Station {
     pub(super) name: Box<str>,
     pub(super) limits: Limits,
-    // Dropped before the ledger that it is in.
+    // Dropped before the ledger that holds the slot.
     pub(super) slot: Slot,
     pub(super) ledger: Arc<Ledger>,
     bounds: [Remembered; MAX_DEVICES],
-    /// What is kept for groups directly below this one.
+    /// The protection of the groups directly below this one.
     kept: Kept,
-    /// The request for unused memory that was answered last.
+    /// The number of the last request for unused memory that this process has answered.
     answered: AtomicU64,
 }
 
-/// A process and what it uses of one device.
+/// A process and its usage of one device.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    /// Who.
+    /// The process.
     pub identity: Identity,
-    /// False: dead, and the driver may still hold its memory.
+    /// Whether the process lives. The driver may still hold the memory of a dead process.
     pub alive: bool,
-    /// What.
+    /// The process's usage.
     pub usage: DeviceUsage,
 }
 
 /// A charge that a group did not allow.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Refusal<'a> {
-    /// The group that said no.
+    /// The name of the group that refused.
     pub group: &'a str,
-    /// Bytes charged in it when it did.
+    /// The bytes that were charged in the group at that moment.
     pub charged: u64,
-    /// Bytes that it may use.
+    /// The group's limit in bytes.
     pub max: u64,
 }
 
@@ -105,8 +117,8 @@ impl Error for Refusal<'_> {}
 impl Member {
     /// Makes this process a member of the group.
     ///
-    /// Once per process, and again in a forked child that uses devices of its own. A group that is
-    /// being removed is waited for, for a bounded time.
+    /// Call once per process, and again in a forked child that uses devices of its own. Waits a
+    /// bounded time for a group that is being removed.
     pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
@@ -114,7 +126,8 @@ impl Member {
             match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
-                // Removed by hand under us: what was entered is not the group that others see.
+                // The group was removed by hand meanwhile: this process would charge in files that
+                // others do not see.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
@@ -127,7 +140,7 @@ impl Member {
         Err(root.missing(name))
     }
 
-    /// The name of the group itself.
+    /// Returns the name of the group itself.
     pub fn group(&self) -> &str {
         &self.leaf().name
     }
@@ -136,20 +149,20 @@ impl Member {
         &self.levels[0]
     }
 
-    /// Whether the group was removed, by hand, while we are in it.
+    /// Returns whether the group was removed by hand while this process is a member.
     pub fn is_orphaned(&self) -> bool {
         self.levels
             .iter()
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// What has become of the files of the group, or of one above it, where nothing can be charged
-    /// in them any more: all is refused then.
+    /// Returns the damage to the files of the group or of a group above it, if these files can hold
+    /// no more charges. All requests are refused then.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
 
-    /// The device of this identity, which has `capacity` bytes in all.
+    /// Returns the device with this identity, which has `capacity` bytes of memory.
     pub fn device(&self, id: DeviceId, capacity: u64) -> Result<MemberDevice, GroupError> {
         let first = self.leaf().ledger.device(id, capacity)?;
         let mut index = [first; MAX_DEPTH];
@@ -163,41 +176,7 @@ impl Member {
         })
     }
 
-    /// Charges `bytes`, at every level or at none.
-    ///
-    /// A request that a level has no room for may wait there, or have processes killed, as the
-    /// level's options say.
-    #[inline]
-    pub fn charge(
-        &self,
-        device: &MemberDevice,
-        bytes: u64,
-        pressure: &dyn Pressure,
-        insistence: Insistence,
-    ) -> Result<(), Refusal<'_>> {
-        if self.try_charge(device, bytes) {
-            return Ok(());
-        }
-        at_limit::charge(self, device, bytes, pressure, insistence, &())
-    }
-
-    /// As [`Member::charge`], of bytes that are not used yet: they are added to `idle` in the
-    /// moment in which they are granted.
-    pub fn charge_ahead(
-        &self,
-        device: &MemberDevice,
-        bytes: u64,
-        pressure: &dyn Pressure,
-        insistence: Insistence,
-        idle: &dyn Idle,
-    ) -> Result<(), Refusal<'_>> {
-        if self.try_charge_ahead(device, bytes, idle) {
-            return Ok(());
-        }
-        at_limit::charge(self, device, bytes, pressure, insistence, idle)
-    }
-
-    /// As [`Member::try_charge`], of bytes that are added to `idle` in the moment in which they are
+    /// As [`Member::try_charge`], for bytes that are added to `idle` at the moment when they are
     /// granted.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
@@ -206,33 +185,33 @@ impl Member {
             })
     }
 
-    /// As [`Member::charge`], but one attempt only: no reclaim, no waiting, nothing above `high`
-    /// and nothing that is kept for others.
+    /// As [`Member::charge`], but with one attempt only: does not reclaim or wait, and takes
+    /// neither memory above `high` nor memory that is protected for other groups.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Held::Back, |path| ledger::try_charge(path, bytes))
     }
 
-    /// Charges `bytes` that the driver has taken without asking, whatever the limits.
+    /// Charges `bytes` that the driver has already taken, whatever the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
         self.on_path(device, Held::Nothing, |path| {
             ledger::charge_unchecked(path, bytes)
         });
     }
 
-    /// Notes the usage of this moment for the peaks: after bytes that were charged ahead have come
-    /// into use.
+    /// Updates the peaks with the current usage, after bytes that were charged ahead have come into
+    /// use.
     pub fn note_usage(&self, device: &MemberDevice) {
         self.on_path(device, Held::Nothing, ledger::note_usage);
     }
 
-    /// Gives back `bytes` that were charged, after the driver has freed them.
+    /// Uncharges `bytes`, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
         self.on_path(device, Held::Nothing, |path| ledger::uncharge(path, bytes));
     }
 
-    /// Gives back `bytes` that were charged ahead and not used: they are removed from `idle` in the
+    /// Uncharges `bytes` that were charged ahead and not used. They are removed from `idle` at the
     /// same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
         self.on_path(device, Held::Nothing, |path| {
@@ -240,10 +219,10 @@ impl Member {
         });
     }
 
-    /// Whether no request of this process for the device is being decided at this moment: what is
-    /// charged and what is idle then fit together.
+    /// Returns whether all requests of this process for the device are decided. Only then do the
+    /// charged and the idle bytes fit together.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
-        // The levels above are decided before.
+        // The levels above are decided before this one.
         self.leaf().slot.is_decided(device.index[0])
     }
 
@@ -263,7 +242,7 @@ impl Member {
         }
     }
 
-    /// The first `N` levels; beyond the last one, the last one again.
+    /// Returns the first `N` levels; the last level is repeated where there are fewer.
     #[inline]
     fn path<const N: usize>(&self, device: &MemberDevice, held: Held) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
@@ -280,20 +259,21 @@ impl Member {
         self.levels.iter().zip(device.index.iter().copied())
     }
 
-    /// Whether the memory of contexts is charged: unless every group on the path wants it left out.
+    /// Returns whether the memory of contexts is charged: unless every group on the path says
+    /// `count_context=no`.
     pub fn counts_contexts(&self) -> bool {
         let counts = |station: &Station| station.limits.options().count_context;
         self.levels.iter().any(counts)
     }
 
-    /// Another number whenever the limits of a group on the path have changed.
+    /// Returns a number that changes with the limits of any group on the path.
     pub(super) fn generations(&self) -> u64 {
         let all = self.levels.iter().map(|level| level.limits.generation());
         all.fold(0, u64::wrapping_add)
     }
 
-    /// The smallest limit on the path, in bytes; `u64::MAX` when there is none. Follows changes at
-    /// once.
+    /// Returns the smallest limit on the path, in bytes; `u64::MAX` where there is none. Follows
+    /// changes of the limits at once.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
@@ -301,8 +281,8 @@ impl Member {
         limits.min().unwrap_or(u64::MAX)
     }
 
-    /// Whether somebody has asked the members for what they hold unused since the last time this
-    /// said so. One load a level.
+    /// Returns whether another process has asked the members for unused memory since this function
+    /// last returned true. One load per level.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -311,7 +291,7 @@ impl Member {
             && self.take_asked()
     }
 
-    /// Somebody has: from now on that is answered.
+    /// Marks all requests for unused memory as answered.
     #[cold]
     fn take_asked(&self) -> bool {
         for level in &self.levels {
@@ -322,8 +302,8 @@ impl Member {
         true
     }
 
-    /// Whether the group uses no more than its `low`, or one above it no more than its own: then
-    /// nothing is asked back.
+    /// Returns whether a group on the path uses no more than its `low` or `min`. Such a group is
+    /// not asked to give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -331,12 +311,13 @@ impl Member {
         })
     }
 
-    /// The bytes that could still be charged; `u64::MAX` when there is no limit.
+    /// Returns the bytes that could still be charged; `u64::MAX` where there is no limit.
     pub fn free(&self, device: &MemberDevice) -> u64 {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
     }
 
-    /// The bytes charged at the level with the least left; without any limit, in the group itself.
+    /// Returns the bytes charged at the level with the least free memory; without any limit, in the
+    /// group itself.
     pub fn charged(&self, device: &MemberDevice) -> u64 {
         match self.tightest(device) {
             Some((_, charged)) => charged,
@@ -344,16 +325,16 @@ impl Member {
         }
     }
 
-    /// Bytes that are charged in the group of this name, our own or one above it, and not in use:
-    /// `gpulimit show` leaves them out of its usage.
+    /// Returns the bytes that are charged but not in use in the group of this name, on the path.
+    /// `gpulimit show` does not count them as usage.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// What is free, of which nothing is kept for others, and what is charged at the level with the
-    /// least left; `None` without any limit.
+    /// Returns the free and the charged bytes at the level with the least free memory; `None` where
+    /// there is no limit. Memory that is protected for other groups is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -372,21 +353,22 @@ impl Member {
         limited.min()
     }
 
-    /// Shows how many of our bytes are of this category: the whole figure, not a difference.
+    /// Publishes how many bytes of this process are of this category: the whole figure, not a
+    /// difference.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         for (station, index) in self.stations(device) {
             station.slot.publish(index, category, bytes);
         }
     }
 
-    /// Shows how many of our charged bytes are not in use.
+    /// Publishes how many charged bytes of this process are not in use.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
         for (station, index) in self.stations(device) {
             station.slot.publish_idle(index, bytes);
         }
     }
 
-    /// Shows how many of our charged bytes we could give back at most.
+    /// Publishes the most charged bytes that this process could give back.
     pub fn publish_reclaimable(&self, device: &MemberDevice, bytes: u64) {
         let bytes = if bytes > 0 && self.is_low(device) {
             0
@@ -398,36 +380,38 @@ impl Member {
         }
     }
 
-    /// `bytes` more (or less) of what is charged are memory that other processes may hold, too.
+    /// Marks `bytes` more (or less) of the charge as shareable with other processes.
     pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
         for (station, index) in self.stations(device) {
             station.slot.mark_shared(index, bytes);
         }
     }
 
-    /// `bytes` of ours that are charged have left this process, perhaps for another member: they
-    /// stay charged until [`Member::release_orphans`], by whatever member.
+    /// Turns `bytes` of this process's charge into orphans: the process has let go of memory that
+    /// another member may still have. Orphans stay charged until any member calls
+    /// [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
         for (station, index) in self.stations(device) {
             station.slot.orphan(index, bytes);
         }
     }
 
-    /// What has left this process and is still charged to it at some level, bytes.
+    /// Returns the most orphaned bytes that are still charged to this process at any level.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// Orphans of all levels, at the level that has the most, bytes.
+    /// Returns the orphaned bytes of all processes at the level that has the most.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Gives orphans back at every level. `keep` gets what is there and who lives there, and says
-    /// how many bytes are to stay. Returns whether there were more.
+    /// Gives orphans back at every level. `keep` gets a level's orphaned bytes and its living
+    /// processes, and returns how many bytes must stay charged. Returns whether any bytes were
+    /// given back.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -444,8 +428,9 @@ impl Member {
         released
     }
 
-    /// The living processes of all groups below the highest one on the path, also those that have
-    /// charged nothing on this device: they may have memory there that others have left.
+    /// Returns the living processes of all groups below the highest one on the path. Processes that
+    /// have charged nothing on this device are included: they may have memory there that other
+    /// processes have shared.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -463,7 +448,7 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal, and writes it down in the group that refused.
+    /// Counts a refusal at every level, and records it as an event in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
@@ -474,8 +459,9 @@ impl Member {
         }
     }
 
-    /// The bytes that a context takes, as last measured by a member of this group, or of any group
-    /// of the root; 0 when none did. Reads a file where the ledger does not know.
+    /// Returns the bytes that a context takes, as last measured by a member of the group or of any
+    /// group of the root; 0 where none has measured it. Reads a file where the ledger has no
+    /// figure.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -483,7 +469,7 @@ impl Member {
         }
     }
 
-    /// Tells other members what a context takes.
+    /// Publishes the size of a context for other members.
     pub fn set_context_hint(&self, device: &MemberDevice, bytes: u64) {
         if context_size::read(&self.root, &device.id) != bytes {
             context_size::write(&self.root, &device.id, bytes);
@@ -493,7 +479,7 @@ impl Member {
         }
     }
 
-    /// The processes of the group that have something on this device.
+    /// Returns the processes of the group that have a charge on this device.
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
         let index = device.index[0];
         let of_device = |process: ProcessUsage| {
@@ -515,17 +501,17 @@ impl Member {
             .collect()
     }
 
-    /// The ledger of the group itself.
+    /// Returns the ledger of the group itself.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.leaf().ledger
     }
 }
 
 impl Station {
-    /// Enters one of the groups on the path of the process, which is in `leaf`.
+    /// Joins one of the groups on the path of this process, whose own group is `leaf`.
     fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
-        // Each by itself: either may be a mount of its own.
+        // Both are checked, because either file may be a mount of its own.
         for file in [group.limits_path(), group.ledger_path()] {
             file_system::check(&file)?;
         }
@@ -543,13 +529,12 @@ impl Station {
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
         };
-        // They were whole when they were opened, and somebody may have cut them before they were
-        // mapped.
+        // A user may have cut the files short between the opening and the mapping.
         station.damage().map_or(Ok(station), Err)
     }
 
-    /// Whether a path of the group leads to another file than the one mapped here: what others
-    /// charge or set there does not reach this process.
+    /// Returns whether a path of the group leads to another file than the mapped one. What other
+    /// processes charge or set in that file does not reach this process.
     fn is_unlinked(&self) -> bool {
         self.ledger.is_unlinked() || self.limits.is_unlinked()
     }
@@ -559,7 +544,7 @@ impl Station {
         ledger.or_else(|| self.limits.damage().map(GroupError::Limits))
     }
 
-    /// This group as a level of a charge; `at` is its place on the path.
+    /// Returns this group as a level of a charge; `at` is its place on the path.
     #[inline]
     pub(super) fn level(&self, device: &MemberDevice, at: usize, held: Held) -> Level<'_> {
         let index = device.index[at];
@@ -584,8 +569,8 @@ impl Station {
         }
     }
 
-    /// Writes down what happened to this process here: to a request for `bytes`, with so many
-    /// charged, and this limit.
+    /// Records an event of this process here: a request for `bytes`, with the charged bytes and the
+    /// limit at that moment.
     pub(super) fn record(
         &self,
         kind: EventKind,
@@ -604,7 +589,7 @@ impl Station {
         });
     }
 
-    /// Whether other members have anything charged.
+    /// Returns whether other members have anything charged.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)
     }
@@ -619,15 +604,15 @@ impl Station {
     }
 }
 
-/// A limit worked out for one generation of the rules.
+/// The limits of a device, worked out for one generation of the rules.
 ///
-/// A sequence lock whose writers give up instead of waiting: who finds another thread storing
-/// answers from the rules.
+/// A sequence lock whose writers give up instead of waiting: a thread that finds another thread
+/// storing works the limits out itself.
 #[derive(Default)]
 struct Remembered {
-    /// Twice (the generation plus 1), plus 1 while a thread stores; 0 when nothing is remembered.
+    /// Twice (the generation plus 1), plus 1 while a thread stores; 0 while nothing is stored.
     stamp: AtomicU64,
-    /// Max, high, low, min.
+    /// The values of max, high, low and min.
     words: [AtomicU64; 4],
 }
 

@@ -1,19 +1,20 @@
-//! Names of groups: `lab`, and `lab/alice/job7` for one below it.
+//! Names of groups: `lab`, and `lab/alice/job7` for a group below it.
 
 use super::{GroupError, MAX_DEPTH};
 pub(super) use gpulimit_base::name::is_part;
 
-/// How long a group stays.
+/// The kinds of groups, which differ in how long a group stays.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// Until somebody removes it.
+    /// A group that stays until a user removes it.
     Named,
-    /// As long as a program runs in it, or the command that made it.
+    /// A job's group, which stays as long as a program runs in it, or the command that made it.
     Job,
 }
 
 impl Kind {
-    /// The kind that a name stands for: `run-<pid>-<start>` and `job-<pid>-<start>` are jobs.
+    /// Returns the kind of group that has this name: `run-<pid>-<start>` and `job-<pid>-<start>`
+    /// are jobs.
     pub fn of(name: &str) -> Self {
         let last = last(name);
         let job = || {
@@ -31,8 +32,8 @@ impl Kind {
     }
 }
 
-/// Accepts up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}` that does not
-/// start with `.` or `-`.
+/// Accepts up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}` and not starting
+/// with `.` or `-`.
 pub fn check(name: &str) -> Result<(), GroupError> {
     let parts = name.split('/').count();
     if parts <= MAX_DEPTH && name.split('/').all(is_part) {
@@ -42,22 +43,22 @@ pub fn check(name: &str) -> Result<(), GroupError> {
     }
 }
 
-/// The name of the group that this one is directly below; `None` at the top.
+/// Returns the name of the group directly above; `None` at the top.
 pub fn parent(name: &str) -> Option<&str> {
     name.rsplit_once('/').map(|(parent, _)| parent)
 }
 
-/// The last part of a name.
+/// Returns the last part of a name.
 pub fn last(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, last)| last)
 }
 
-/// The name and those of all groups above it, from itself upwards.
+/// Iterates over the name and the names of all groups above it, from itself upwards.
 pub fn upwards(name: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(name), |name| parent(name))
 }
 
-/// Whether `name` is `group` or below it.
+/// Returns whether `name` is `group` or below it.
 pub fn is_within(name: &str, group: &str) -> bool {
     upwards(name).any(|above| above == group)
 }

@@ -1,7 +1,7 @@
-//! Root acts below a user's directory with no more power over files than that user has.
+//! Lowered rights: below a user's directory root has no more power over files than that user.
 //!
-//! There he can put a symbolic link, or another directory, in the place of what root has just
-//! looked at. Whatever he makes root do so he could then have done himself.
+//! The user can put a symbolic link, or another directory, in the place of what root has just
+//! looked at. With lowered rights root then does only what the user could have done alone.
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
@@ -10,22 +10,22 @@ use std::io::{self, ErrorKind};
 use std::marker::PhantomData;
 use std::os::unix::fs::MetadataExt;
 
-/// A group id that nothing belongs to.
+/// A group id to which no file belongs.
 const NOBODY: libc::gid_t = 65_534;
 
-/// What a thread may do with files.
+/// The ids by which the kernel judges a thread's access to files.
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// The user whose files it may handle.
+    /// The user whose files the thread may handle.
     pub user: u32,
-    /// The unix group that files made by it belong to.
+    /// The unix group of files that the thread makes.
     pub group: u32,
     /// The other unix groups.
     pub groups: Vec<u32>,
 }
 
 impl Rights {
-    /// Those of a user who is in no unix group.
+    /// Returns the rights of a user who is in no unix group.
     pub(super) fn of_user(user: u32) -> Self {
         Self {
             user,
@@ -35,21 +35,23 @@ impl Rights {
     }
 }
 
-/// Until drop this thread handles files as a user does who is in no unix group. Other threads are
-/// as they were. One within another ends first.
+/// Lowered rights of this thread: until the value is dropped, the thread handles files as that user
+/// does. Other threads keep their rights. A value that is made within the life of another one must
+/// be dropped first.
 #[derive(Debug)]
 pub struct Lowered {
     user: u32,
     before: Rights,
-    /// Of this thread alone.
+    /// The rights belong to one thread, so the value stays in it.
     _thread: PhantomData<*const ()>,
 }
 
 impl Lowered {
-    /// To the power of the first user on the way down to the group's files to whom a directory
-    /// belongs; `None` where all of them are root's, and for those who are not root.
+    /// Lowers root's rights to those of the first user on the way down to the group's files who
+    /// owns a directory. Returns `None` where all directories are root's, and for callers other
+    /// than root.
     ///
-    /// What is above that directory nobody but root can change, so that the answer stays true.
+    /// Only root can change what lies above that directory, so the answer stays true.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {
         if user::effective() != 0 {
             return Ok(None);
@@ -61,17 +63,15 @@ impl Lowered {
             };
             if about.uid() != 0 {
                 let lowered = Self::to(&Rights::of_user(about.uid()));
-                return lowered.map(Some).map_err(|error| GroupError::Io {
-                    what: "act as the owner of",
-                    path: directory,
-                    error,
-                });
+                return lowered
+                    .map(Some)
+                    .map_err(|error| GroupError::io("act as the owner of", &directory, error));
             }
         }
         Ok(None)
     }
 
-    /// To these rights. Fails for a process that may not give up its own.
+    /// Lowers this thread to these rights. Fails where the process may not give up its own.
     pub fn to(rights: &Rights) -> io::Result<Self> {
         let before = Rights {
             user: current(libc::SYS_setfsuid),
@@ -79,7 +79,7 @@ impl Lowered {
             groups: groups()?,
         };
         set_groups(&rights.groups)?;
-        // From here on drop puts back what was changed.
+        // From here on, dropping the value restores what was changed.
         let lowered = Self {
             user: rights.user,
             before,
@@ -90,7 +90,7 @@ impl Lowered {
         Ok(lowered)
     }
 
-    /// Who it is.
+    /// Returns the user whose rights the thread has.
     pub(super) fn user(&self) -> u32 {
         self.user
     }
@@ -98,16 +98,17 @@ impl Lowered {
 
 impl Drop for Lowered {
     fn drop(&mut self) {
-        // None of this fails: who could give these up may have them back.
+        // The errors can be ignored: a thread that could give up these rights may take them back.
         let _ = set(libc::SYS_setfsuid, self.before.user);
         let _ = set(libc::SYS_setfsgid, self.before.group);
         let _ = set_groups(&self.before.groups);
     }
 }
 
-/// The system calls and not the C library's functions: those would change all threads.
+/// Sets a file-system id of this thread by a system call. The C library's function would change all
+/// threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
-    // SAFETY: plain numbers. The answer is the id before, also when it stays.
+    // SAFETY: the call gets plain numbers. It returns the previous id, even if the id stays.
     unsafe { libc::syscall(call, libc::c_long::from(id)) };
     if current(call) == id {
         Ok(())
@@ -117,23 +118,24 @@ fn set(call: libc::c_long, id: u32) -> io::Result<()> {
 }
 
 fn current(call: libc::c_long) -> u32 {
-    // SAFETY: plain numbers. That of nobody changes nothing; the answer is the id before.
+    // SAFETY: the call gets plain numbers. An invalid id changes nothing, and the call returns the
+    // current id.
     unsafe { libc::syscall(call, libc::c_long::from(u32::MAX)) as u32 }
 }
 
 fn groups() -> io::Result<Vec<libc::gid_t>> {
-    // SAFETY: of length 0 nothing is written.
+    // SAFETY: with a length of 0 the call writes nothing.
     let count =
         unsafe { libc::syscall(libc::SYS_getgroups, 0usize, std::ptr::null::<libc::gid_t>()) };
     let mut groups = vec![0; usize::try_from(count).map_err(|_| io::Error::last_os_error())?];
-    // SAFETY: writes as many as there is room for.
+    // SAFETY: the call writes at most `groups.len()` ids, for which there is room.
     let count = unsafe { libc::syscall(libc::SYS_getgroups, groups.len(), groups.as_mut_ptr()) };
     groups.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
     Ok(groups)
 }
 
 fn set_groups(groups: &[libc::gid_t]) -> io::Result<()> {
-    // SAFETY: reads so many numbers.
+    // SAFETY: the call reads `groups.len()` ids.
     match unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_within_another_gives_back_what_was_before() {
+    fn nested_lowered_rights_are_restored_in_order() {
         if user::effective() != 0 {
             eprintln!("SKIPPED: only root has power to lose");
             return;

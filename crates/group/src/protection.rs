@@ -1,5 +1,5 @@
-//! What a group keeps for the groups directly below it: their `min` and `low`, as one of its
-//! members reads them.
+//! The protection of the groups directly below a group, their `min` and `low`, as a member of the
+//! group reads it.
 
 use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
 use gpulimit_limits::Limits;
@@ -10,15 +10,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The protected groups directly below one that this process is in, or above.
+/// The protected groups directly below one of the groups on this process's path.
 pub(super) struct Kept {
-    /// Where these groups are.
+    /// The directory of these groups.
     below: PathBuf,
-    /// The one that the process is in itself; 0: in none of them.
+    /// The key of the group that contains this process; 0 where none does.
     own: u64,
-    /// [`Ledger::children`] plus 1 of the time at which `groups` were read; 0: never.
+    /// The value of [`Ledger::children`] plus 1 when `groups` was read; 0 before the first read.
     read_at: AtomicU64,
-    /// Whether there are any.
+    /// Whether any group is protected.
     any: AtomicBool,
     groups: Mutex<Vec<(u64, Limits)>>,
 }
@@ -34,7 +34,7 @@ impl Kept {
         }
     }
 
-    /// `None` where nothing is kept for others: two loads.
+    /// Returns the protected groups; `None` where there are none. Costs two loads.
     #[inline]
     pub(super) fn protection(&self, ledger: &Ledger) -> Option<&dyn Protection> {
         if self.read_at.load(Ordering::Acquire) != ledger.children().wrapping_add(1) {
@@ -43,8 +43,8 @@ impl Kept {
         self.any.load(Ordering::Relaxed).then_some(self)
     }
 
-    /// Looks which groups below are protected. One that cannot be read is not: nobody can be told
-    /// what is kept for it.
+    /// Reads which groups below are protected. A group whose limits cannot be read counts as
+    /// unprotected.
     #[cold]
     fn read(&self, ledger: &Ledger) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,6 +93,6 @@ impl Protection for Kept {
 
 impl fmt::Debug for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "what is kept for {}", self.below.display())
+        write!(f, "protection of the groups in {}", self.below.display())
     }
 }

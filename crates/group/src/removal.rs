@@ -1,7 +1,7 @@
-//! Removes groups, and finds those that nobody needs any longer.
+//! Removes groups, and finds groups that are no longer needed.
 //!
 //! Everything here works on open directories ([`Descent`]) and removes only what [`Contents`]
-//! recognises as ours. A directory with anything else in it stays as it is.
+//! recognises as gpulimit's own. A directory that holds anything else stays as it is.
 
 use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
@@ -19,36 +19,35 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names that are read below each directory of another user: what that user puts there costs
-/// everybody else's clean-up a bounded time.
+/// The most names that are read below each directory of another user. What that user puts there
+/// then costs every other user's clean-up a bounded time.
 pub const MOST_OF_A_USER: usize = 4_096;
 
-/// Which garbage to collect.
+/// The part of a root that a clean-up covers.
 #[derive(Copy, Clone, Debug)]
 pub enum Garbage<'a> {
-    /// All of the root.
+    /// All groups of the root.
     Everywhere,
-    /// What is directly below this group, or at the top.
+    /// The groups directly below this group, or at the top.
     Below(Option<&'a str>),
 }
 
-/// What there is in a root.
+/// The content of a root.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// Groups, each before those below it, by name.
+    /// The groups by name, each before those below it.
     pub groups: Vec<Group>,
-    /// Directories that are no complete group: left by a process that was killed while it made or
-    /// removed one.
+    /// The incomplete groups, left by processes that were killed while they made or removed them.
     pub unfinished: Vec<Group>,
-    /// Files and directories that we have not made, [`Survey::MOST_FOREIGN`] at most.
+    /// The files and directories that gpulimit did not make, at most [`Survey::MOST_FOREIGN`].
     pub foreign: Vec<PathBuf>,
-    /// Directories of other users that hold more than [`MOST_OF_A_USER`] names: the others were not
-    /// looked at.
+    /// Other users' directories with more than [`MOST_OF_A_USER`] names; the rest of the names were
+    /// not looked at.
     pub cut_short: Vec<PathBuf>,
 }
 
 impl Survey {
-    /// More are of no use to a reader.
+    /// The most foreign paths that are reported.
     pub const MOST_FOREIGN: usize = 64;
 
     fn foreign(&mut self, path: PathBuf) {
@@ -58,18 +57,15 @@ impl Survey {
     }
 }
 
-/// How many names may still be read below a directory of another user.
+/// The number of names that may still be read below another user's directory; `None` outside of
+/// one.
 type Budget = Option<usize>;
 
 impl Root {
-    /// Looks at everything in the root. Directories that may not be looked into are left out.
+    /// Looks at everything in the root. Directories that the caller may not read are left out.
     pub fn survey(&self) -> Result<Survey, GroupError> {
         let mut survey = Survey::default();
-        let failed = |error| GroupError::Io {
-            what: "list",
-            path: self.path().into(),
-            error,
-        };
+        let failed = |error| GroupError::io("list", self.path(), error);
         let root = match Directory::open(self.path()) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(survey),
             root => root.map_err(failed)?,
@@ -83,7 +79,7 @@ impl Root {
                 (Some(text), EntryKind::Directory) if name::is_part(text) => {
                     self.survey_group(&root, text, text, &mut survey, &mut budget);
                 }
-                // Made with the file system.
+                // The directory `lost+found` was made with the file system.
                 (Some("lost+found"), EntryKind::Directory)
                     if entry.owner == 0 && file_system::is_mount_point(self.path()) => {}
                 (_, kind) if !contents::belongs_in_root(&name, kind) => {
@@ -95,7 +91,7 @@ impl Root {
         Ok(survey)
     }
 
-    /// The names in a directory in their order, as far as the budget goes.
+    /// Returns the sorted names in a directory, as far as the budget allows.
     pub(super) fn names(
         directory: &Directory,
         survey: &mut Survey,
@@ -121,8 +117,8 @@ impl Root {
         Ok(names)
     }
 
-    /// Looks at one directory in which a group may be, called `part` in `parent`, and at those
-    /// below it. Whether something in it is not ours.
+    /// Looks at one directory that may be a group, called `part` in `parent`, and at the
+    /// directories below it. Returns whether any of them holds foreign files.
     fn survey_group(
         &self,
         parent: &Directory,
@@ -156,13 +152,14 @@ impl Root {
             has_foreign |= self.survey_below(&directory, name, survey, budget);
         }
         if has_foreign && verdict == Verdict::Unfinished {
-            // Not ours after all: what is in it was named.
+            // The directory holds foreign files, which have been reported, so it is not gpulimit's
+            // to remove.
             survey.unfinished.remove(number);
         }
         has_foreign
     }
 
-    /// Looks at the directories below a group. Whether something there is not ours.
+    /// Looks at the directories below a group. Returns whether any of them holds foreign files.
     fn survey_below(
         &self,
         group: &Directory,
@@ -198,8 +195,8 @@ impl Root {
         has_foreign
     }
 
-    /// Directories that are no complete group: left by a process that was killed while it made or
-    /// removed one.
+    /// Returns the paths of incomplete groups, left by processes that were killed while they made
+    /// or removed them.
     pub fn leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
         let survey = self.survey()?;
         let lacks = |group: &&Group| {
@@ -215,30 +212,31 @@ impl Root {
 
     /// Removes a group in which no program runs, together with the groups of ended jobs below it.
     ///
-    /// [`GroupError::Foreign`], with nothing changed, where its directory holds what we have not
-    /// made.
+    /// Fails with [`GroupError::Foreign`], with nothing changed, where the directory holds files
+    /// that gpulimit did not make.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
-        // Whoever names a group knows better than a process that does not see the job.
+        // A user who names a job's group may remove it even if this process cannot see whether the
+        // job lives.
         let may_end = |job: &Record| {
             group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
         };
         self.remove_if(&group, may_end, |_| true)
     }
 
-    /// Removes the groups of ended jobs anywhere below a group. A group that cannot be removed
-    /// stays, and the removal of the group above it then says so.
+    /// Removes the groups of ended jobs anywhere below a group. If one cannot be removed, the
+    /// removal of the group above it fails and says so.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
         self.remove_ended(below.unwrap_or_default());
     }
 
-    /// Removes the groups of ended jobs, of all the root or of those directly below one group, and
-    /// returns their names.
+    /// Removes the groups of ended jobs, of the whole root or directly below one group, and returns
+    /// their names.
     ///
-    /// A group stays while its job or a member lives, while it is held, while there are groups
-    /// below it, and while the driver may not have let go of what its dead processes held.
+    /// A group stays while its job or a member lives, while a process holds its lock, while there
+    /// are groups below it, and while the driver may still hold memory of its dead processes.
     pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
         let groups = match within {
             Garbage::Everywhere => {
@@ -254,19 +252,19 @@ impl Root {
         Ok(self.remove_ended(groups))
     }
 
-    /// Removes those of these groups that are of jobs which have ended, and returns their names. A
-    /// job that may live keeps its group.
+    /// Removes those of the groups whose jobs have ended, and returns their names. A group whose
+    /// job may live stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
-        // Those below before the one that they are in.
+        // Groups come before the group that they are in.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
         let mut states = records.states();
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
-            // What was written since then, by who makes the group anew, is left to the next
-            // clean-up.
+            // A record that was written since then, by a process that makes the group again, is
+            // left to the next clean-up.
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
@@ -275,10 +273,9 @@ impl Root {
         groups.into_iter().map(|group| group.name).collect()
     }
 
-    /// Removes the directories that never became a group, or are one no longer, and that nobody is
-    /// making one of; returns their paths.
+    /// Removes incomplete groups that no process is making, and returns their paths.
     ///
-    /// Those that have limits stay: these are somebody's word.
+    /// A directory with a limits file stays, because an administrator may have written the limits.
     pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
         let mut groups = self.survey()?.unfinished;
         order::sort_by(&mut groups, |one, other| one.name > other.name);
@@ -300,7 +297,7 @@ impl Root {
         remove_held(group, &descent, alone, |_| true).map(|()| true)
     }
 
-    /// Removes a group, if what its directory says of its job allows it.
+    /// Removes a group, if `job` accepts the record of its job.
     fn remove_if(
         &self,
         group: &Group,
@@ -312,19 +309,18 @@ impl Root {
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(());
         };
-        // Only now: whoever makes the group holds it until the job is on record.
+        // The record is read only now, because a process that makes the group holds the lock until
+        // it has recorded the job.
         if !job(&Record::of(&descent.directory)) {
-            return Err(GroupError::InUse {
-                name: group.name.clone(),
-            });
+            return Err(group.in_use());
         }
         remove_held(group, &descent, alone, idle)
     }
 }
 
 impl Group {
-    /// Takes the slots of dead processes out of the group's ledger, with the rights of the user to
-    /// whom the group belongs.
+    /// Takes the slots of dead processes out of the group's ledger, with the rights of the group's
+    /// owner.
     pub fn clean(&self, witness: &dyn Witness) -> Result<Cleaned, GroupError> {
         let _descent = Descent::to(self)?;
         Ok(Ledger::open(&self.ledger_path())?.clean(witness))
@@ -335,9 +331,12 @@ fn path(group: &Group) -> PathBuf {
     group.path.clone()
 }
 
-/// What is in a group's directory, none of it somebody else's.
+/// Returns the content of a group's directory; fails where any of it is foreign or has a lease.
 fn ours(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     let contents = Contents::of(directory).map_err(|error| group.failed("list", error))?;
+    if let Some(name) = &contents.leased {
+        return Err(GroupError::leased(&directory.path().join(name)));
+    }
     let foreign = |name: Option<&OsString>| {
         let path = directory.path();
         Err(GroupError::Foreign {
@@ -351,14 +350,14 @@ fn ours(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     }
 }
 
-/// Keeps everybody out of a group; [`GroupError::InUse`] while somebody holds it. `None` where it
-/// was an empty directory, which is gone now.
+/// Locks a group alone. Fails with [`GroupError::InUse`] while another process holds the group.
+/// Returns `None` where the directory was empty and has been removed.
 fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupError> {
     let failed = |error| group.failed("remove", error);
     let Descent { directory, .. } = descent;
     if Contents::of(directory).map_err(failed)?.is_empty() {
-        // No lock: whoever makes a group of it meanwhile finds it gone, or has made the lock
-        // before.
+        // An empty directory needs no lock: a process that makes a group in it finds the directory
+        // gone, or has already made the lock file.
         return match remove_directory(group, descent) {
             Ok(()) => Ok(None),
             Err(error) => Err(failed(error)),
@@ -369,10 +368,8 @@ fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupErr
         _ => {}
     }
     match Hold::alone_in(directory, LOCK) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Err(GroupError::InUse {
-            name: group.name.clone(),
-        }),
-        held => held.map(Some).map_err(failed),
+        Ok(None) => Err(group.in_use()),
+        held => held.map_err(failed),
     }
 }
 
@@ -384,19 +381,20 @@ fn remove_held(
 ) -> Result<(), GroupError> {
     let directory = &descent.directory;
     let failed = |error| group.failed("remove", error);
-    let busy = || GroupError::InUse {
-        name: group.name.clone(),
-    };
     let contents = ours(group, directory)?;
     check_below(group, directory)?;
-    let ledger = Ledger::open(&group.ledger_path()).ok();
+    let ledger = match Ledger::open(&group.ledger_path()).map_err(GroupError::from) {
+        // A leased ledger does not tell whether the group has members.
+        Err(error) if error.is_leased() => return Err(error),
+        ledger => ledger.ok(),
+    };
     let removal = match &ledger {
-        // Members that could read it may be of another version, and would go on beside whoever
-        // makes the group again.
-        None if Ledger::is_used(&group.ledger_path()) => return Err(busy()),
-        Some(ledger) if !idle(ledger) => return Err(busy()),
+        // The group may have members of another version. If the group were removed and made again,
+        // they would go on charging in the old ledger.
+        None if Ledger::is_used(&group.ledger_path()) => return Err(group.in_use()),
+        Some(ledger) if !idle(ledger) => return Err(group.in_use()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
-            LedgerError::InUse { .. } => busy(),
+            LedgerError::InUse { .. } => group.in_use(),
             error => error.into(),
         })?),
         None => None,
@@ -405,20 +403,20 @@ fn remove_held(
         .limits()
         .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
     gone(directory.remove_directory(BELOW)).map_err(failed)?;
-    // The limits go first of the files: without them there is no group to come into.
+    // The limits are removed first, because no process joins a group without limits.
     gone(directory.remove_file(LIMITS)).map_err(failed)?;
     for name in &contents.others {
         gone(directory.remove_file(name)).map_err(failed)?;
     }
-    // The ledger proves that the directory is ours until there is nothing left to prove it for.
+    // The ledger proves that the directory is a group, so it stays until the other files are gone.
     gone(directory.remove_file(LEDGER)).map_err(failed)?;
-    // Last of the files: until then nobody comes in.
+    // The lock is the last file to be removed. Until then no process can join.
     gone(directory.remove_file(LOCK)).map_err(failed)?;
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // Somebody has come to make it anew, or to clean up, since the lock is gone: the directory
-        // is theirs now.
+        // Since the lock file was removed, another process has begun to make the group again, or to
+        // clean up. The directory is that process's now.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -430,7 +428,7 @@ fn remove_held(
     Ok(())
 }
 
-/// Finds what is below a group before anything is gone.
+/// Fails if there is anything below the group, before anything is removed.
 fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     let below = match directory.open_directory(BELOW) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -461,7 +459,7 @@ fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     }
 }
 
-/// Removes the group's own directory, which is empty, unless another one has its name by now.
+/// Removes the group's own empty directory, unless its name belongs to another directory by now.
 fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     let Descent {
         parent, directory, ..
@@ -474,8 +472,8 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits a bounded time for files that a file system in user space keeps under another name, after
-/// they were removed, until their last mapping is gone: this process has just dropped its own.
+/// Waits a bounded time for removed files that a file system in user space (FUSE) keeps under
+/// another name until their last mapping is gone. This process has just dropped its own mappings.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     let has_hidden = || {

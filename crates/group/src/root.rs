@@ -1,10 +1,11 @@
-//! The directory below which all groups of a user, or of a machine, are.
+//! The root: the directory below which all groups of a user, or of a machine, are.
 
 use super::contents::{self, Contents};
 use super::descent::Descent;
 use super::directory::Directory;
 use super::hold::Hold;
 use super::power::{Lowered, Rights};
+use super::trust::check;
 use super::{Access, Fault, Group, GroupError, name, user};
 use gpulimit_base::file_system;
 use gpulimit_base::order;
@@ -14,20 +15,21 @@ use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-/// Where an administrator makes the root for everybody.
+/// The root for all users of a machine, which the administrator makes.
 pub const SYSTEM: &str = "/run/gpulimit";
 
-/// How often a group is made anew that is removed while it is made.
+/// How often the making of a group starts over when the group is removed meanwhile.
 const TRIES: u32 = 1_000;
 
-/// Where the groups are.
+/// A directory that holds groups.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Root {
     pub(super) path: PathBuf,
 }
 
-/// Permissions of what is made below a root and not for members.
+/// The permissions of what is made below a root, except for files that members open.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub(super) struct Modes {
     pub directory: u32,
@@ -38,22 +40,22 @@ const PRIVATE: Modes = Modes {
     directory: 0o700,
     limits: 0o600,
 };
-/// In a system root everybody may see which groups there are and what they may use.
+/// In a system root every user may see the groups and their limits.
 const PUBLIC: Modes = Modes {
     directory: 0o755,
     limits: 0o644,
 };
 
 impl Root {
-    /// Where new groups are made: `GPULIMIT_ROOT`, else [`SYSTEM`] where we may make some there,
-    /// else `/dev/shm/gpulimit-<uid>`.
+    /// Finds the root for new groups: `GPULIMIT_ROOT`, else [`SYSTEM`] if the caller may make
+    /// groups there, else `/dev/shm/gpulimit-<uid>`.
     ///
-    /// Root makes [`SYSTEM`] with the first group: anybody may take a name in `/dev/shm` first. In
-    /// a user namespace, and in a container whose `/run` cannot have groups, root has a directory
-    /// in `/dev/shm` like everybody.
+    /// The user root makes [`SYSTEM`] with the first group, because any user may take a name in
+    /// `/dev/shm` first. In a user namespace, and in a container whose `/run` cannot hold groups,
+    /// root uses a directory in `/dev/shm` as other users do.
     ///
-    /// Refuses a directory that others could tamper with, and a default one that somebody else has
-    /// made. One that does not exist is fine: it is made with the first group.
+    /// Refuses a directory that others could tamper with, and a default directory that another user
+    /// has made. The directory need not exist: it is made with the first group.
     pub fn locate(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, GroupError> {
         let path: PathBuf = match env("GPULIMIT_ROOT") {
             Some(path) if Path::new(&path).is_absolute() => path.into(),
@@ -64,11 +66,8 @@ impl Root {
                     "a relative path"
                 };
                 let why = format!("GPULIMIT_ROOT is {text}, expected an absolute path");
-                return Err(GroupError::Io {
-                    what: "use",
-                    path: path.into(),
-                    error: io::Error::new(ErrorKind::InvalidInput, why),
-                });
+                let error = io::Error::new(ErrorKind::InvalidInput, why);
+                return Err(GroupError::io("use", Path::new(&path), error));
             }
             None if user::may_write(Path::new(SYSTEM)) || is_made_by_us() => SYSTEM.into(),
             None => own_default(),
@@ -76,8 +75,8 @@ impl Root {
         Self::at(path)
     }
 
-    /// The root that has a group of this name, [`SYSTEM`] before our own; as [`Root::locate`] where
-    /// none has.
+    /// Finds the root that has a group of this name, [`SYSTEM`] before the caller's own; as
+    /// [`Root::locate`] if neither has one.
     pub fn locate_group(
         env: &dyn Fn(&str) -> Option<OsString>,
         name: &str,
@@ -90,8 +89,8 @@ impl Root {
         Self::locate(env)
     }
 
-    /// The roots to look for groups in: [`SYSTEM`] where there is one, then our own;
-    /// `GPULIMIT_ROOT` alone where it is set.
+    /// Returns the roots to look for groups in: [`SYSTEM`] if it exists, then the caller's own;
+    /// only `GPULIMIT_ROOT` if it is set.
     pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
         let own = Self::locate(env)?;
         let system = Path::new(SYSTEM);
@@ -101,7 +100,7 @@ impl Root {
         Ok(vec![own])
     }
 
-    /// A root at this path; see [`Root::locate`].
+    /// Returns the root at this path; see [`Root::locate`].
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, GroupError> {
         let root = Self { path: path.into() };
         match root.modes() {
@@ -110,38 +109,39 @@ impl Root {
         }
     }
 
-    /// Where it is.
+    /// Returns the path of the root.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the directory exists.
+    /// Returns whether the directory exists.
     pub fn exists(&self) -> bool {
         is_directory(&self.path)
     }
 
-    /// All groups, each before those below it, by name. What we may not look into is left out.
+    /// Returns all groups by name, each before those below it. Leaves out what the caller may not
+    /// read.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
         let mut groups = self.directories_below(None)?;
         groups.retain(Group::has_limits);
         Ok(groups)
     }
 
-    /// The groups directly below one, or at the top, by name.
+    /// Returns the groups directly below one, or at the top, by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         let mut groups = self.directories_in(parent)?;
         groups.retain(Group::has_limits);
         Ok(groups)
     }
 
-    /// All groups below one, each before those below it, by name.
+    /// Returns all groups below one by name, each before those below it.
     pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
         let mut groups = self.directories_below(Some(group))?;
         groups.retain(Group::has_limits);
         Ok(groups)
     }
 
-    /// Every directory that a group could be in, each before those below it.
+    /// Returns every directory that could hold a group, each before those below it.
     pub(super) fn directories_below(
         &self,
         group: Option<&Group>,
@@ -165,11 +165,7 @@ impl Root {
             Some(parent) => (parent.below_path(), format!("{}/", parent.name)),
             None => (self.path.clone(), String::new()),
         };
-        let failed = |error| GroupError::Io {
-            what: "list",
-            path: path.clone(),
-            error,
-        };
+        let failed = |error| GroupError::io("list", &path, error);
         let entries = match fs::read_dir(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,
@@ -191,19 +187,19 @@ impl Root {
             .collect())
     }
 
-    /// The group of this name, which must exist.
+    /// Returns the group of this name. Fails with [`GroupError::Missing`] where it does not exist.
     pub fn group(&self, name: &str) -> Result<Group, GroupError> {
         name::check(name)?;
         let group = Group::at(&self.path, name);
-        // Somebody who could replace one of the directories on the way could put another group in
-        // this one's place.
+        // A user who could replace a directory on the way could put another group in this one's
+        // place.
         for directory in group.directories().skip(1) {
             let about = fs::symlink_metadata(&directory);
             if about.is_ok_and(|about| about.is_dir() || about.is_symlink()) {
                 check(&directory)?;
             }
         }
-        // Not `exists`, which cannot tell "there is none" from "may not look".
+        // `exists` does not tell a missing file from one that the caller may not see.
         match fs::symlink_metadata(group.limits_path()) {
             Ok(_) => Ok(group),
             Err(error)
@@ -211,17 +207,13 @@ impl Root {
             {
                 Err(self.missing(name))
             }
-            Err(error) => Err(GroupError::Io {
-                what: "open",
-                path: group.path().into(),
-                error,
-            }),
+            Err(error) => Err(GroupError::io("open", group.path(), error)),
         }
     }
 
     pub(super) fn missing(&self, name: &str) -> GroupError {
         let known = self.groups().unwrap_or_default();
-        // A name that is not there is never meant for the group of an ended job.
+        // A user who gives a wrong name does not mean the group of an ended job.
         let ended = Group::ended(&known);
         let known = known.into_iter().zip(ended).filter(|(_, ended)| !ended);
         GroupError::Missing {
@@ -231,18 +223,19 @@ impl Root {
         }
     }
 
-    /// Makes a group with these limits for ourselves, or finds the one that is there, whose limits
-    /// stay as they are. The group above it must be there.
+    /// Makes a group of the caller's own with these limits, or finds the existing one, whose limits
+    /// stay as they are. The group above it must exist.
     ///
-    /// The group cannot be removed before the [`Created`] is dropped. Permissions are set as they
-    /// should be, whatever the umask, which is left alone.
+    /// The group cannot be removed before the [`Created`] is dropped. Permissions do not depend on
+    /// the umask.
     pub fn create(&self, name: &str, limits: &LimitSet) -> Result<Created, GroupError> {
         self.create_for(name, limits, Access::default())
     }
 
-    /// As [`Root::create`], for others. They may then be in the groups above it, too.
+    /// As [`Root::create`], for the users of `access`, who may then be in the groups above it as
+    /// well.
     ///
-    /// Below a directory that belongs to a user everything belongs to him.
+    /// Below a directory that belongs to a user, everything belongs to that user.
     pub fn create_for(
         &self,
         name: &str,
@@ -254,63 +247,63 @@ impl Root {
         let group = Group::at(&self.path, name);
         let mut limits = limits.clone();
         if let Some(parent) = group.parent() {
-            // Contexts are left out only where every group on the path says so.
+            // Contexts are not counted only if every group on the path says so.
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
-        // Whoever cleans up may remove what was just made. Some file systems, such as procfs, say
-        // for ever that a name cannot be made because it is not there.
+        // A clean-up may remove the directory between any two steps. Some file systems, such as
+        // procfs, always say that a name cannot be made because it does not exist.
+        let is_in_directory = || group.path().parent().is_some_and(is_directory);
+        let was_removed =
+            |error: &GroupError| error.is_missing() || is_not_found(error) && is_in_directory();
         let mut again = 0..TRIES;
-        loop {
-            let power = Lowered::to_owner_of(&group)?;
-            check_delegation(name, power.as_ref().map(Lowered::user), access)?;
-            match make_directory(group.path(), modes.directory) {
-                // Removed as soon as made, by who cleans up: nobody held it yet.
-                Err(GroupError::Io { error, .. })
-                    if error.kind() == ErrorKind::NotFound
-                        && group.path().parent().is_some_and(is_directory)
-                        && again.next().is_some() =>
-                {
-                    continue;
-                }
-                made => made?,
+        let made = loop {
+            match self.try_create(&group, &limits, access, modes) {
+                Err(error) if was_removed(&error) && again.next().is_some() => {}
+                made => break made,
             }
-            drop(power);
-            let place = match Descent::to(&group) {
-                // Removed meanwhile.
-                Err(error) if error.is_missing() && again.next().is_some() => continue,
-                place => place?,
-            };
-            // Somebody may have made it meanwhile, where everybody may.
-            check_delegation(name, place.user(), access)?;
-            match group.check_content() {
-                // Removed meanwhile.
-                Err(error) if error.is_missing() && again.next().is_some() => continue,
-                checked => checked?,
-            }
-            let hold = match group
-                .make_lock(&place.directory, access)
-                .and_then(|()| group.hold_in(&place.directory))
-            {
-                // Removed meanwhile, with the directory.
-                Err(error) if error.is_missing() && again.next().is_some() => continue,
-                held => held,
-            };
-            let made = hold.and_then(|hold| Ok((group.fill(place, &limits, access, modes)?, hold)));
-            return match made {
-                Ok((new, hold)) => Ok(Created { group, new, hold }),
-                Err(error) => {
-                    // Nothing half-made stays; what cannot be removed either, `leftovers` names.
-                    let _ = self.remove_leftover(&group);
-                    Err(error)
-                }
-            };
+        };
+        if made.is_err() {
+            // A half-made group is removed. If that fails as well, `leftovers` names it.
+            let _ = self.remove_leftover(&group);
         }
+        made
     }
 
-    /// Whether a group can get another owner. Not while there are groups in it that belong to
-    /// anybody else than him: a directory of one user's among another's can be neither changed nor
-    /// removed with the power of either.
+    fn try_create(
+        &self,
+        group: &Group,
+        limits: &LimitSet,
+        access: Access,
+        modes: Modes,
+    ) -> Result<Created, GroupError> {
+        let power = Lowered::to_owner_of(group)?;
+        check_delegation(group.name(), power.as_ref().map(Lowered::user), access)?;
+        make_directory(group.path(), modes.directory)?;
+        drop(power);
+        let place = Descent::to(group)?;
+        // In a directory such as /dev/shm another user may have made the group meanwhile.
+        check_delegation(group.name(), place.user(), access)?;
+        group.check_content()?;
+        group.make_lock(&place.directory, access)?;
+        let hold = group.hold_in(&place.directory)?;
+        let new = group.fill(place, limits, access, modes)?;
+        let group = group.clone();
+        Ok(Created { group, new, hold })
+    }
+
+    /// As [`Group::past_leases`], for a group that may not exist yet.
+    pub fn past_leases<T>(
+        &self,
+        name: &str,
+        until: Instant,
+        act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        Group::at(&self.path, name).past_leases(until, act)
+    }
+
+    /// Checks that a group can get another owner. Fails if a group in it belongs to a different
+    /// user: root, with the rights of either user, could neither change nor remove that group.
     pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
         for below in self.directories_in(Some(group))? {
             let about = fs::symlink_metadata(below.path());
@@ -326,7 +319,8 @@ impl Root {
         Ok(())
     }
 
-    /// Makes the root where it does not exist; root's own is for everybody to look into.
+    /// Makes the root if it does not exist. A root that the user root makes is readable for all
+    /// users.
     pub fn make(&self) -> Result<(), GroupError> {
         if !self.exists() {
             let modes = if user::effective() == 0 {
@@ -339,8 +333,8 @@ impl Root {
         self.modes().map(|_| ())
     }
 
-    /// Holds a file of the root alone, at once or not at all (`WouldBlock`). It is made where it is
-    /// not there.
+    /// Locks a file of the root alone, without waiting (`WouldBlock`). The file is made if it does
+    /// not exist.
     pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
         let path = self.path.join(file);
         let mut options = fs::OpenOptions::new();
@@ -352,8 +346,8 @@ impl Root {
         Hold::alone(&path)
     }
 
-    /// Whether users other than the owner can find groups here: the root belongs to the machine's
-    /// root and is open to all.
+    /// Returns whether users other than the owner can find groups here: the directory belongs to
+    /// the user root and is readable for all.
     pub fn is_public(&self) -> bool {
         match self.modes() {
             Ok(modes) => modes == PUBLIC,
@@ -361,15 +355,12 @@ impl Root {
         }
     }
 
-    /// Makes the root's directory. In a directory of a user root makes it with that user's rights,
-    /// so that it is the user's, and by descriptor, so that nothing else gets these permissions.
-    /// `false`: something has the name already.
+    /// Makes the root's directory, and returns `false` if the name is taken.
+    ///
+    /// In a user's directory root makes it with that user's rights, so that it belongs to the user,
+    /// and sets the permissions by descriptor, so that no other file gets them.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
-        let failed = |error| GroupError::Io {
-            what: "create",
-            path: self.path.clone(),
-            error,
-        };
+        let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
             return Err(failed(ErrorKind::InvalidInput.into()));
         };
@@ -385,12 +376,12 @@ impl Root {
         }
     }
 
-    /// Whether this is the machine's root and ours to make.
+    /// Returns whether this is the machine's root and the caller may make it.
     fn is_systems(&self) -> bool {
         user::effective() == 0 && self.path == Path::new(SYSTEM)
     }
 
-    /// Makes the root where it does not exist.
+    /// Makes the root if it does not exist, and checks it.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {
             let modes = if self.is_systems() { PUBLIC } else { PRIVATE };
@@ -400,10 +391,11 @@ impl Root {
         self.modes()
     }
 
-    /// The permissions for what is made here, after the checks.
+    /// Checks the root, and returns the permissions for what is made in it.
     fn modes(&self) -> Result<Modes, GroupError> {
         let about = check(&self.path)?;
-        // Root may use everybody's, but not in place of the one that it has by default.
+        // The user root may use another user's root, but only one that is named, never as the
+        // default.
         if about.uid() != user::effective() && self.path == own_default() {
             return Err(GroupError::Unsafe {
                 path: self.path.clone(),
@@ -415,12 +407,13 @@ impl Root {
     }
 }
 
-/// Where a user's groups are by default.
+/// Returns the default root of the calling user.
 fn own_default() -> PathBuf {
     format!("/dev/shm/gpulimit-{}", user::effective()).into()
 }
 
-/// Whether this process is root and makes [`SYSTEM`], which is not there, with its first group.
+/// Returns whether this process is root and [`SYSTEM`] does not exist yet, so that its first group
+/// makes it.
 fn is_made_by_us() -> bool {
     let missing =
         || fs::symlink_metadata(SYSTEM).is_err_and(|error| error.kind() == ErrorKind::NotFound);
@@ -435,7 +428,7 @@ fn is_not_found(error: &GroupError) -> bool {
     matches!(error, GroupError::Io { error, .. } if error.kind() == ErrorKind::NotFound)
 }
 
-/// Refuses to make a group for somebody else among a user's.
+/// Refuses to make a group for one user in another user's directory.
 fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(), GroupError> {
     match user {
         Some(owner) if access.owner.is_some_and(|wanted| wanted != owner) => {
@@ -448,99 +441,49 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
     }
 }
 
-/// A group that has just been made or found, and cannot be removed before this is dropped.
+/// A group that was just made or found, and that cannot be removed before this value is dropped.
 #[derive(Debug)]
 pub struct Created {
     /// The group.
     pub group: Group,
-    /// Whether it was made; else it was there, with limits of its own.
+    /// Whether the group was made now. An existing group keeps its own limits.
     pub new: bool,
-    /// Keeps it from being removed.
+    /// The lock that keeps the group from being removed.
     pub hold: Hold,
 }
 
 impl Group {
-    /// Whether it has limits, as far as can be seen.
+    /// Returns whether the directory has a group's limits, as far as the caller can see.
     fn has_limits(&self) -> bool {
         Directory::open(&self.path).is_ok_and(|there| contents::has_limits(&there))
     }
 
-    /// Whether all that is in its directory is ours, so that a group can be made there.
+    /// Checks that the directory holds only gpulimit's own files, so that a group can be made
+    /// there.
     fn check_content(&self) -> Result<(), GroupError> {
         let contents = Directory::open(&self.path).and_then(|there| Contents::of(&there));
         match contents {
-            Ok(contents) => match contents.foreign.first() {
-                Some(name) => Err(GroupError::Foreign {
+            Ok(contents) => match (contents.leased, contents.foreign.first()) {
+                (Some(name), _) => Err(GroupError::leased(&self.path.join(name))),
+                (None, Some(name)) => Err(GroupError::Foreign {
                     path: self.path.join(name),
                 }),
-                None => Ok(()),
+                (None, None) => Ok(()),
             },
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(GroupError::Missing {
-                name: self.name.clone(),
-                root: self.root.clone(),
-                known: Vec::new(),
-            }),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(self.missing()),
             Err(error) => Err(self.failed("list", error)),
         }
     }
-}
-
-/// A directory that is ours or root's and that nobody else can put other files into.
-///
-/// Root may use everybody's.
-pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
-    let about = fs::symlink_metadata(path).map_err(|error| GroupError::Io {
-        what: "open",
-        path: path.into(),
-        error,
-    })?;
-    is_safe(path, &about).map(|()| about)
-}
-
-/// As [`check`], of an open directory.
-pub(super) fn check_open(directory: &Directory) -> Result<fs::Metadata, GroupError> {
-    let path = directory.path();
-    let about = directory.about().map_err(|error| GroupError::Io {
-        what: "open",
-        path: path.into(),
-        error,
-    })?;
-    is_safe(path, &about).map(|()| about)
-}
-
-fn is_safe(path: &Path, about: &fs::Metadata) -> Result<(), GroupError> {
-    let me = user::effective();
-    let mode = about.mode() & 0o7777;
-    let sticky = about.uid() == 0 && mode & 0o1000 != 0;
-    let why = if about.is_symlink() {
-        Fault::Symlink
-    } else if !about.is_dir() {
-        Fault::NotDirectory
-    } else if about.uid() != 0 && about.uid() != me && me != 0 {
-        Fault::Owner(about.uid())
-    } else if mode & 0o022 != 0 && !sticky {
-        Fault::Writable(mode)
-    } else {
-        return Ok(());
-    };
-    Err(GroupError::Unsafe {
-        path: path.into(),
-        why,
-    })
 }
 
 fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|about| about.is_dir())
 }
 
-/// Makes a directory with exactly these permissions; one that is there stays as it is, if it is
+/// Makes a directory with exactly these permissions. An existing directory stays as it is, if it is
 /// safe.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
-    let failed = |error| GroupError::Io {
-        what: "create",
-        path: path.into(),
-        error,
-    };
+    let failed = |error| GroupError::io("create", path, error);
     match DirBuilder::new().mode(mode).create(path) {
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => check(path).map(|_| ()),

@@ -1,4 +1,4 @@
-//! Signals that come while a request waits.
+//! Holding back signals while a request waits.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The kernel ends a process that blocks one of these and makes it.
+/// The signals of faults. The kernel ends a process that causes one of them while it is blocked.
 const FAULTS: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -15,26 +15,24 @@ const FAULTS: [c_int; 6] = [
     libc::SIGTRAP,
     libc::SIGSYS,
 ];
-/// Linux has no more on any of our architectures.
+/// The highest signal number of Linux on all supported architectures.
 const LAST: c_int = 64;
 
-/// As long as it lives, the program's handlers do not run in this thread: what comes stays pending,
-/// and none can come unseen.
+/// While this value lives, the program's signal handlers do not run in this thread. Signals stay
+/// pending, so that the thread sees each one.
 pub(super) struct Deferred {
-    /// The mask of this thread before.
+    /// The thread's signal mask before.
     before: libc::sigset_t,
-    /// It is this thread's.
+    /// The mask belongs to one thread, so the value stays in it.
     _here: PhantomData<*const ()>,
 }
 
 impl Deferred {
-    /// From here on.
+    /// Blocks all signals of this thread but those of its faults.
     pub(super) fn new() -> Self {
-        let mut all = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigfillset(&raw mut all) };
+        let mut all = full();
         for fault in FAULTS {
-            // SAFETY: likewise.
+            // SAFETY: writes `all`, a local set.
             unsafe { libc::sigdelset(&raw mut all, fault) };
         }
         Self {
@@ -43,11 +41,11 @@ impl Deferred {
         }
     }
 
-    /// Whether a handler is to run. What has none has its effect now: the process ends or stops, or
-    /// nothing happens.
+    /// Returns whether a signal is pending that the program handles. A pending signal without a
+    /// handler takes effect now: the process ends or stops, or the signal is ignored.
     pub(super) fn has_come(&self) -> bool {
         let mut pending = empty();
-        // SAFETY: writes a set of ours.
+        // SAFETY: writes `pending`, a local set.
         unsafe { libc::sigpending(&raw mut pending) };
         let mut others = empty();
         let mut any = false;
@@ -58,8 +56,7 @@ impl Deferred {
             if is_handled(signal) {
                 return true;
             }
-            // SAFETY: writes a set of ours.
-            unsafe { libc::sigaddset(&raw mut others, signal) };
+            add(&mut others, signal);
             any = true;
         }
         if any {
@@ -72,73 +69,85 @@ impl Deferred {
 
 impl Drop for Deferred {
     fn drop(&mut self) {
-        // Handlers run in here, and may jump away.
+        // Pending handlers run in this call, and may jump away.
         change(libc::SIG_SETMASK, &self.before);
     }
 }
 
-/// As long as it lives, this thread and processes that it makes get no signal but SIGKILL and
+/// While this value lives, this thread, and processes that it makes, get no signal but SIGKILL and
 /// SIGSTOP.
 pub(super) struct Blocked {
     before: libc::sigset_t,
-    /// It is this thread's.
+    /// The mask belongs to one thread, so the value stays in it.
     _here: PhantomData<*const ()>,
 }
 
 impl Blocked {
-    /// From here on.
+    /// Blocks all signals of this thread.
     pub(super) fn new() -> Self {
-        let mut all = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigfillset(&raw mut all) };
         Self {
-            before: change(libc::SIG_BLOCK, &all),
+            before: change(libc::SIG_BLOCK, &full()),
             _here: PhantomData,
         }
     }
 
-    /// This signal comes through all the same: for a process made meanwhile.
+    /// Lets one signal through again, in a process that was made while signals are blocked.
     pub(super) fn let_through(signal: c_int) {
-        let mut set = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
-        change(libc::SIG_UNBLOCK, &set);
+        change(libc::SIG_UNBLOCK, &only(signal));
     }
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // Handlers run in here, and may jump away.
+        // Pending handlers run in this call, and may jump away.
         change(libc::SIG_SETMASK, &self.before);
     }
 }
 
 fn empty() -> libc::sigset_t {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the call fills in a set of ours, whose every bit pattern is one.
+    // SAFETY: the call fills in a local set, for which every bit pattern is valid.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         set.assume_init()
     }
 }
 
+fn full() -> libc::sigset_t {
+    let mut set = empty();
+    // SAFETY: writes `set`, a local set.
+    unsafe { libc::sigfillset(&raw mut set) };
+    set
+}
+
+fn only(signal: c_int) -> libc::sigset_t {
+    let mut set = empty();
+    add(&mut set, signal);
+    set
+}
+
+fn add(set: &mut libc::sigset_t, signal: c_int) {
+    // SAFETY: writes a set that the caller has borrowed mutably.
+    unsafe { libc::sigaddset(set, signal) };
+}
+
 fn has(set: &libc::sigset_t, signal: c_int) -> bool {
-    // SAFETY: reads a set of ours.
+    // SAFETY: reads a set that the caller has borrowed.
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
-/// Changes the mask of this thread and returns the one before. `pthread_sigmask` by the name that
-/// libc itself has had at all times.
+/// Changes the mask of this thread and returns the previous one. Uses `sigprocmask`, which does the
+/// same as `pthread_sigmask` for a thread and is in libc in all versions of glibc.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
-    // SAFETY: reads and writes sets of ours.
+    // SAFETY: reads `set`, which the caller has borrowed, and writes `before`, a local set.
     unsafe { libc::sigprocmask(how, set, &raw mut before) };
     before
 }
 
 fn is_handled(signal: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: only asks; the place is ours, and valid as zeroes.
+    // SAFETY: the call only reads the signal's action into `action`, for which zeros are valid.
     let handler = unsafe {
         libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
         action.assume_init().sa_sigaction
@@ -158,17 +167,17 @@ pub(super) mod tests {
     }
 
     fn act(signal: c_int, handler: libc::sighandler_t) {
-        // SAFETY: the handlers here add to a counter, or are the system's.
+        // SAFETY: the handlers in these tests add to a counter, or are the system's own.
         unsafe { libc::signal(signal, handler) };
     }
 
-    /// To this thread alone: others run other tests.
+    /// Sends a signal to this thread only, because other threads run other tests.
     fn send(signal: c_int) {
-        // SAFETY: this thread, and plain numbers.
+        // SAFETY: the call gets this thread's own handle and a plain number.
         unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
     }
 
-    /// A signal to this thread that has a handler.
+    /// Sends this thread a signal that has a handler.
     pub(crate) fn send_one() {
         let signal = libc::SIGRTMIN() + 8;
         act(signal, nothing as *const () as libc::sighandler_t);
@@ -177,15 +186,8 @@ pub(super) mod tests {
 
     extern "C" fn nothing(_: c_int) {}
 
-    fn only(signal: c_int) -> libc::sigset_t {
-        let mut set = empty();
-        // SAFETY: writes a set of ours.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
-        set
-    }
-
     #[test]
-    fn what_a_handler_is_for_is_seen_and_runs_it_at_the_end() {
+    fn a_deferred_signal_is_seen_and_handled_at_the_end() {
         let first = libc::SIGRTMIN() + 5;
         act(first, handler as *const () as libc::sighandler_t);
         let signals = Deferred::new();
@@ -194,7 +196,7 @@ pub(super) mod tests {
         assert!(signals.has_come());
         assert!(signals.has_come(), "it stays");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
-        // One within the other, as nothing is known of who calls.
+        // One value lives within another, as a caller may itself hold signals back.
         assert!(!Deferred::new().has_come(), "blocked by another");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
         drop(signals);
@@ -203,7 +205,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_has_no_handler_is_none_and_is_gone() {
+    fn a_signal_without_a_handler_takes_effect_at_once() {
         let ignored = libc::SIGRTMIN() + 6;
         act(ignored, libc::SIG_IGN);
         let signals = Deferred::new();
@@ -211,7 +213,7 @@ pub(super) mod tests {
             send(signal);
             assert!(!signals.has_come());
             let mut pending = empty();
-            // SAFETY: writes a set of ours.
+            // SAFETY: writes `pending`, a local set.
             unsafe { libc::sigpending(&raw mut pending) };
             assert!(!has(&pending, signal));
             assert!(
@@ -222,7 +224,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_program_has_blocked_itself_stays_blocked() {
+    fn a_signal_that_the_program_blocked_stays_blocked() {
         let blocked = libc::SIGRTMIN() + 7;
         act(blocked, handler as *const () as libc::sighandler_t);
         change(libc::SIG_BLOCK, &only(blocked));
@@ -235,7 +237,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn faults_are_nobodys_to_put_off() {
+    fn faults_are_not_deferred() {
         let _signals = Deferred::new();
         let mask = change(libc::SIG_BLOCK, &empty());
         assert!(FAULTS.iter().all(|fault| !has(&mask, *fault)));

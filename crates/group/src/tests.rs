@@ -1,4 +1,4 @@
-//! Members of one process: what they are charged, what they see, and what happens at the limit.
+//! Tests of members within one process: their charges, their figures, and requests at the limit.
 
 use super::descent::Descent;
 use super::*;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const CAPACITY: u64 = 80 << 30;
 const UNIT: u64 = 4096;
-/// Who has not gone on after this long waits for ever.
+/// The longest time of a wait in a test; a longer wait has hung.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A root of its own that goes away with the test.
+/// A root of the test's own, which is removed with the test.
 struct Place(
     Root,
     #[expect(dead_code, reason = "goes with the test")] Scratch,
@@ -33,7 +33,7 @@ impl Place {
         Self(Root::at(&scratch.0).expect("a root"), scratch)
     }
 
-    /// A group with these sizes in units.
+    /// Makes a group with these sizes, in units.
     fn group(&self, name: &str, sizes: &[(Key, u64)]) -> Group {
         let mut limits = LimitSet::default();
         for (key, units) in sizes {
@@ -44,7 +44,7 @@ impl Place {
 
     fn join(&self, name: &str) -> (Member, MemberDevice) {
         let member = Member::join(&self.0, name).expect("joined");
-        // Not the same index at every level.
+        // Gives the device another index in the ledger of the top level than in the others.
         if let Some(station) = member.levels.last().filter(|_| member.levels.len() > 1) {
             station
                 .ledger
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-/// Counts how often it was asked for something, and has nothing.
+/// A pressure that counts how often it is asked to reclaim, and has nothing to give back.
 #[derive(Default)]
 struct Poor(Cell<u32>);
 
@@ -82,7 +82,7 @@ fn units((member, device): &(Member, MemberDevice)) -> Vec<u64> {
         .collect()
 }
 
-/// What happened in a group, oldest first.
+/// Returns the events of a group, oldest first.
 fn happened(group: &Group) -> Vec<Happening> {
     let events = group.ledger().expect("there").events(0);
     events.into_iter().map(|event| event.what).collect()
@@ -92,10 +92,10 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// Who makes a group and loses its directory to a removal must not fill that one under the lock of
-/// another.
+/// A process that makes a group, and loses the directory to a removal, must not fill a new
+/// directory under the old lock.
 #[test]
-fn a_directory_that_was_removed_is_not_held_though_the_group_was_made_again() {
+fn the_lock_of_a_removed_directory_is_not_taken_after_the_group_is_made_again() {
     let place = Place::new();
     let group = place.group("lab", &[]);
     let before = Descent::to(&group).expect("there");
@@ -108,7 +108,7 @@ fn a_directory_that_was_removed_is_not_held_though_the_group_was_made_again() {
 }
 
 #[test]
-fn every_level_is_charged_or_none_however_deep() {
+fn a_charge_reaches_every_level_or_none() {
     let place = Place::new();
     let mut name = String::new();
     for depth in 1..=MAX_DEPTH {
@@ -134,7 +134,7 @@ fn every_level_is_charged_or_none_however_deep() {
 }
 
 #[test]
-fn the_group_that_refuses_is_named_with_its_figures() {
+fn a_refusal_names_the_refusing_group_and_its_figures() {
     let place = Place::new();
     let lab = place.group("lab", &[(Key::Max, 10)]);
     let alice = place.group("lab/alice", &[(Key::Max, 8)]);
@@ -175,7 +175,7 @@ fn the_group_that_refuses_is_named_with_its_figures() {
 }
 
 #[test]
-fn what_is_left_is_that_of_the_tightest_level() {
+fn free_memory_is_that_of_the_tightest_level() {
     let place = Place::new();
     place.group("lab", &[(Key::Max, 10)]);
     place.group("lab/alice", &[]);
@@ -208,7 +208,7 @@ fn what_is_left_is_that_of_the_tightest_level() {
 }
 
 #[test]
-fn what_is_kept_for_others_is_not_free() {
+fn memory_protected_for_others_is_not_free() {
     let place = Place::new();
     place.group("lab", &[(Key::Max, 10)]);
     place.group("lab/alice", &[(Key::Min, 3), (Key::Low, 5)]);
@@ -221,14 +221,14 @@ fn what_is_kept_for_others_is_not_free() {
         (7, 10),
         "her own is not kept from her"
     );
-    // What is low goes only where there is no other way.
+    // Memory that `low` protects is taken only where there is no other way.
     assert!(!bob.0.try_charge(&bob.1, 4 * UNIT) && bob.0.try_charge(&bob.1, 3 * UNIT));
     assert_eq!(charge(&bob, 5).expect_err("min is kept").group, "lab");
     charge(&bob, 4).expect("low is not");
     assert_eq!(at(&bob), 0);
     charge(&alice, 2).expect("kept for her");
     assert_eq!((at(&bob), at(&alice)), (0, 1));
-    // A change of what is kept is seen.
+    // A change of the protection is followed at once.
     let alices = place.0.group("lab/alice").expect("there");
     alices
         .write_limits(|set| {
@@ -237,9 +237,9 @@ fn what_is_kept_for_others_is_not_free() {
         })
         .expect("written");
     assert_eq!(at(&bob), 1);
-    // Only carol is kept anything now.
+    // Only carol's group is protected now.
     let is_kept = |(member, device): &(Member, MemberDevice)| {
-        let level = member.levels[1].level(device, 1, at_limit::Held::Low);
+        let level = member.levels[1].level(device, 1, member::Held::Low);
         level.protection.is_some()
     };
     assert!(is_kept(&bob) && is_kept(&alice));
@@ -248,7 +248,7 @@ fn what_is_kept_for_others_is_not_free() {
 }
 
 #[test]
-fn limits_that_change_are_followed_at_once() {
+fn changed_limits_are_followed_at_once() {
     let place = Place::new();
     let group = place.group(
         "lab",
@@ -273,7 +273,7 @@ fn limits_that_change_are_followed_at_once() {
 }
 
 #[test]
-fn who_is_asked_at_any_level_says_so_once() {
+fn a_request_for_unused_memory_is_reported_once_at_any_level() {
     let place = Place::new();
     place.group("lab", &[]);
     place.group("lab/alice", &[]);
@@ -286,7 +286,7 @@ fn who_is_asked_at_any_level_says_so_once() {
 }
 
 #[test]
-fn who_is_low_gives_nothing_back() {
+fn a_group_below_its_low_gives_nothing_back() {
     let place = Place::new();
     place.group("lab", &[(Key::Low, 4), (Key::Min, 2)]);
     place.group("lab/alice", &[]);
@@ -315,7 +315,7 @@ fn who_is_low_gives_nothing_back() {
 }
 
 #[test]
-fn contexts_are_left_out_only_if_every_group_wants_that() {
+fn contexts_are_not_counted_only_if_every_group_says_so() {
     let place = Place::new();
     let lab = place.group("lab", &[]);
     let alice = place.group("lab/alice", &[]);
@@ -331,7 +331,7 @@ fn contexts_are_left_out_only_if_every_group_wants_that() {
 }
 
 #[test]
-fn figures_are_shown_at_every_level() {
+fn figures_are_published_at_every_level() {
     let place = Place::new();
     place.group("lab", &[]);
     place.group("lab/alice", &[]);
@@ -370,7 +370,7 @@ fn figures_are_shown_at_every_level() {
 }
 
 #[test]
-fn what_leaves_a_process_stays_charged_until_it_is_given_back() {
+fn orphans_stay_charged_until_they_are_given_back() {
     let place = Place::new();
     place.group("lab", &[]);
     place.group("lab/alice", &[]);
@@ -385,7 +385,7 @@ fn what_leaves_a_process_stays_charged_until_it_is_given_back() {
         )
     };
     assert_eq!((orphans(&alice), orphans(&bob)), ((4, 4), (0, 4)));
-    // At the upper level only.
+    // The release gives back bytes at the upper level only.
     let seen = Cell::new(0);
     let released = bob.0.release_orphans(&bob.1, |total, living| {
         seen.set(living.len());
@@ -408,7 +408,7 @@ fn what_leaves_a_process_stays_charged_until_it_is_given_back() {
 }
 
 #[test]
-fn what_a_context_takes_is_known_to_the_next() {
+fn the_size_of_a_context_is_known_to_the_next_member() {
     let place = Place::new();
     place.group("lab", &[]);
     place.group("lab/alice", &[]);
@@ -424,7 +424,7 @@ fn what_a_context_takes_is_known_to_the_next() {
 }
 
 #[test]
-fn a_group_removed_by_hand_has_no_members() {
+fn members_of_a_group_removed_by_hand_are_orphaned() {
     let place = Place::new();
     let lab = place.group("lab", &[]);
     place.group("lab/alice", &[]);
@@ -435,9 +435,9 @@ fn a_group_removed_by_hand_has_no_members() {
     assert!(Member::join(&place.0, "nobody").is_err());
 }
 
-// At the limit.
+// Requests at the limit.
 
-/// Runs `act` in a thread of its own once somebody waits in the group.
+/// Runs `act` in a thread of its own as soon as a request waits in the group.
 fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -448,7 +448,7 @@ fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() 
             {
                 std::thread::yield_now();
             }
-            // Otherwise nobody waits, or ever did.
+            // `done` means that no request waits, or that the wait is over.
             if !done.load(Ordering::Relaxed) {
                 act();
             }
@@ -457,7 +457,7 @@ fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() 
     })
 }
 
-/// On drop, so also where the request panics.
+/// Sets the flag when it is dropped, even if the request panics.
 struct Sets<'a>(&'a AtomicBool);
 
 impl Drop for Sets<'_> {
@@ -500,7 +500,7 @@ fn a_request_waits_until_another_gives_back() {
 }
 
 #[test]
-fn the_wait_is_bounded_and_not_for_what_cannot_come() {
+fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
     let place = Place::new();
     let group = waiting_group(&place, Duration::from_millis(100));
     let (one, other) = (place.join("lab"), place.join("lab"));
@@ -526,7 +526,7 @@ fn the_wait_is_bounded_and_not_for_what_cannot_come() {
 }
 
 #[test]
-fn who_waits_gives_up_when_nobody_has_anything_left_to_give() {
+fn a_waiter_gives_up_when_the_others_have_nothing_left() {
     let place = Place::new();
     let group = waiting_group(&place, HANG);
     let (one, other) = (place.join("lab"), place.join("lab"));
@@ -540,13 +540,13 @@ fn who_waits_gives_up_when_nobody_has_anything_left_to_give() {
 }
 
 #[test]
-fn nobody_overtakes_who_waits() {
+fn a_request_does_not_overtake_a_waiter() {
     let place = Place::new();
     let group = waiting_group(&place, HANG);
     let (one, other, third) = (place.join("lab"), place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
     let act = || {
-        // There is room for it, but not before the other's turn.
+        // There is room for the request, but it is not its turn.
         assert!(!third.0.try_charge(&third.1, UNIT));
         let insists = third
             .0
@@ -600,7 +600,7 @@ fn threads_of_one_process_wait_side_by_side() {
 
 #[test]
 fn a_signal_ends_a_wait_whenever_it_comes() {
-    /// While it looks for something to give back, a signal comes.
+    /// A pressure that sends this thread a signal while it is asked to reclaim.
     struct Signalled;
 
     impl Pressure for Signalled {
@@ -628,8 +628,8 @@ fn a_signal_ends_a_wait_whenever_it_comes() {
 }
 
 #[test]
-fn a_request_follows_limits_that_change_all_the_time_but_not_for_ever() {
-    /// While it looks for something to give back, somebody changes the limit.
+fn a_request_follows_changing_limits_a_bounded_number_of_times() {
+    /// A pressure that changes the group's limit while it is asked to reclaim.
     struct Restless<'a>(&'a Group, Cell<u32>);
 
     impl Pressure for Restless<'_> {
@@ -669,7 +669,7 @@ fn waits_begun(group: &Group) -> usize {
 }
 
 #[test]
-fn above_high_unused_memory_is_asked_for_before_growth() {
+fn above_high_members_are_asked_for_unused_memory_before_growth() {
     let place = Place::new();
     let group = place.group("lab", &[(Key::Max, 10), (Key::High, 6)]);
     let member = place.join("lab");
@@ -693,7 +693,7 @@ fn above_high_unused_memory_is_asked_for_before_growth() {
     );
     assert_eq!(request(1), (true, 1), "still");
     assert!(!request(9).0);
-    // A high that is no lower than max says nothing.
+    // A `high` that is not below `max` has no effect.
     let place = Place::new();
     let group = place.group("lab", &[(Key::Max, 10), (Key::High, 10)]);
     let member = place.join("lab");
@@ -702,7 +702,7 @@ fn above_high_unused_memory_is_asked_for_before_growth() {
     assert_eq!(kinds(&group), []);
 }
 
-/// Another process that is in the group `lab` and has charged so many units there.
+/// Starts another process that joins the group `lab` and charges so many units.
 fn bystander(place: &Place, units: u64) -> std::process::Child {
     let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
         .args(["--exact", "tests::role_of_a_bystander", "--nocapture"])
@@ -712,7 +712,7 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("spawned");
-    // The output stays open: the test runner writes a line when a minute has passed.
+    // The pipe stays open, because the test runner writes a line after a minute.
     let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
     let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
@@ -720,7 +720,7 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
     child
 }
 
-/// Not a test: what a bystander does, until it is killed or its input ends.
+/// Not a test: a bystander's work, until it is killed or its input ends.
 #[test]
 fn role_of_a_bystander() {
     let [Some(root), Some(units)] = ["BYSTANDER_ROOT", "BYSTANDER_UNITS"].map(std::env::var_os)
@@ -741,7 +741,7 @@ fn is_running(child: &mut std::process::Child) -> bool {
 }
 
 #[test]
-fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
+fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     let place = Place::new();
     let group = place.group("lab", &[(Key::Max, 10)]);
     let member = place.join("lab");
@@ -753,14 +753,14 @@ fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
     group
         .write_limits(|set| set.options.oom = Oom::KillLargest)
         .expect("written");
-    // Nobody dies for what fits never, nor for who has another way.
+    // No process is killed for a request that can never fit, or for a caller that has another way.
     charge(&member, 11).expect_err("never");
     let gentle = member
         .0
         .charge(&member.1, 5 * UNIT, &Poor::default(), Insistence::None);
     assert!(gentle.is_err());
     assert!(is_running(&mut small) && is_running(&mut large));
-    // To wait closes the input, at whose end it would leave by itself.
+    // `wait` closes the input, and a bystander ends by itself when its input ends.
     let _input = large.stdin.take();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -774,7 +774,7 @@ fn the_largest_is_killed_where_the_group_wants_it_unless_it_is_who_asks() {
         .collect();
     assert!(!killed.is_empty() && killed.iter().all(|what| what.process.pid == large_pid));
     assert_eq!((killed[0].bytes, killed[0].max), (4 * UNIT, 10 * UNIT));
-    // Now it is the largest itself.
+    // This process is the largest one now.
     charge(&member, 5).expect_err("refused");
     assert!(is_running(&mut small));
     small.kill().expect("killed");

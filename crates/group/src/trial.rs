@@ -1,4 +1,5 @@
-//! Whether groups can be made in a root: makes one, becomes its member, and removes it again.
+//! A trial of a root: makes a group, joins it and removes it, to find out whether groups can be
+//! made.
 
 use super::directory::Directory;
 use super::{Created, GroupError, Member, Root, user};
@@ -9,11 +10,12 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
 impl Root {
-    /// Does what a program does that gets a group of its own: makes the group with all its files,
-    /// and becomes a member. Nothing of it stays. A root that does not exist is not made: a
-    /// directory beside its place, of the same permissions, takes its part.
+    /// Makes a group with all its files, joins it, and removes everything again, as a program does
+    /// that gets a group of its own. A root that does not exist is not made: the trial uses a
+    /// directory beside it, with the same permissions.
     ///
-    /// `false`: groups at the top of this root are for others to make, so that nothing can be told.
+    /// Returns `false` if only other users make groups at the top of this root, so that the trial
+    /// tells nothing.
     pub fn try_out(&self) -> Result<bool, GroupError> {
         if self.exists() {
             return match self.try_group() {
@@ -21,11 +23,7 @@ impl Root {
                 tried => tried.map(|()| true),
             };
         }
-        let failed = |error| GroupError::Io {
-            what: "create",
-            path: self.path().into(),
-            error,
-        };
+        let failed = |error| GroupError::io("create", self.path(), error);
         let above = self.path().parent();
         let above = above.ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
         let above = fs::canonicalize(above).and_then(|above| Directory::open(&above));
@@ -36,8 +34,8 @@ impl Root {
         tried.and(removed).map(|()| true)
     }
 
-    /// Makes a directory of this process's own. In a place such as `/dev/shm` others may have made
-    /// any name that they could think of.
+    /// Makes a directory of this process's own. In a place such as `/dev/shm` other users may have
+    /// taken any name that they could guess.
     fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
         const NAMES: u32 = 1_000;
         let me = Identity::of_self();
@@ -49,15 +47,15 @@ impl Root {
                 return Ok((name, draft));
             }
         }
-        Err(GroupError::Io {
-            what: "create",
-            path: self.path().into(),
-            error: ErrorKind::AlreadyExists.into(),
-        })
+        Err(GroupError::io(
+            "create",
+            self.path(),
+            ErrorKind::AlreadyExists.into(),
+        ))
     }
 
-    /// The group has the name of a job's, so that what is left of it where this process is killed
-    /// is cleaned up as that is.
+    /// Makes, joins and removes a group. The group has the name of a job's, so that the usual
+    /// clean-up removes its remains if this process is killed.
     fn try_group(&self) -> Result<(), GroupError> {
         let me = Identity::of_self();
         let name = format!("run-{}-{}", me.pid, me.start_time);
@@ -69,7 +67,7 @@ impl Root {
         joined.and(self.remove(&name))
     }
 
-    /// Whether this error only says that another user's directory is not ours to write.
+    /// Returns whether the error only says that the caller may not write another user's directory.
     fn is_for_others(&self, error: &GroupError) -> bool {
         let is_denied = |error: &io::Error| error.kind() == ErrorKind::PermissionDenied;
         matches!(error, GroupError::Io { error, .. } if is_denied(error))
@@ -83,7 +81,7 @@ mod tests {
     use gpulimit_scratch::Scratch;
 
     #[test]
-    fn a_directory_that_others_have_made_before_is_not_tried() {
+    fn a_directory_of_another_user_is_not_used_for_the_trial() {
         let scratch = Scratch::new();
         let me = Identity::of_self();
         let theirs = scratch.at(&format!(".gpulimit-{}-{}-0", me.pid, me.start_time));

@@ -1,35 +1,35 @@
-//! Work that a thread finishes although it is cancelled meanwhile.
+//! Protection from `pthread_cancel` for work that must be finished.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
 
-/// `PTHREAD_CANCEL_DISABLE`, of glibc and musl alike.
+/// The value of `PTHREAD_CANCEL_DISABLE` in glibc and musl.
 const DISABLE: c_int = 1;
 
 unsafe extern "C" {
-    // Not in the libc crate.
+    // The libc crate does not declare this function.
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// As long as it lives, `pthread_cancel` does not end this thread.
+/// While this value lives, `pthread_cancel` does not end this thread.
 ///
-/// A thread that is cancelled ends at its next call of a certain kind (opening, reading, writing,
-/// sleeping), by unwinding what it is in. Rust code ends the whole process then. So whatever makes
-/// such calls in the program's threads holds one of these; the thread ends at its next call after
-/// that.
+/// A cancelled thread ends at its next cancellation point (a call that opens, reads, writes or
+/// sleeps), by unwinding its stack. Rust code that catches panics then ends the whole process. So
+/// code that makes such calls in the program's threads holds one of these values. The thread ends
+/// at its first cancellation point after that.
 pub struct Undisturbed {
     before: c_int,
-    /// It is this thread's.
+    /// The state belongs to one thread, so the value stays in it.
     _here: PhantomData<*const ()>,
 }
 
 impl Undisturbed {
-    /// From here on.
+    /// Puts cancellation of this thread off.
     #[expect(clippy::new_without_default, reason = "it does something")]
     pub fn new() -> Self {
         let mut before = DISABLE;
-        // SAFETY: changes a flag of this thread and writes the one that was before.
+        // SAFETY: the call changes a flag of this thread and writes the previous one into `before`.
         unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
         Self {
             before,
@@ -41,7 +41,7 @@ impl Undisturbed {
 impl Drop for Undisturbed {
     fn drop(&mut self) {
         let mut ours = DISABLE;
-        // SAFETY: as above; `before` is what the same function gave.
+        // SAFETY: as in `new`; `before` is the state that the same function returned.
         unsafe { pthread_setcancelstate(self.before, &raw mut ours) };
     }
 }

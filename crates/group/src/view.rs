@@ -1,6 +1,7 @@
-//! A root with one group in it and nothing else: what a container gets to see.
+//! A view: a root that holds one group and the groups above it, for a container.
 //!
-//! Its files are those of the group, by hard links, so that whoever is in the one is in the other.
+//! The files in a view are hard links to the group's own, so a member of the group in the view is a
+//! member of the group itself.
 
 use super::root::make_directory;
 use super::{Group, GroupError, context_size};
@@ -8,21 +9,17 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Permissions of directories: everybody in the container may look.
+/// The permissions of directories: all users in the container may read them.
 const DIRECTORY: u32 = 0o755;
 
 impl Group {
-    /// Makes such a root at `place`, which is not there, on the file system of the group's own;
-    /// says which files in it members write.
+    /// Makes a view of the group at `place`, which must not exist and must be on the group's file
+    /// system. Returns the paths of the ledgers in the view, which members write.
     ///
-    /// The groups above are in it, as far as their files go, and none below. What a context takes
-    /// is known in it as in the group's own root.
+    /// The view has the files of the groups above, but no groups below. It knows the sizes of
+    /// contexts that the group's own root knows.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
-        let failed = |error| GroupError::Io {
-            what: "create",
-            path: place.into(),
-            error,
-        };
+        let failed = |error| GroupError::io("create", place, error);
         fs::create_dir(place)
             .and_then(|()| fs::set_permissions(place, fs::Permissions::from_mode(DIRECTORY)))
             .map_err(failed)?;

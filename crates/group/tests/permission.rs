@@ -1,8 +1,8 @@
-//! What a user can do to groups that are not his, or not quite: nothing. Each attack is run as an
-//! unprivileged user.
+//! Attacks on groups by users who do not own them, or own only a part of them. Each attack is run
+//! as an unprivileged user, and must have no effect.
 //!
 //! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts
-//! it out.
+//! as one of them.
 #![allow(unsafe_code)]
 
 #[path = "../../../tests/groups/nothing.rs"]
@@ -33,13 +33,14 @@ const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
 const CAPACITY: u64 = 80 << 30;
 const GIB: u64 = 1 << 30;
 
-/// A root as an administrator makes it: `lab`, with a group for each of two users below it.
+/// A root as an administrator makes it: the group `lab`, with a group for each of two users below
+/// it.
 struct Lab(PathBuf);
 
 impl Lab {
-    /// `None` where we are not root, and cannot be anybody else.
+    /// Returns `None` where the tests do not run as root and cannot become another user.
     fn new() -> Option<Self> {
-        // SAFETY: asks the kernel a question that cannot fail.
+        // SAFETY: the call takes no arguments and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("SKIPPED: only root can act as other users");
             return None;
@@ -71,9 +72,9 @@ impl Lab {
         self.root().group(name).expect("there")
     }
 
-    /// Another user, who does what the role says.
+    /// Starts a process of another user that does what the role says.
     fn start(&self, uid: u32, role: &str) -> Actor {
-        // By this name also from where he may not look.
+        // This path to the test binary works for users who may not read its directory.
         let mut child = Command::new("/proc/self/exe")
             .args(["--exact", "role", "--nocapture"])
             .env("PERMISSION_ROLE", role)
@@ -90,8 +91,8 @@ impl Lab {
         Actor { child, input, out }
     }
 
-    /// Everything that is there, but for the content of ledgers: name, owner, permissions, kind and
-    /// limits.
+    /// Describes every file by its name, owner, permissions, kind and limits, without the content
+    /// of ledgers.
     fn picture(&self, below: &str) -> Vec<String> {
         let mut seen = Vec::new();
         let mut ahead = vec![self.0.join(below)];
@@ -135,7 +136,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// The rest of the line that begins with this.
+    /// Returns the rest of the next line that contains this mark.
     fn hear(&mut self, mark: &str) -> String {
         let mut line = String::new();
         loop {
@@ -145,14 +146,14 @@ impl Actor {
                 0,
                 "the other user is gone"
             );
-            // The test harness writes its own word into the first line.
+            // The test harness writes its own text into the first line.
             if let Some((_, rest)) = line.split_once(&format!("#{mark}")) {
                 return rest.trim().to_owned();
             }
         }
     }
 
-    /// Lets it end, and all that it said.
+    /// Lets the process end, and returns its output.
     fn end(mut self) -> String {
         drop(self.input.take());
         let mut said = String::new();
@@ -182,7 +183,7 @@ fn wait_for_the_end() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Not a test: what the other users do.
+/// Not a test: the work of the other users.
 #[test]
 fn role() {
     let (Some(role), Some(root)) = (
@@ -202,9 +203,9 @@ fn role() {
     }
 }
 
-// What stands is what permissions say.
+// Attacks that permissions must stop.
 
-/// Everything that alice must not be able to do. Says what she was.
+/// Tries everything that alice must not be able to do, and prints how many attempts there were.
 fn break_in(root: &Path) {
     let mut tried = 0;
     let mut refused = |what: String, done: Result<(), String>| {
@@ -351,9 +352,9 @@ fn break_in(root: &Path) {
 }
 
 #[test]
-fn a_user_cannot_touch_what_is_not_his() {
+fn a_user_cannot_change_the_files_of_others() {
     let Some(lab) = Lab::new() else { return };
-    // So that the writers' lock is there.
+    // A change of the limits makes the file that writers lock.
     for name in ["lab", "lab/alice", "lab/bob"] {
         lab.group(name).write_limits(|_| {}).expect("written");
     }
@@ -371,21 +372,21 @@ fn a_user_cannot_touch_what_is_not_his() {
     assert_eq!(lab.picture(""), before);
 }
 
-/// Locks all that she can open, in every way.
+/// Locks all files that alice can open, in every way.
 fn hold_locks(root: &Path) {
     let mut held = Vec::new();
     for group in ["lab/sub/bob", "lab"] {
         for name in ["limits", "lock", "ledger", ".limits.lock"] {
-            // What she may write in `lab`, as her programs are charged there, she may lock, too:
-            // not part of this.
+            // Alice may write these files of `lab`, because her programs are charged there. So she
+            // may lock them as well, which is not a part of this test.
             if group == "lab" && matches!(name, "lock" | "ledger") {
                 continue;
             }
             if let Ok(file) = File::open(root.join(group).join(name)) {
-                // SAFETY: plain integers, for which zero is valid.
+                // SAFETY: `flock` consists of plain integers, for which zeros are valid.
                 let mut lock: libc::flock = unsafe { std::mem::zeroed() };
                 lock.l_type = libc::F_RDLCK as libc::c_short;
-                // SAFETY: an open descriptor, and a `flock` that outlives the call.
+                // SAFETY: the descriptor is open, and `lock` outlives the call.
                 unsafe {
                     assert_eq!(
                         libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB),
@@ -402,7 +403,7 @@ fn hold_locks(root: &Path) {
 }
 
 #[test]
-fn locks_on_what_everybody_may_read_keep_nobody_out() {
+fn locks_on_readable_files_keep_no_process_out() {
     let Some(lab) = Lab::new() else { return };
     let mut alice = lab.start(ALICE, "hold locks");
     assert_eq!(alice.hear("held"), "2", "the limits of bob and of lab");
@@ -434,10 +435,9 @@ fn charge(root: &Path) {
     wait_for_the_end();
 }
 
-// Root at work in a directory that a user owns.
+// Attacks on root while it works in a directory that a user owns.
 
-/// Puts a link to bob's group in the place of a group below her own, and takes it away again, all
-/// the time.
+/// Swaps a group below alice's own for a link to bob's group and back, again and again.
 fn swap(root: &Path) {
     let sub = root.join("lab/sub/alice/sub");
     let (name, aside) = (sub.join("job-1-1"), sub.join("aside"));
@@ -464,7 +464,7 @@ fn swap(root: &Path) {
 #[test]
 fn root_is_not_led_out_of_a_users_directory() {
     let Some(lab) = Lab::new() else { return };
-    // Bob's group must not be in use for anything to happen to it.
+    // An attack could only affect bob's group while it is not in use.
     lab.group("lab/bob").write_limits(|_| {}).expect("written");
     let before = lab.picture("lab/sub/bob");
     let mut alice = lab.start(ALICE, "swap");
@@ -474,7 +474,7 @@ fn root_is_not_led_out_of_a_users_directory() {
     let start = Instant::now();
     let mut rounds = 0;
     while start.elapsed() < Duration::from_secs(2) {
-        // What fails is up to alice.
+        // Alice can make these calls fail.
         let _ = root.create(name, &set(GIB));
         if let Ok(group) = root.group(name) {
             let _ = group.write_limits(|set| set.set(Selector::All, Key::Max, Size::Max));
@@ -493,7 +493,7 @@ fn root_is_not_led_out_of_a_users_directory() {
 }
 
 #[test]
-fn below_a_users_directory_all_is_his_and_links_lead_nowhere() {
+fn below_a_users_directory_everything_is_the_users_and_links_are_not_followed() {
     let Some(lab) = Lab::new() else { return };
     let root = lab.root();
     let made = root
@@ -528,7 +528,7 @@ fn below_a_users_directory_all_is_his_and_links_lead_nowhere() {
         root.group("lab/alice/bobs")
             .is_err_and(|error| error.is_missing())
     );
-    // A hard link to a file of bob's, as kernels without fs.protected_hardlinks let her make one.
+    // A hard link to bob's ledger, which kernels without fs.protected_hardlinks let alice make.
     let ledger = lab.group("lab/bob").ledger_path();
     let before = lab.picture("lab/sub/bob");
     fs::remove_file(made.ledger_path()).expect("removed");
@@ -539,16 +539,16 @@ fn below_a_users_directory_all_is_his_and_links_lead_nowhere() {
     })
     .expect_err("bob's file");
     assert_eq!(lab.picture("lab/sub/bob"), before);
-    // What this thread may do is as before.
+    // This thread has its former rights again.
     fs::write(lab.0.join("lab/new"), "").expect("root again");
     fs::remove_file(lab.0.join("lab/new")).expect("root again");
-    // The name is hers to remove.
+    // Alice may remove the name.
     root.remove("lab/alice/job").expect("removed");
     assert_eq!(lab.picture("lab/sub/bob"), before);
 }
 
 #[test]
-fn what_a_user_leaves_in_his_directory_does_not_half_remove_his_group() {
+fn a_users_own_files_do_not_cause_a_half_removed_group() {
     let Some(lab) = Lab::new() else { return };
     let group = lab.group("lab/alice");
     let junk = group.below_path().join(".junk");
@@ -600,9 +600,9 @@ fn groups_above_are_opened_no_further_than_those_below_need() {
     assert_eq!(seen(top.limits_path()), (0, 0, 0o644));
 }
 
-// Slots.
+// Attacks on the slots of a ledger.
 
-/// Takes every slot of the group that both are charged in.
+/// Takes every slot of the group in which both users are charged.
 fn fill(root: &Path) {
     let root = Root::at(root).expect("a root");
     let ledger = root.group("lab").expect("there").ledger_path();
@@ -616,7 +616,7 @@ fn fill(root: &Path) {
 }
 
 #[test]
-fn who_finds_all_slots_taken_is_refused_and_not_let_in_without_a_limit() {
+fn a_process_that_finds_all_slots_taken_is_refused() {
     let Some(lab) = Lab::new() else { return };
     let mut alice = lab.start(ALICE, "fill");
     assert_eq!(alice.hear("filled"), MAX_SLOTS.to_string());
@@ -632,13 +632,14 @@ fn who_finds_all_slots_taken_is_refused_and_not_let_in_without_a_limit() {
     assert_eq!(bob.hear("charged"), "in lab/bob");
 }
 
-// Her own ledger she may write: that is how she is charged.
+// Attacks on the words of a ledger. Alice may write the ledger of her own group, because she is
+// charged in it.
 
-/// Where the words of the ledger begin, and how many bytes they have.
+/// The offset and the length in bytes of the words in a ledger.
 const WORDS: (u64, usize) = (16 << 10, 1 << 20);
 
 #[test]
-fn who_takes_charges_out_of_the_ledger_gets_nothing_for_it() {
+fn erasing_charges_from_the_ledger_gains_nothing() {
     let Some(lab) = Lab::new() else { return };
     let root = lab.root();
     let member = Member::join(&root, "lab/alice").expect("joined");
@@ -671,9 +672,9 @@ fn who_takes_charges_out_of_the_ledger_gets_nothing_for_it() {
         assert_eq!(charged(), Some(0));
         assert!(!charge(2 * GIB), "3 GiB of 4 are taken");
         assert_eq!(charged(), Some(3 * GIB), "put right");
-        // Nothing for a while, as others may have been granted too much.
+        // No request is granted for a while, because others may have been granted too much.
         let granted = charge(GIB);
-        // Else the machine is so slow that the while is over.
+        // On a slow machine the while may be over already.
         if began.elapsed() < WHILE {
             assert!(!granted);
             break;
@@ -685,11 +686,11 @@ fn who_takes_charges_out_of_the_ledger_gets_nothing_for_it() {
     std::thread::sleep(WHILE + Duration::from_millis(100));
     assert!(charge(GIB), "afterwards what is left");
     assert!(!charge(GIB));
-    // A ledger that hides its slots would have all sums 0.
+    // A ledger that hid its slots would make all sums 0.
     file.write_all_at(&[0; 8], 64).expect("written");
     assert!(!charge(GIB));
     assert_eq!(charged(), Some(4 * GIB), "they are seen again");
-    // Giving back puts right as well, and gives back no more than was charged.
+    // An uncharge restores the words as well, and gives back only what was charged.
     file.write_all_at(&vec![0; WORDS.1], WORDS.0)
         .expect("written");
     member.uncharge(&device, GIB);

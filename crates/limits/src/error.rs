@@ -1,4 +1,4 @@
-//! What goes wrong with a limits file.
+//! The errors of a limits file.
 
 use super::layout::{FORMAT, MAX_RULES};
 use gpulimit_base::held_signals;
@@ -7,38 +7,38 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a limits file cannot be used.
+/// The reason why a limits file cannot be used.
 #[derive(Debug)]
 pub enum LimitsError {
-    /// The system refused.
+    /// A system call failed.
     Io {
-        /// What was tried: `open`, `create`, `map`, `lock`.
+        /// The operation that failed: `open`, `create`, `map`, `lock`.
         what: &'static str,
         /// The limits file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// The file is something else, cut short or damaged.
+    /// The file is not a limits file, is cut short, or is damaged.
     Damaged {
         /// The limits file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         why: &'static str,
     },
     /// The file was written by another version of gpulimit.
     Format {
         /// The limits file.
         path: PathBuf,
-        /// Its format.
+        /// The format that the file names.
         found: u64,
     },
-    /// More rules than the file holds.
+    /// The file cannot hold that many rules.
     Full {
         /// The limits file.
         path: PathBuf,
     },
-    /// Somebody else has been changing the file for too long.
+    /// Another process has been changing the file for too long.
     Busy {
         /// The limits file.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum LimitsError {
 }
 
 impl LimitsError {
-    /// Whether the file, or its directory, does not exist.
+    /// Returns whether the file, or its directory, does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::NotFound)
     }
@@ -59,28 +59,31 @@ impl fmt::Display for LimitsError {
                 let remedy = held_signals::remedy(error);
                 write!(
                     f,
-                    "cannot {what} the limits {}: {error}{remedy}",
+                    "cannot {what} the limits file {}: {error}{remedy}",
                     path.display()
                 )
             }
             Self::Damaged { path, why } => write!(
                 f,
-                "the limits {} are damaged ({why}): remove the group when no program runs in it",
+                "the limits file {} is damaged ({why}): remove the group when no program runs in \
+                 it",
                 path.display()
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the limits {} are of format {found}, this gpulimit understands {FORMAT}: use matching versions or remove the group when no program runs in it",
+                "the limits file {} has format {found}, this gpulimit reads format {FORMAT}: use \
+                 matching versions, or remove the group when no program runs in it",
                 path.display()
             ),
             Self::Full { path } => write!(
                 f,
-                "the limits {} hold {MAX_RULES} rules at most: use one rule for all GPUs",
+                "the limits file {} holds at most {MAX_RULES} rules: use one rule for all GPUs",
                 path.display()
             ),
             Self::Busy { path } => write!(
                 f,
-                "the limits {} are locked by another program that is changing them: try again, or end a stopped `gpulimit set`",
+                "another program is changing the limits file {}: try again, or end a stopped \
+                 `gpulimit set`",
                 path.display()
             ),
         }

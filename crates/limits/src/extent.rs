@@ -1,4 +1,4 @@
-//! Limits that depend on how large a GPU is, worked out for the GPUs that there are.
+//! Limits that depend on the size of a GPU, worked out for the GPUs of the machine.
 
 use super::{Key, LimitSet, Selector};
 use gpulimit_base::device::DeviceId;
@@ -6,26 +6,26 @@ use gpulimit_base::units::{Extent, Size, gib};
 use std::error::Error;
 use std::fmt;
 
-/// A GPU and its memory in bytes; `None` where that is not known.
+/// A GPU and its memory in bytes; `None` where the memory is not known.
 pub type Capacity = (DeviceId, Option<u64>);
 
-/// An extent that cannot be worked out.
+/// The reason why an extent cannot be worked out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ExtentError {
-    /// The memory of a GPU is not known, or no GPU is.
+    /// The memory of a GPU is not known, or there is no known GPU.
     Unknown {
-        /// What was asked for.
+        /// The extent that was asked for.
         extent: Extent,
-        /// The GPU; `None` where there is none.
+        /// The GPU; `None` where no GPU is known.
         gpu: Option<DeviceId>,
     },
-    /// The GPU has no more memory than it is to keep.
+    /// The GPU has no more memory than the extent leaves out.
     TooMuch {
-        /// What was asked for.
+        /// The extent that was asked for.
         extent: Extent,
         /// The GPU.
         gpu: DeviceId,
-        /// Its memory in bytes.
+        /// The GPU's memory in bytes.
         capacity: u64,
     },
 }
@@ -35,14 +35,16 @@ impl fmt::Display for ExtentError {
         match self {
             Self::Unknown { extent, gpu: None } => write!(
                 f,
-                "cannot work out {extent}: the GPUs of this machine are not known here; give the size itself, such as 6G, or see `gpulimit doctor`"
+                "cannot work out {extent}: the GPUs of this machine are not known here; give a \
+                 size such as 6G, or see `gpulimit doctor`"
             ),
             Self::Unknown {
                 extent,
                 gpu: Some(gpu),
             } => write!(
                 f,
-                "cannot work out {extent}: the memory of GPU {gpu} is not known here; give the size itself, such as 6G"
+                "cannot work out {extent}: the memory of GPU {gpu} is not known here; give a size \
+                 such as 6G"
             ),
             Self::TooMuch {
                 extent,
@@ -60,11 +62,12 @@ impl fmt::Display for ExtentError {
 impl Error for ExtentError {}
 
 impl LimitSet {
-    /// Sets one key to an extent, worked out for `gpus`, which are all GPUs that there are.
+    /// Sets one key to an extent, worked out for `gpus`, which are all GPUs of the machine.
     ///
-    /// The file has no form for "all but 2 GiB", so that it is worked out now. For all GPUs it
-    /// becomes the smallest result, and GPUs of another size, or with a rule of their own, get a
-    /// rule of their own; with `each` all get one, for those who see only some GPUs.
+    /// The limits file has no form for "all but 2 GiB", so the extent is worked out now. For all
+    /// GPUs the rule gets the smallest result, and GPUs of another size, or with a rule of their
+    /// own, get a rule of their own. With `each` every GPU gets a rule, for callers that see only
+    /// some of the GPUs.
     pub fn set_extent(
         &mut self,
         selector: Selector,
@@ -147,7 +150,7 @@ mod tests {
             [A, B].map(|id| set.for_device(id, Key::Max))
         };
         assert_eq!(ask(2), [78, 22].map(|n| Some(Size::Bytes(n * GIB))));
-        // A second time no rule of the first is left.
+        // The second call overwrites the rules of the first one.
         assert_eq!(ask(4), [76, 20].map(|n| Some(Size::Bytes(n * GIB))));
         let mut each = LimitSet::default();
         each.set_extent(Selector::All, Key::Max, BUT_TWO, &gpus[..1], true)
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_worked_out_is_refused() {
+    fn an_extent_without_a_known_capacity_is_refused() {
         let mut set = LimitSet::default();
         let mut ask = |selector, less: u64, gpus: &[Capacity]| {
             let extent = Extent::AllBut(less * GIB);

@@ -1,4 +1,4 @@
-//! What can be said of a group: its keys, their defaults, and how they are written.
+//! The keys of a group, their defaults, and their form as text.
 
 use gpulimit_base::units::{Extent, Size, SizeError};
 use std::error::Error;
@@ -6,20 +6,20 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A key with a size for each GPU. Names and meanings are the memory cgroup's.
+/// A key whose value is a size for each GPU. Names and meanings are those of the memory cgroup.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 #[repr(u32)]
 pub enum Key {
-    /// The hard limit: no byte above it. Default: none.
+    /// The hard limit, which usage never passes. Default: none.
     Max,
-    /// Above it members give back what they hold unused before they grow, and an event says so.
-    /// Default: none.
+    /// The soft limit. Above it members give back unused memory before they grow, and an event
+    /// records it. Default: none.
     High,
-    /// Protection as far as others can do without: memory that is not asked back, and that the
-    /// growth of others takes last. Default: 0.
+    /// Soft protection: this memory is not asked back, and the growth of other groups takes it
+    /// last. Default: 0.
     Low,
-    /// Protection: memory that the growth of others below the same ancestor never takes. Default:
-    /// 0.
+    /// Hard protection: the growth of other groups below the same ancestor never takes this memory.
+    /// Default: 0.
     Min,
 }
 
@@ -29,7 +29,7 @@ impl Key {
     /// All keys.
     pub const ALL: [Self; Self::COUNT] = [Self::Max, Self::High, Self::Low, Self::Min];
 
-    /// As written.
+    /// Returns the key as text.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Max => "max",
@@ -39,7 +39,7 @@ impl Key {
         }
     }
 
-    /// What a group has where nobody said anything.
+    /// Returns the value of the key in a group that does not set it.
     pub const fn default(self) -> Size {
         match self {
             Self::Max | Self::High => Size::Max,
@@ -54,34 +54,35 @@ impl fmt::Display for Key {
     }
 }
 
-/// What one rule says of its GPU; what it does not say is left to the rule for all.
+/// The sizes in one rule, by key. A key that a rule does not set has the value of the rule for all
+/// GPUs.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Values([Option<Size>; Key::COUNT]);
 
 impl Values {
-    /// What is said under a key.
+    /// Returns the size that is set for a key.
     pub fn get(&self, key: Key) -> Option<Size> {
         self.0[key as usize]
     }
 
-    /// Says it, or no longer.
+    /// Sets the size for a key; `None` removes it.
     pub fn set(&mut self, key: Key, size: Option<Size>) {
         self.0[key as usize] = size;
     }
 
-    /// Everything that is said.
+    /// Iterates over the keys that are set.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Size)> {
         Key::ALL
             .into_iter()
             .filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// What is said here, and elsewhere what is said there.
+    /// Returns these sizes, with those of `other` for keys that are not set here.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|key| self.0[key].or(other.0[key])))
     }
 
-    /// In bytes of a GPU of `capacity` bytes.
+    /// Returns the sizes in bytes, for a GPU of `capacity` bytes.
     pub fn resolve(&self, capacity: u64) -> Bounds {
         let bytes = |key: Key| {
             let size = self.get(key).unwrap_or(key.default());
@@ -96,35 +97,35 @@ impl Values {
     }
 }
 
-/// What holds for a group on one GPU, in bytes.
+/// The limits and the protection of a group on one GPU, in bytes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Bounds {
-    /// `u64::MAX`: no limit.
+    /// The hard limit; `u64::MAX` means no limit.
     pub max: u64,
-    /// `u64::MAX`: none.
+    /// The soft limit; `u64::MAX` means no limit.
     pub high: u64,
-    /// 0: no protection.
+    /// The soft protection; 0 means no protection.
     pub low: u64,
-    /// 0: no protection.
+    /// The hard protection; 0 means no protection.
     pub min: u64,
 }
 
 impl Bounds {
-    /// Nothing is said.
+    /// No limit and no protection.
     pub const NONE: Self = Self {
         max: u64::MAX,
         high: u64::MAX,
         low: 0,
         min: 0,
     };
-    /// Nothing is allowed.
+    /// A limit of 0 bytes.
     pub(super) const NOTHING: Self = Self {
         max: 0,
         ..Self::NONE
     };
 }
 
-/// A key of the group as a whole.
+/// A key whose value holds for the group as a whole.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum OptionKey {
     /// See [`Options::on_limit`].
@@ -138,7 +139,7 @@ pub enum OptionKey {
 }
 
 impl OptionKey {
-    /// All of them.
+    /// All option keys.
     pub const ALL: [Self; 4] = [
         Self::OnLimit,
         Self::WaitTimeout,
@@ -146,7 +147,7 @@ impl OptionKey {
         Self::CountContext,
     ];
 
-    /// As written.
+    /// Returns the key as text.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OnLimit => "on_limit",
@@ -166,17 +167,17 @@ impl fmt::Display for OptionKey {
 /// What a group does with a request that does not fit.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum OnLimit {
-    /// Refuse it: out of memory.
+    /// The request is refused: out of memory.
     #[default]
     Fail,
-    /// Wait until others give memory back.
+    /// The request waits until other members give memory back.
     Wait,
 }
 
-/// Whom a group kills before it refuses.
+/// The processes that a group kills before it refuses a request.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Oom {
-    /// Nobody.
+    /// No process.
     #[default]
     None,
     /// The process that uses most.
@@ -186,7 +187,7 @@ pub enum Oom {
 }
 
 impl Oom {
-    /// As it is written.
+    /// Returns the value as text.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -205,7 +206,7 @@ pub struct Options {
     pub wait_timeout: Duration,
     /// `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
-    /// Whether the memory of contexts counts. Default: yes; then a limit means what nvidia-smi
+    /// Whether the memory of contexts is counted. Default: yes; a limit then means what nvidia-smi
     /// shows.
     pub count_context: bool,
 }
@@ -222,7 +223,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What a key says, as written.
+    /// Returns the value of a key as text.
     pub fn get(&self, key: OptionKey) -> String {
         match key {
             OptionKey::OnLimit => match self.on_limit {
@@ -236,7 +237,7 @@ impl Options {
         }
     }
 
-    /// Sets a key from what is written.
+    /// Sets a key to a value given as text.
     pub fn set(&mut self, key: OptionKey, text: &str) -> Result<(), KeyError> {
         let wrong = |expected| KeyError::Value {
             key,
@@ -274,7 +275,7 @@ impl Options {
         Ok(())
     }
 
-    /// Every key and what it says.
+    /// Iterates over all keys with their values as text.
     pub fn iter(&self) -> impl Iterator<Item = (OptionKey, String)> {
         OptionKey::ALL.into_iter().map(|key| (key, self.get(key)))
     }
@@ -283,7 +284,7 @@ impl Options {
 const HOUR_MS: u64 = 3_600_000;
 const TIMES: [(&str, u64); 4] = [("h", HOUR_MS), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// Reads `500ms`, `30s`, `10m`, `2h`; a number alone is seconds.
+/// Reads a time such as `500ms`, `30s`, `10m` or `2h`; a number alone is in seconds.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let number: u64 = text.get(..digits)?.parse().ok()?;
@@ -295,7 +296,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     (millis <= 1_000 * HOUR_MS).then(|| Duration::from_millis(millis))
 }
 
-/// The shortest exact form, which reads back as the same.
+/// Writes a time in its shortest exact form, which [`parse_duration`] reads back.
 fn duration_text(time: Duration) -> String {
     let millis = time.as_millis();
     let exact = |(_, unit): &&(&str, u64)| millis.is_multiple_of(u128::from(*unit));
@@ -305,17 +306,17 @@ fn duration_text(time: Duration) -> String {
     }
 }
 
-/// A key and a value as a person writes them: `max=4G`, `on_limit=wait`.
+/// A key and a value as a user writes them: `max=4G`, `on_limit=wait`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Setting {
-    /// Of each GPU, or of some.
+    /// A size for all GPUs, or for some.
     Size(Key, Extent),
-    /// Of the group as a whole, checked.
+    /// A value for the group as a whole, which has been checked.
     Option(OptionKey, String),
 }
 
 impl Setting {
-    /// The key, as written.
+    /// Returns the key as text.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Size(key, _) => key.name(),
@@ -325,7 +326,7 @@ impl Setting {
 }
 
 impl fmt::Display for Setting {
-    /// As read.
+    /// Writes KEY=VALUE, which reads back as the same setting.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(key, size) => write!(f, "{key}={size}"),
@@ -334,28 +335,28 @@ impl fmt::Display for Setting {
     }
 }
 
-/// A key or a value that cannot be.
+/// The reason why a text is not a valid setting.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum KeyError {
-    /// Not of the form KEY=VALUE.
+    /// The text is not of the form KEY=VALUE.
     Form(String),
-    /// No such key.
+    /// There is no such key.
     Unknown {
-        /// The key.
+        /// The key in the text.
         key: String,
-        /// The one that was probably meant.
+        /// The key that was probably meant.
         near: Option<&'static str>,
     },
-    /// The value of an option.
+    /// The value of an option is invalid.
     Value {
         /// The key.
         key: OptionKey,
-        /// The value.
+        /// The value in the text.
         text: String,
-        /// What it could be.
+        /// The values that the key accepts.
         expected: &'static str,
     },
-    /// The value of a size.
+    /// The value of a size is invalid.
     Size(SizeError),
 }
 
@@ -364,7 +365,7 @@ impl fmt::Display for KeyError {
         match self {
             Self::Form(text) => write!(
                 f,
-                "'{}' is no change: expected KEY=VALUE, such as max=8G",
+                "expected KEY=VALUE, such as max=8G, got '{}'",
                 text.escape_debug()
             ),
             Self::Unknown { key, near } => {
@@ -372,11 +373,7 @@ impl fmt::Display for KeyError {
                 if let Some(near) = near {
                     write!(f, ", did you mean {near}?")?;
                 }
-                f.write_str(" (keys: ")?;
-                for (i, name) in names().enumerate() {
-                    write!(f, "{}{name}", if i == 0 { "" } else { ", " })?;
-                }
-                f.write_str(")")
+                write!(f, " (keys: {})", names().collect::<Vec<_>>().join(", "))
             }
             Self::Value {
                 key,
@@ -384,7 +381,7 @@ impl fmt::Display for KeyError {
                 expected,
             } => write!(
                 f,
-                "'{}' is no value of {key}: expected {expected}",
+                "invalid value '{}' of {key}: expected {expected}",
                 text.escape_debug()
             ),
             Self::Size(error) => error.fmt(f),
@@ -394,7 +391,7 @@ impl fmt::Display for KeyError {
 
 impl Error for KeyError {}
 
-/// Every key there is.
+/// Iterates over the names of all keys.
 fn names() -> impl Iterator<Item = &'static str> {
     let sizes = Key::ALL.into_iter().map(Key::name);
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
@@ -424,15 +421,15 @@ impl FromStr for Setting {
     }
 }
 
-/// Whether one is likely a slip of the other: up to two letters wrong, missing or too many, or the
-/// cgroup's longer name.
+/// Returns whether `text` is likely a slip of `known`: up to two letters wrong, missing or extra,
+/// or the cgroup's longer name, such as `memory.max`.
 pub fn is_near(text: &str, known: &str) -> bool {
     let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {
         return true;
     }
     let known: Vec<char> = known.chars().collect();
-    // Edit distance, row by row.
+    // The edit distance, computed row by row.
     let mut row: Vec<usize> = (0..=known.len()).collect();
     for (i, letter) in text.iter().enumerate() {
         let mut diagonal = row[0];
@@ -485,7 +482,8 @@ mod tests {
             ("count_context=maybe", "expected yes or no"),
             (
                 "colour=red",
-                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, oom, count_context)",
+                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, oom, \
+                 count_context)",
             ),
         ] {
             let error = text.parse::<Setting>().expect_err(text).to_string();
@@ -509,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn durations_are_read_and_written() {
         for (text, millis) in [
             ("0", 0),
             ("500ms", 500),
@@ -538,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_completed_key_by_key() {
+    fn a_rule_without_a_key_has_the_value_of_the_rule_for_all() {
         let mut own = Values::default();
         own.set(Key::High, Some(Size::Bytes(5)));
         let mut all = Values::default();

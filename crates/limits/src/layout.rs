@@ -1,15 +1,16 @@
-//! The bytes of a limits file, and how a reader gets a consistent look at them while they change.
+//! The layout of a limits file, and how a reader gets a consistent look at it while it changes.
 //!
-//! Two banks and an `active` word that counts the changes; its lowest bit says which bank is valid.
-//! A writer fills the other bank and then counts up, so a writer killed anywhere leaves the valid
-//! bank untouched. A reader looks at `active` again afterwards: a bank is written again only after
-//! another change has been counted, so an unchanged word means that nothing read was torn.
+//! The file has two banks and a word `active` that counts the changes; the lowest bit of the count
+//! says which bank is valid. A writer fills the other bank and then increases the count, so a
+//! writer that is killed leaves the valid bank as it was. A reader reads `active` before and after.
+//! A bank is written again only after the next change has been counted, so an unchanged count means
+//! that the reader has not seen half a change.
 //!
-//! A bank carries a sum of itself and of the count of changes that made it the valid one. So
-//! whatever else has written to the file, by mistake, is found: limits that are damaged allow
-//! nothing, and are not taken for none.
+//! A bank carries a sum over its words and over the count of the change that made it valid. The sum
+//! reveals whatever else has written to the file by mistake. Damaged limits allow no memory; they
+//! never mean "no limit".
 //!
-//! Numbers are in the machine's byte order: the file never leaves the machine it is mapped on.
+//! Numbers are in the machine's byte order, because the file never leaves the machine.
 
 use super::{Bounds, Key, LimitSet, OnLimit, Oom, Options, Selector, Values};
 use gpulimit_base::device::{DeviceId, DeviceKind};
@@ -19,21 +20,21 @@ use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-/// First eight bytes of a limits file.
+/// The first eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
 /// The format that this code reads and writes.
 pub(super) const FORMAT: u64 = version::LIMITS;
-/// Rules that a bank holds.
+/// The most rules that a bank holds.
 pub const MAX_RULES: usize = 64;
 
-/// A whole limits file.
+/// A limits file as it is mapped.
 #[repr(C, align(64))]
 pub(super) struct File {
     pub(super) magic: AtomicU64,
     pub(super) format: AtomicU64,
     pub(super) size: AtomicU64,
     reserved: [AtomicU64; 5],
-    /// Changes so far; the lowest bit is the number of the valid bank.
+    /// The number of changes; its lowest bit is the number of the valid bank.
     active: AtomicU64,
     padding: [AtomicU64; 7],
     banks: [Bank; 2],
@@ -42,13 +43,13 @@ pub(super) struct File {
 #[repr(C)]
 struct Bank {
     rules: AtomicU64,
-    /// What the group does at its limit; zeroes are the defaults.
+    /// The group's options; zeros are the defaults.
     on_limit: AtomicU64,
-    /// Milliseconds plus 1.
+    /// The time in milliseconds, plus 1.
     wait_timeout: AtomicU64,
     oom: AtomicU64,
     uncounted_context: AtomicU64,
-    /// Of all words of the bank that are used; see [`Bank::sum`].
+    /// The sum over the other words of the bank that are used; see [`sum`].
     sum: AtomicU64,
     reserved: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
@@ -56,10 +57,10 @@ struct Bank {
 
 #[repr(C)]
 struct Entry {
-    /// What the rule is for.
+    /// The kind of GPUs that the rule is for.
     selector: AtomicU64,
     uuid: [AtomicU64; 2],
-    /// How each value is to be read, a byte for each key.
+    /// The kind of each value, in one byte per key.
     tags: AtomicU64,
     values: [AtomicU64; Key::COUNT],
 }
@@ -82,31 +83,32 @@ const _: () = {
     assert!(offset_of!(Entry, values) == 32);
 };
 
-/// Bytes of the file.
+/// The size of the file in bytes.
 pub(super) const SIZE: usize = 128 + 2 * (64 + MAX_RULES * 64);
 
 const SELECT_ALL: u64 = 1;
 const SELECT_GPU: u64 = 2;
 const SELECT_MIG: u64 = 3;
 
-/// The key is not set here.
+/// The rule does not set the key.
 const TAG_NONE: u64 = 0;
 const TAG_BYTES: u64 = 1;
 const TAG_PERCENT: u64 = 2;
 const TAG_MAX: u64 = 3;
 
-/// Looks that a reader takes before it gives up on a file that never stands still.
+/// The most attempts of a reader to read a file that keeps changing.
 const LOOKS: u32 = 1_000;
 
 impl File {
-    /// The count of changes: an unequal answer means that the rules may be others now.
+    /// Returns the number of changes. Another number means that the rules may be different now.
     pub(super) fn generation(&self) -> u64 {
         self.active.load(Ordering::Acquire)
     }
 
-    /// One consistent look at the valid bank, which says nothing when it is damaged, with the
-    /// generation it belongs to; `None` when the file changed under every look, which no honest
-    /// writer brings about.
+    /// Reads the valid bank consistently, with the generation that it belongs to.
+    ///
+    /// The inner `None` means that the bank is damaged. The outer `None` means that the file
+    /// changed during every attempt, which no honest writer causes.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -122,8 +124,7 @@ impl File {
         None
     }
 
-    /// What holds for `device`, and the generation that says so. Bytes that make no sense allow
-    /// nothing.
+    /// Returns the bounds of `device` and their generation. A damaged file allows no memory.
     pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         let found = self.look(|bank| {
             let mut own = Values::default();
@@ -144,13 +145,13 @@ impl File {
         }
     }
 
-    /// What the group does at its limit; the defaults where the bytes make no sense.
+    /// Returns the group's options; the defaults where the file is damaged.
     pub(super) fn options(&self) -> Options {
         let seen = self.look(Bank::options);
         seen.and_then(|(options, _)| options).unwrap_or_default()
     }
 
-    /// All rules; `None` when the bytes make no sense.
+    /// Returns all rules; `None` where the file is damaged.
     pub(super) fn rules(&self) -> Option<LimitSet> {
         let read = |bank: &Bank| {
             let rule = |entry: &Entry| Some((entry.selector()?, entry.values()?));
@@ -163,80 +164,87 @@ impl File {
         self.look(read)?.0
     }
 
-    /// Makes `set`, of [`MAX_RULES`] rules at most, the valid one. One writer at a time.
+    /// Makes `set`, of at most [`MAX_RULES`] rules, the valid one. The caller is the only writer.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // Whoever sees a word of the bank about to be written sees the count that made the other
-        // one valid.
+        // A reader that sees a new word of this bank must also see the count that made the other
+        // bank valid.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
-        let rules = set.rules.len().min(MAX_RULES);
-        bank.rules.store(rules as u64, Ordering::Relaxed);
-        bank.store(&set.options);
-        for (entry, (selector, values)) in bank.entries.iter().zip(&set.rules) {
-            entry.store(selector, values);
+        for (word, value) in bank.words().zip(bank_words(set, next)) {
+            word.store(value, Ordering::Relaxed);
         }
-        bank.sum.store(bank.sum(next), Ordering::Relaxed);
         self.active.store(next, Ordering::Release);
     }
 
-    /// The bytes of a new file that holds `set`.
+    /// Returns the bytes of a new file that holds `set` as its first change.
     pub(super) fn bytes(set: &LimitSet) -> Vec<u8> {
-        let file = Self::empty();
-        file.magic.store(MAGIC, Ordering::Relaxed);
-        file.format.store(FORMAT, Ordering::Relaxed);
-        file.size.store(SIZE as u64, Ordering::Relaxed);
-        file.replace(set);
-        let mut out = Vec::with_capacity(SIZE);
-        let mut put = |word: &AtomicU64| out.extend(word.load(Ordering::Relaxed).to_ne_bytes());
-        [&file.magic, &file.format, &file.size]
-            .into_iter()
-            .for_each(&mut put);
-        file.reserved.iter().for_each(&mut put);
-        put(&file.active);
-        file.padding.iter().for_each(&mut put);
-        for bank in &file.banks {
-            put(&bank.rules);
-            bank.option_words().into_iter().for_each(&mut put);
-            put(&bank.sum);
-            bank.reserved.iter().for_each(&mut put);
-            for entry in &bank.entries {
-                entry.words().for_each(&mut put);
-            }
+        let mut words = [0; SIZE / 8];
+        words[..3].copy_from_slice(&[MAGIC, FORMAT, SIZE as u64]);
+        words[offset_of!(Self, active) / 8] = 1;
+        let second = (offset_of!(Self, banks) + size_of::<Bank>()) / 8;
+        for (word, value) in words[second..].iter_mut().zip(bank_words(set, 1)) {
+            *word = value;
         }
-        out
+        words.into_iter().flat_map(u64::to_ne_bytes).collect()
     }
+}
 
-    fn empty() -> Box<Self> {
-        fn zeroes<const N: usize>() -> [AtomicU64; N] {
-            std::array::from_fn(|_| AtomicU64::new(0))
-        }
-        let entry = |_| Entry {
-            selector: AtomicU64::new(0),
-            uuid: zeroes(),
-            tags: AtomicU64::new(0),
-            values: zeroes(),
-        };
-        let bank = |_| Bank {
-            rules: AtomicU64::new(0),
-            on_limit: AtomicU64::new(0),
-            wait_timeout: AtomicU64::new(0),
-            oom: AtomicU64::new(0),
-            uncounted_context: AtomicU64::new(0),
-            sum: AtomicU64::new(0),
-            reserved: zeroes(),
-            entries: std::array::from_fn(entry),
-        };
-        Box::new(Self {
-            magic: AtomicU64::new(0),
-            format: AtomicU64::new(0),
-            size: AtomicU64::new(0),
-            reserved: zeroes(),
-            active: AtomicU64::new(0),
-            padding: zeroes(),
-            banks: std::array::from_fn(bank),
-        })
+/// Returns the words of a bank that holds `set` and that change number `changes` makes valid,
+/// without unused entries.
+fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
+    let options = &set.options;
+    let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
+    let rules = &set.rules[..set.rules.len().min(MAX_RULES)];
+    let head = [
+        rules.len() as u64,
+        options.on_limit as u64,
+        millis.saturating_add(1),
+        options.oom as u64,
+        u64::from(!options.count_context),
+    ];
+    let entries = rules
+        .iter()
+        .flat_map(|(selector, values)| entry_words(selector, values));
+    let entries: Vec<u64> = entries.collect();
+    let sum = sum(changes, head.iter().chain(&entries).copied());
+    [&head[..], &[sum, 0, 0], &entries].concat()
+}
+
+fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>() / 8] {
+    let (kind, uuid) = match selector {
+        Selector::All => (SELECT_ALL, [0; 16]),
+        Selector::Device(id) => match id.kind {
+            DeviceKind::Gpu => (SELECT_GPU, id.uuid),
+            DeviceKind::Mig => (SELECT_MIG, id.uuid),
+        },
+    };
+    let mut words = [0; size_of::<Entry>() / 8];
+    words[0] = kind;
+    for (word, bytes) in words[1..3].iter_mut().zip(uuid.as_chunks().0) {
+        *word = u64::from_ne_bytes(*bytes);
     }
+    for key in Key::ALL {
+        let (tag, value) = match values.get(key) {
+            None => (TAG_NONE, 0),
+            Some(Size::Bytes(bytes)) => (TAG_BYTES, bytes),
+            Some(Size::Percent(part)) => (TAG_PERCENT, part.into()),
+            Some(Size::Max) => (TAG_MAX, 0),
+        };
+        words[3] |= tag << (8 * key as u32);
+        words[4 + key as usize] = value;
+    }
+    words
+}
+
+/// Returns the sum of the words of a bank that change number `changes` makes valid. Each step can
+/// be undone, so a change of a single word always changes the sum.
+fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(changes ^ MAGIC, |sum, word| {
+        (sum ^ word)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    })
 }
 
 impl Bank {
@@ -245,34 +253,37 @@ impl Bank {
         &self.entries[..rules.min(MAX_RULES)]
     }
 
-    /// What the sum must be where this bank is the valid one after so many changes. Each step can
-    /// be undone, so that no change of a single word leaves the sum as it was.
+    /// Returns the sum that this bank must have if change number `changes` has made it valid.
     fn sum(&self, changes: u64) -> u64 {
-        let entries = self.used().iter().flat_map(Entry::words);
-        let words = [&self.rules].into_iter().chain(self.option_words());
-        words
-            .chain(entries)
-            .map(|word| word.load(Ordering::Relaxed))
-            .fold(changes ^ MAGIC, |sum, word| {
-                (sum ^ word)
-                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                    .rotate_left(29)
-            })
+        let head = self.words().take(5);
+        let words = head.chain(self.used().iter().flat_map(Entry::words));
+        sum(changes, words.map(|word| word.load(Ordering::Relaxed)))
     }
 
-    /// In the order of the file.
-    fn option_words(&self) -> [&AtomicU64; 4] {
-        [
+    /// Iterates over the words in the order of the file.
+    fn words(&self) -> impl Iterator<Item = &AtomicU64> {
+        let head = [
+            &self.rules,
             &self.on_limit,
             &self.wait_timeout,
             &self.oom,
             &self.uncounted_context,
-        ]
+            &self.sum,
+        ];
+        let rest = self.reserved.iter();
+        let entries = self.entries.iter().flat_map(Entry::words);
+        head.into_iter().chain(rest).chain(entries)
     }
 
     fn options(&self) -> Option<Options> {
+        let words = [
+            &self.on_limit,
+            &self.wait_timeout,
+            &self.oom,
+            &self.uncounted_context,
+        ];
         let [on_limit, wait_timeout, oom, uncounted] =
-            self.option_words().map(|word| word.load(Ordering::Relaxed));
+            words.map(|word| word.load(Ordering::Relaxed));
         let defaults = Options::default();
         Some(Options {
             on_limit: match on_limit {
@@ -296,23 +307,10 @@ impl Bank {
             },
         })
     }
-
-    fn store(&self, options: &Options) {
-        let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
-        let values = [
-            options.on_limit as u64,
-            millis.saturating_add(1),
-            options.oom as u64,
-            u64::from(!options.count_context),
-        ];
-        for (word, value) in self.option_words().into_iter().zip(values) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
 }
 
 impl Entry {
-    /// In the order of the file.
+    /// Iterates over the words in the order of the file.
     fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         let front = [&self.selector].into_iter().chain(&self.uuid);
         front.chain([&self.tags]).chain(&self.values)
@@ -352,33 +350,5 @@ impl Entry {
             values.set(key, size);
         }
         Some(values)
-    }
-
-    fn store(&self, selector: &Selector, values: &Values) {
-        let (kind, uuid) = match selector {
-            Selector::All => (SELECT_ALL, [0; 16]),
-            Selector::Device(id) => match id.kind {
-                DeviceKind::Gpu => (SELECT_GPU, id.uuid),
-                DeviceKind::Mig => (SELECT_MIG, id.uuid),
-            },
-        };
-        self.selector.store(kind, Ordering::Relaxed);
-        for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(8)) {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
-        }
-        let mut tags = 0;
-        for (key, word) in Key::ALL.into_iter().zip(&self.values) {
-            let (tag, value) = match values.get(key) {
-                None => (TAG_NONE, 0),
-                Some(Size::Bytes(bytes)) => (TAG_BYTES, bytes),
-                Some(Size::Percent(part)) => (TAG_PERCENT, part.into()),
-                Some(Size::Max) => (TAG_MAX, 0),
-            };
-            tags |= tag << (8 * key as u32);
-            word.store(value, Ordering::Relaxed);
-        }
-        self.tags.store(tags, Ordering::Relaxed);
     }
 }

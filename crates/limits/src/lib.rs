@@ -1,5 +1,5 @@
-//! The limits of a group: a small file that members map read-only and that whoever administers the
-//! group changes while programs run.
+//! The limits of a group: a small file that members map read-only, and that the group's
+//! administrator changes while programs run.
 
 mod error;
 mod extent;
@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a rule is for.
+/// The GPUs that a rule is for.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Selector {
     /// Every GPU that has no rule of its own.
@@ -47,30 +47,30 @@ impl fmt::Display for Selector {
     }
 }
 
-/// The rules of a group, one per selector, and what it does at its limit.
+/// The rules of a group, one per selector, and its options.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LimitSet {
-    /// What the group may use, and of which GPU.
+    /// The rules, each with its selector.
     pub rules: Vec<(Selector, Values)>,
-    /// What happens at the limit.
+    /// What the group does at its limit.
     pub options: Options,
 }
 
 impl LimitSet {
-    /// One `max` for every GPU.
+    /// Returns a set with one `max` for every GPU.
     pub fn all(max: Size) -> Self {
         let mut set = Self::default();
         set.set(Selector::All, Key::Max, max);
         set
     }
 
-    /// What the rule for exactly this selector says.
+    /// Returns the size that the rule with exactly this selector sets.
     pub fn get(&self, selector: Selector, key: Key) -> Option<Size> {
         let rule = self.rules.iter().find(|(rule, _)| *rule == selector);
         rule.and_then(|(_, values)| values.get(key))
     }
 
-    /// Sets one key of the rule with this selector, which is added where there is none.
+    /// Sets one key of the rule with this selector, and adds the rule if there is none.
     pub fn set(&mut self, selector: Selector, key: Key, size: Size) {
         match self.rules.iter_mut().find(|(rule, _)| *rule == selector) {
             Some((_, values)) => values.set(key, Some(size)),
@@ -82,14 +82,14 @@ impl LimitSet {
         }
     }
 
-    /// What counts for a device: its own rule before the one for all, key by key. `None` where
-    /// neither says anything.
+    /// Returns the size that holds for a device: from its own rule, else from the rule for all;
+    /// `None` where neither sets the key.
     pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
         self.get(Selector::Device(device), key)
             .or_else(|| self.get(Selector::All, key))
     }
 
-    /// Whether anything is kept for the group.
+    /// Returns whether a rule protects memory for the group (`low` or `min`).
     pub fn protects(&self) -> bool {
         let kept = |(key, size): (Key, Size)| {
             matches!(key, Key::Low | Key::Min) && size.resolve(u64::MAX) > 0
@@ -97,7 +97,7 @@ impl LimitSet {
         self.rules.iter().any(|(_, values)| values.iter().any(kept))
     }
 
-    /// Whether both say the same, in whichever order.
+    /// Returns whether both sets have the same rules, in any order, and the same options.
     pub fn same_as(&self, other: &Self) -> bool {
         let value = |set: &Self, rule: &Selector| {
             set.rules
@@ -114,7 +114,7 @@ impl LimitSet {
 }
 
 impl fmt::Display for LimitSet {
-    /// `max 4GiB`, or `max 4GiB, max 2GiB of GPU-…, on_limit wait`.
+    /// Writes `max 4GiB`, or `max 4GiB, max 2GiB of GPU-…, on_limit wait`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut comma = "";
         for (selector, values) in &self.rules {
@@ -143,7 +143,7 @@ impl fmt::Display for LimitSet {
 pub struct Limits {
     map: Map,
     path: PathBuf,
-    /// The device and inode that are mapped.
+    /// The device and inode of the mapped file.
     id: (u64, u64),
 }
 
@@ -151,9 +151,10 @@ pub struct Limits {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Limits {
-    /// Creates the file, complete or not at all, with exactly the permissions `mode`.
+    /// Creates the file with exactly the permissions `mode`; a killed process never leaves half a
+    /// file.
     ///
-    /// `false` when there is one already, which stays as it is.
+    /// Returns `false` if there is a file already, which stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
         let failed = |error| LimitsError::Io {
             what: "create",
@@ -165,8 +166,8 @@ impl Limits {
         }
         let (file, draft) = Draft::new(path).map_err(failed)?;
         let write = |mut file: File| {
-            // Written in full, so that every page exists and no member meets a hole on a full file
-            // system.
+            // The file is written in full, so that every page exists. A hole on a full file system
+            // would end its readers.
             held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
@@ -177,7 +178,7 @@ impl Limits {
         write(file).map_err(failed)
     }
 
-    /// Whether a file with these first bytes holds limits, of this version or another.
+    /// Returns whether a file with these first bytes holds limits, of this version or another.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == MAGIC
     }
@@ -192,8 +193,8 @@ impl Limits {
         })
     }
 
-    /// Whether the path leads to another file than the one that is mapped: [`Limits::write`]
-    /// changes that one.
+    /// Returns whether the path leads to another file than the mapped one. [`Limits::write`]
+    /// changes the file at the path.
     pub fn is_unlinked(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(about) => (about.dev(), about.ino()) != self.id,
@@ -204,17 +205,18 @@ impl Limits {
         }
     }
 
-    /// Where the limits are.
+    /// Returns the path of the limits.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Counts the changes: as long as it stays the same, so do the answers. One load.
+    /// Returns the number of changes so far. The limits stay the same as long as this number does.
+    /// One load.
     pub fn generation(&self) -> u64 {
         self.map.generation()
     }
 
-    /// What holds for `device`, which has `capacity` bytes; the file's last valid word on it.
+    /// Returns the bounds of `device`, which has `capacity` bytes, as the file's valid bank says.
     pub fn bounds(&self, device: &DeviceId, capacity: u64) -> Bounds {
         self.map.bounds(device, capacity).0
     }
@@ -224,23 +226,23 @@ impl Limits {
         self.map.bounds(device, capacity)
     }
 
-    /// The bytes that the group may use of `device`; `u64::MAX` when there is no limit.
+    /// Returns the bytes that the group may use of `device`; `u64::MAX` where there is no limit.
     pub fn max(&self, device: &DeviceId, capacity: u64) -> u64 {
         self.bounds(device, capacity).max
     }
 
-    /// What happens at the limit.
+    /// Returns what the group does at its limit.
     pub fn options(&self) -> Options {
         self.map.options()
     }
 
-    /// All rules.
+    /// Returns all rules and options.
     pub fn rules(&self) -> Result<LimitSet, LimitsError> {
         rules(&self.map, &self.path)
     }
 
-    /// What has become of the file that is mapped, where it does not say what holds any more:
-    /// nothing is allowed then.
+    /// Returns the damage to the mapped file, if its content is no longer reliable. No memory is
+    /// allowed then.
     pub fn damage(&self) -> Option<LimitsError> {
         if self.map.is_lost() {
             Some(cut_short(&self.path))
@@ -249,9 +251,9 @@ impl Limits {
         }
     }
 
-    /// Changes the rules; members see all of the change or nothing of it.
+    /// Changes the rules; members see all of the change or none of it.
     ///
-    /// Returns the rules as they are now. Writers wait for each other, for a bounded time.
+    /// Returns the new rules. Waits a bounded time for another writer.
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
         let (mapped, _) = open(path, true)?;
         let failed = |error| LimitsError::Io {
@@ -280,8 +282,8 @@ impl Limits {
     }
 }
 
-/// The file that writers lock: not the limits themselves, which others may read, and who may read a
-/// file may lock it against its writers.
+/// Opens the file that writers lock. It is not the limits file itself: other users may read that
+/// one, and a user who may read a file may also lock it against its writers.
 fn writers_lock(path: &Path) -> io::Result<File> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     OpenOptions::new()
@@ -294,7 +296,7 @@ fn writers_lock(path: &Path) -> io::Result<File> {
         .open(path.with_file_name(format!(".{name}.lock")))
 }
 
-/// Maps the file, and says which one it is: device and inode.
+/// Maps the file, and returns its device and inode.
 fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
     let failed = |what| {
         move |error| LimitsError::Io {
@@ -310,7 +312,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
     let file = OpenOptions::new()
         .read(true)
         .write(write)
-        // Not waiting for the writer of a FIFO that stands where the file should.
+        // The flag keeps the call from waiting for the writer of a FIFO in the file's place.
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)
         .map_err(failed("open"))?;
@@ -349,11 +351,12 @@ fn cut_short(path: &Path) -> LimitsError {
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
     map.rules().ok_or_else(|| LimitsError::Damaged {
         path: path.into(),
-        why: "its rules are not as they were written",
+        why: "its rules do not match their sum",
     })
 }
 
-/// A file under a name of its own beside its later place; the name goes away on drop.
+/// A file under a temporary name beside its final path. The name is removed when the value is
+/// dropped.
 struct Draft(PathBuf);
 
 impl Draft {
@@ -365,7 +368,8 @@ impl Draft {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600);
             match options.open(&draft) {
-                // Left by a killed process, or held by a namesake in another pid namespace.
+                // A killed process has left this name, or a process of another pid namespace has
+                // the same pid.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => return Ok((file, Self(draft))),
@@ -377,7 +381,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // A name that stays behind does no harm, and there is nobody to tell.
+        // A remaining name does no harm, so the error is ignored.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -405,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_read_back_with_the_asked_permissions() {
+    fn a_new_file_has_its_rules_and_permissions() {
         let place = Scratch::new();
         assert!(Limits::create(&place.at("limits"), 0o644, &set()).expect("created"));
         let about = fs::metadata(place.at("limits")).expect("there");
@@ -430,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_file_stays() {
+    fn create_leaves_an_existing_file_as_it_is() {
         let place = Scratch::new();
         assert!(Limits::create(&place.at("limits"), 0o600, &set()).expect("created"));
         let other = LimitSet::all(Size::Max);
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_reaches_those_who_have_it_open() {
+    fn a_change_reaches_processes_that_have_the_file_open() {
         let place = Scratch::new();
         Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
         let limits = Limits::open(&place.at("limits")).expect("opened");
@@ -506,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_stands_there_is_refused() {
+    fn a_file_that_is_not_a_limits_file_is_refused() {
         let place = Scratch::new();
         let path = place.at("limits");
         let refused = |why: &str| {
@@ -528,16 +532,16 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("of format 1, this gpulimit understands 3");
+        refused("has format 1, this gpulimit reads format 3");
         poke(16, 12);
         refused("wrong size");
         // The valid bank of a new file is the second one.
         poke(128 + 4160 + 64, 77);
-        refused("not as they were written");
+        refused("do not match their sum");
         poke(128 + 4160 + 64 + 24, 77);
-        refused("not as they were written");
+        refused("do not match their sum");
         poke(128 + 4160, u64::MAX);
-        refused("not as they were written");
+        refused("do not match their sum");
         fs::remove_file(&path).expect("removed");
         symlink("/etc/passwd", &path).expect("linked");
         refused("cannot open");
@@ -547,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_that_comes_later_allows_nothing() {
+    fn a_damaged_open_file_allows_no_memory() {
         let place = Scratch::new();
         Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
         let limits = Limits::open(&place.at("limits")).expect("opened");
@@ -556,8 +560,8 @@ mod tests {
             .open(place.at("limits"))
             .expect("opened");
         let good = layout::File::bytes(&set());
-        // The count of changes, which rules there are and each of them; also what would then say
-        // that there are none.
+        // The offsets of the count of changes, of the number of rules, and of the parts of a rule.
+        // The values include those that would mean "no limit" without the sum.
         let bank = 128 + 4160;
         for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
             for value in [0, 2, 77, u64::MAX] {
@@ -574,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_writer_does_not_block_for_ever() {
+    fn a_stopped_writer_blocks_others_for_a_bounded_time() {
         let place = Scratch::new();
         Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
         let held = writers_lock(&place.at("limits")).expect("opened");

@@ -1,4 +1,4 @@
-//! The mapping of a limits file, and its lock: the only unsafe code of the limits.
+//! The mapping of a limits file, and its lock: the only unsafe code of this crate.
 #![allow(unsafe_code)]
 
 use super::layout::{File, SIZE};
@@ -8,18 +8,18 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
-/// A limits file in memory, shared with everybody who maps it.
+/// A limits file in memory, shared with all processes that map it.
 pub(super) struct Map(Pages);
 
 impl Map {
-    /// Maps `file`, which has [`SIZE`] bytes at least; writable only where `write` says so.
+    /// Maps `file`, which has at least [`SIZE`] bytes; for writing only if `write` is set.
     ///
-    /// The descriptor is not needed afterwards.
+    /// The mapping does not need the descriptor afterwards.
     pub(super) fn of(file: &fs::File, write: bool) -> io::Result<Self> {
         Pages::of_file(file, SIZE, write).map(Self)
     }
 
-    /// Whether the file was cut short: the content is then zeros, which allow nothing.
+    /// Returns whether the file was cut short. Its content is zeros then, which allow no memory.
     pub(super) fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
@@ -29,21 +29,22 @@ impl Deref for Map {
     type Target = File;
 
     fn deref(&self) -> &File {
-        // SAFETY: page-aligned, `SIZE` bytes, mapped until drop; every bit pattern is a valid
-        // `File`. Nobody stores through a read-only mapping: `Limits` only loads.
+        // SAFETY: the mapping is page-aligned, has `SIZE` bytes and lives as long as `self`; every
+        // bit pattern is a valid `File`. `Limits` only loads through a read-only mapping.
         unsafe { self.0.start().cast().as_ref() }
     }
 }
 
-/// Takes the writers' lock on the description behind `file` and returns whether it was free.
+/// Tries to take the writers' lock on the open file description behind `file`, and returns whether
+/// it was free.
 ///
-/// The lock ends when `file` is closed, also by the death of its process.
+/// The lock ends when `file` is closed, or when its process dies.
 pub(super) fn try_lock(file: &fs::File) -> io::Result<bool> {
-    // SAFETY: plain integers, for which zero is valid.
+    // SAFETY: `flock` consists of plain integers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: an open descriptor and a `flock` that outlives the call.
+    // SAFETY: the descriptor is open, and `lock` outlives the call.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } == 0 {
         return Ok(true);
     }

@@ -1,4 +1,4 @@
-//! Where a process belongs that a rule of the administrator holds for.
+//! Finds the group of a process for which a rule of the administrator holds.
 
 use super::facts::Facts;
 use super::rules::{Assigned, Rules, Source};
@@ -7,7 +7,7 @@ use super::{
 };
 use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 
-/// The group that the rules in this root put this process into.
+/// Returns the group that the rules in this root put this process into.
 pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError> {
     let Some(rules) = Rules::load(source)? else {
         Rules::check_hidden(source)?;
@@ -16,9 +16,9 @@ pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError>
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
 }
 
-/// The assigned group, or the one below it that the environment chooses or asks to be made.
+/// Returns the assigned group, or a group below it that the environment names or asks for.
 ///
-/// The environment says nothing of the root: it is the one that has the rules.
+/// The root is the one with the rules; the environment cannot change it.
 pub(super) fn below(
     source: &Source,
     rule: Assigned,
@@ -32,7 +32,7 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            // Another tool says in so many words that there is no further limit.
+            // A variable of another tool says that there is no further limit.
             Asked::None => (rule.group.clone(), None),
             Asked::Nothing => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
@@ -48,19 +48,21 @@ pub(super) fn below(
     })
 }
 
-/// A group below the assigned one, by its whole name or by what comes after the assigned one.
+/// Returns the name of a group below the assigned one, given by its whole name or by the part after
+/// the assigned name.
 fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, PolicyError> {
     if is_within(&name, &rule.group) {
         return Ok(name);
     }
-    let not_below = |named: String| {
-        let elsewhere = root.group(&named).is_ok();
-        PolicyError::not_below(rule.clone(), named, elsewhere)
+    let not_below = |named: String| PolicyError::NotBelow {
+        rule: rule.clone(),
+        elsewhere: root.group(&named).is_ok(),
+        named,
     };
     let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
     match root.group(&below) {
         Err(GroupError::Missing { .. }) => Err(not_below(name)),
-        // What else is wrong is said by who joins it.
+        // Other errors are reported when the process joins the group.
         _ => Ok(below),
     }
 }
@@ -91,7 +93,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// A root with the groups `lab`, `lab/alice` and `lab/bob`.
+    /// A root with the groups `lab`, `lab/alice`, `lab/alice/train` and `lab/bob`.
     struct Place(
         Source,
         #[expect(dead_code, reason = "goes with the test")] Scratch,
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_only_leads_down() {
+    fn the_environment_chooses_only_groups_below_the_assigned_one() {
         let place = Place::new();
         for (name, expected) in [
             ("lab/alice", "lab/alice"),
@@ -154,11 +156,11 @@ mod tests {
             );
         }
         let said = place.refused(&[("GPULIMIT_GROUP", "../bob")]);
-        assert!(said.contains("no name of a group"), "{said}");
+        assert!(said.contains("invalid group name '../bob'"), "{said}");
     }
 
     #[test]
-    fn another_root_changes_nothing() {
+    fn another_root_in_the_environment_has_no_effect() {
         let place = Place::new();
         let found = place
             .below(&[("GPULIMIT_ROOT", "/nowhere")])
@@ -168,16 +170,16 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_made_below() {
+    fn a_jobs_group_is_made_below_the_assigned_one() {
         let place = Place::new();
         let found = place.below(&[("GPULIMIT_MAX", "1G")]).expect("assigned");
         assert!(found.group.starts_with("lab/alice/job-"), "{found:?}");
         assert!(found.create.is_some() && !found.is_by_rule_alone());
-        // As the start of the program names it for its children.
+        // The start hook gives the program's children this name.
         let variables = [("GPULIMIT_MAX", "1G"), ("GPULIMIT_GROUP", "job-1-2")];
         let found = place.below(&variables).expect("assigned");
         assert_eq!(found.group, "lab/alice/job-1-2");
-        // Another tool's "no limit" is none beyond the assigned one.
+        // With another tool's "no limit" the assigned limit still holds.
         let variables = [
             ("CUDA_DEVICE_MEMORY_LIMIT", "0"),
             ("GPULIMIT_GROUP", "job-1-2"),
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_rule_itself_can_be_open() {
+    fn only_the_rules_own_group_can_be_left_open() {
         let place = Place::new();
         assert!(place.below(&[]).expect("assigned").is_open());
         let chosen = place.below(&[("GPULIMIT_GROUP", "train")]);
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_found_by_what_it_is() {
+    fn a_rule_for_an_executable_applies_to_this_process() {
         let place = Place::new();
         let rule = |executable: &str| Rule {
             number: 1,
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_gone_is_the_administrators_matter() {
+    fn a_missing_assigned_group_is_made_by_the_administrator() {
         let place = Place::new();
         let assignment = place.below(&[]).expect("assigned");
         for name in ["lab/alice/train", "lab/alice"] {

@@ -1,5 +1,5 @@
-//! A policy file made definite: templates filled in for every user, names of users and unix groups
-//! as numbers, and everything that contradicts itself found.
+//! Compiles a policy file: fills templates in for every user, replaces names of users and unix
+//! groups by numbers, and finds contradictions.
 
 mod access;
 mod coverage;
@@ -19,25 +19,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use template::{Binding, Holes};
 
-/// What `group` of a rule says where there is to be none.
+/// The value of a rule's `group` that exempts processes from limits.
 const NONE: &str = "none";
 
-/// A group that is to be there.
+/// A group that the policy asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PlannedGroup {
-    /// Its name.
+    /// The group's name.
     pub name: String,
-    /// Its limits, with the defaults in them.
+    /// The group's limits, with the defaults of the file.
     pub settings: Settings,
-    /// Who owns it; `None`: who applies the policy.
+    /// The group's owner; `None` means the user who applies the policy.
     pub owner: Option<u32>,
-    /// Who else may be in it.
+    /// The users who may be in the group beside its owner.
     pub members: Members,
-    /// Where the file says so.
+    /// The line of the file that asks for the group.
     pub line: usize,
 }
 
-/// What a policy asks for.
+/// The groups and rules that a policy asks for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Plan {
     /// The groups, each before those below it.
@@ -46,8 +46,7 @@ pub struct Plan {
     pub rules: Rules,
 }
 
-/// Makes a policy definite, as far as it can be: what cannot is among the mistakes, as is what
-/// could not be read.
+/// Compiles a policy. Returns what could be compiled, and the mistakes of reading and compiling.
 pub fn compile(policy: &Policy, accounts: &dyn Accounts) -> (Plan, Vec<Mistake>) {
     let mut compiler = Compiler {
         policy,
@@ -66,7 +65,7 @@ struct Compiler<'a> {
     policy: &'a Policy,
     names: Names<'a>,
     mistakes: Vec<Mistake>,
-    /// For whom a template is filled in.
+    /// The users and unix groups for which each template is filled in.
     bindings: BTreeMap<String, BTreeSet<Binding>>,
 }
 
@@ -88,7 +87,7 @@ impl Compiler<'_> {
         let policy = self.policy;
         let mut rules = Vec::new();
         let mut all = None;
-        // What is not known of a rule that could not be read is not guessed.
+        // A rule that was not read completely may have any condition, so it is left out.
         for (number, stanza) in (1..).zip(&policy.rules).filter(|(_, rule)| rule.whole) {
             if let Some(earlier) = all {
                 self.wrong(
@@ -102,9 +101,9 @@ impl Compiler<'_> {
                 self.wrong(
                     stanza.line,
                     format!(
-                        "rule {number} has no condition and would hold for every process: add user, \
-                         unix_group, cgroup, executable or container, or write user = \"*\" where every \
-                         process is meant"
+                        "rule {number} has no condition and would hold for every process: add \
+                         user, unix_group, cgroup, executable or container, or write user = \"*\" \
+                         where every process is meant"
                     ),
                 );
             } else if holds_always(stanza) {
@@ -128,14 +127,17 @@ impl Compiler<'_> {
         let mut users = Vec::new();
         for name in &list.value {
             if name == "*" {
-                self.wrong(list.line, "'*' is every user, so that no other can be beside it: write user = \"*\", or names only");
+                self.wrong(
+                    list.line,
+                    "'*' means every user: write user = \"*\" alone, or only names",
+                );
             } else if let Some(user) = self.names.user(name) {
                 users.push(user);
             } else {
                 self.say(
                     list.line,
                     format!(
-                        "no user '{}' on this machine: give a login name or a number that there is",
+                        "no user '{}' on this machine: give an existing login name or number",
                         name.escape_debug()
                     ),
                     true,
@@ -164,7 +166,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether a rule says of no process that it is meant.
+/// Returns whether a rule does not say which processes it is for.
 fn has_no_condition(stanza: &RuleStanza) -> bool {
     [
         &stanza.user,
@@ -177,14 +179,14 @@ fn has_no_condition(stanza: &RuleStanza) -> bool {
     .all(Option::is_none)
 }
 
-/// Whether a rule holds for every process, so that the rules after it are never reached.
+/// Returns whether a rule holds for every process, so that the rules after it are never reached.
 fn holds_always(stanza: &RuleStanza) -> bool {
     let some = |list: &Option<At<Vec<String>>>| {
         list.as_ref()
             .is_some_and(|list| !list.value.iter().any(|glob| glob == "*"))
     };
-    // With a group for each user it holds for regular users only; the pattern * of a container asks
-    // for one.
+    // A rule with a group for each user holds for regular users only. The pattern * of `container`
+    // holds only for processes in a container.
     let each = Holes::of(&stanza.group.value).is_some_and(|holes| holes.user);
     !each
         && stanza.unix_group.is_none()

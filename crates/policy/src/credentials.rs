@@ -1,21 +1,22 @@
-//! Who this process is, as the machine's administrator numbers users and unix groups.
+//! The user and the unix groups of a process, as numbers of the machine.
 #![allow(unsafe_code)]
 
-/// All unix groups of this process: real, effective and supplementary.
+/// Returns all unix groups of this process: real, effective and supplementary.
 pub(super) fn gids() -> Vec<u32> {
-    // SAFETY: asks the kernel questions that cannot fail.
+    // SAFETY: the calls take no arguments and cannot fail.
     let mut gids = unsafe { vec![libc::getgid(), libc::getegid()] };
-    // SAFETY: with a size of 0 it only counts.
+    // SAFETY: with a size of 0 the call only counts and writes nothing.
     let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
     let mut more = vec![0; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: room for as many as we say.
+    // SAFETY: `more` has room for `count` numbers.
     let count = unsafe { libc::getgroups(count.max(0), more.as_mut_ptr()) };
     more.truncate(usize::try_from(count).unwrap_or(0));
     gids.append(&mut more);
     gids
 }
 
-/// The real user id and all unix groups of a process, in the numbers of our user namespace.
+/// Returns the real user id and all unix groups of a process, as numbers of the caller's user
+/// namespace.
 pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
     let status = gpulimit_base::proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| {
@@ -28,7 +29,7 @@ pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
     let uid = numbers("Uid:").first().copied();
     let uid = uid.ok_or(std::io::ErrorKind::InvalidData)?;
     let mut gids = numbers("Gid:");
-    // Real and effective; not the saved and the one for files.
+    // The line has the real, effective, saved and file-system group; the first two count.
     gids.truncate(2);
     gids.extend(numbers("Groups:"));
     Ok((uid, gids))
@@ -40,7 +41,7 @@ mod tests {
     use gpulimit_base::process::uid;
 
     #[test]
-    fn from_outside_a_process_has_the_same_ids() {
+    fn ids_read_from_proc_are_those_of_the_process() {
         let (seen, gids) = of_process(std::process::id()).expect("/proc");
         assert_eq!(seen, uid());
         let sorted = |mut gids: Vec<u32>| {
@@ -52,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_its_own_ids() {
+    fn ids_of_this_process_are_those_in_proc() {
         let status = std::fs::read_to_string("/proc/self/status").expect("/proc");
         let first = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key));

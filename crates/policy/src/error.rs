@@ -1,4 +1,5 @@
-//! What goes wrong between the administrator's rules, the environment and a group.
+//! The errors that arise from the administrator's rules, the environment and the group they lead
+//! to.
 
 use super::rules::{Assigned, RulesError};
 use gpulimit_base::device::DeviceId;
@@ -8,41 +9,41 @@ use gpulimit_limits::ExtentError;
 use std::error::Error;
 use std::fmt;
 
-/// Why the limit that the environment asks for cannot be applied.
+/// The reason why the limit that the environment or a rule asks for cannot be applied.
 #[derive(Debug)]
 pub enum PolicyError {
-    /// A variable whose text means nothing.
+    /// The text of a variable is invalid.
     Value {
         /// The variable.
         variable: String,
-        /// Its text.
+        /// The variable's text.
         text: String,
-        /// What is wrong with it, and what is accepted.
+        /// What is wrong with the text, and what is accepted.
         why: Why,
     },
-    /// A rule for a GPU that this process does not have.
+    /// A variable limits a GPU that this process does not see.
     UnknownGpu {
-        /// The variable that has the rule.
+        /// The variable.
         variable: String,
-        /// How it names the GPU.
+        /// The GPU as the variable names it.
         gpu: String,
-        /// The GPUs that there are.
+        /// The GPUs that this process sees.
         known: Vec<(u32, DeviceId)>,
     },
-    /// A prefix of more than one UUID, or two rules for one GPU.
+    /// A variable names a GPU by the beginning of several UUIDs, or limits one GPU twice.
     Ambiguous {
-        /// The variable that has the rule.
+        /// The variable.
         variable: String,
-        /// How it names the GPU.
+        /// The GPU as the variable names it.
         gpu: String,
-        /// What it may mean, or what it means again.
+        /// The GPUs that the text fits, or the GPU that is limited twice.
         matches: Vec<(u32, DeviceId)>,
     },
-    /// A limit that depends on the size of a GPU.
+    /// A limit depends on the size of a GPU and cannot be worked out.
     Extent {
-        /// The variable that has the limit.
+        /// The variable.
         variable: String,
-        /// Why it cannot be worked out.
+        /// The reason.
         error: ExtentError,
     },
     /// The root or the group cannot be used.
@@ -51,20 +52,20 @@ pub enum PolicyError {
     Rules(RulesError),
     /// The environment names a group that is not below the assigned one.
     NotBelow {
-        /// The rule that holds.
+        /// The rule that holds for the process.
         rule: Assigned,
-        /// The name that was given.
+        /// The name in the environment.
         named: String,
-        /// Whether there is such a group elsewhere.
+        /// Whether a group of this name exists elsewhere.
         elsewhere: bool,
     },
     /// The group that a rule leads to cannot be used.
     Assigned {
-        /// The rule that holds.
+        /// The rule that holds for the process.
         rule: Assigned,
-        /// Its group, or the one below it that the environment names.
+        /// The rule's group, or the group below it that the environment names.
         group: String,
-        /// Why not.
+        /// The reason.
         error: Box<GroupError>,
     },
 }
@@ -72,13 +73,13 @@ pub enum PolicyError {
 /// What is wrong with a text.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// Nothing in it.
+    /// The text is empty; says what to do.
     Empty(&'static str),
-    /// Not UTF-8.
+    /// The text is not UTF-8.
     NotText,
-    /// A size is wrong.
+    /// A size in the text is invalid.
     Size(SizeError),
-    /// Not of the form that the variable has.
+    /// The text does not have the variable's form, which is given here.
     Form(&'static str),
 }
 
@@ -89,17 +90,6 @@ impl fmt::Display for Why {
             Self::NotText => f.write_str("it is not UTF-8"),
             Self::Size(error) => error.fmt(f),
             Self::Form(expected) => write!(f, "expected {expected}"),
-        }
-    }
-}
-
-impl PolicyError {
-    /// A group is named that is not below the one that a rule assigns.
-    pub fn not_below(rule: Assigned, named: String, elsewhere: bool) -> Self {
-        Self::NotBelow {
-            rule,
-            named,
-            elsewhere,
         }
     }
 }
@@ -121,7 +111,7 @@ impl fmt::Display for PolicyError {
             } => {
                 write!(
                     f,
-                    "{variable} has a limit for GPU '{}', which this process does not have",
+                    "{variable} has a limit for GPU '{}', which this process does not see",
                     gpu.escape_debug()
                 )?;
                 list(f, known)
@@ -133,7 +123,7 @@ impl fmt::Display for PolicyError {
             } => {
                 write!(
                     f,
-                    "{variable}: '{}' names a GPU that is not clear or has a limit already",
+                    "{variable}: '{}' fits several GPUs, or a GPU that has a limit already",
                     gpu.escape_debug()
                 )?;
                 list(f, matches)
@@ -149,17 +139,20 @@ impl fmt::Display for PolicyError {
                 let (group, named) = (&rule.group, named.escape_debug());
                 write!(
                     f,
-                    "you are assigned to group {group} by rule {} of the administrator's policy, and programs run only in it and in groups below it: ",
+                    "you are assigned to group {group} by rule {} of the administrator's policy, \
+                     and your programs run only in it and in groups below it: ",
                     rule.rule
                 )?;
                 match elsewhere {
                     true => write!(
                         f,
-                        "'{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, or name a group below {group}"
+                        "group '{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and \
+                         --name, or name a group below {group}"
                     ),
                     false => write!(
                         f,
-                        "there is no group {group}/{named}, which '{named}' means; make it with `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
+                        "'{named}' means group {group}/{named}, which does not exist; make it with \
+                         `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
                     ),
                 }
             }
@@ -172,12 +165,14 @@ impl fmt::Display for PolicyError {
                 match &**error {
                     GroupError::Io { path, error, .. } if *group != rule.group => write!(
                         f,
-                        "and may not make groups below it ({}: {error}): unset the variables that ask for a limit, or ask the administrator",
+                        "and may not make groups below it ({}: {error}): unset the variables that \
+                         ask for a limit, or ask the administrator",
                         path.display()
                     ),
                     GroupError::Missing { .. } => write!(
                         f,
-                        "and there is no group {group}: the administrator makes it with `gpulimit apply`"
+                        "and there is no group {group}: the administrator makes it with `gpulimit \
+                         apply`"
                     ),
                     GroupError::Io { what, path, error } => write!(
                         f,
@@ -193,13 +188,13 @@ impl fmt::Display for PolicyError {
 
 fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
     if gpus.is_empty() {
-        return f.write_str(": there is no GPU");
+        return f.write_str(": it sees no GPU");
     }
     for (i, (ordinal, id)) in gpus.iter().enumerate() {
         write!(
             f,
             "{}{ordinal} = {id}",
-            if i == 0 { ": there is " } else { ", " }
+            if i == 0 { ": it sees " } else { ", " }
         )?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What an administrator's rules can ask of a process.
+//! The properties of a process that the administrator's rules can ask for.
 
 use super::credentials;
 use super::namespace;
@@ -9,45 +9,44 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
-/// A process, as rules see it.
+/// A process as rules see it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Facts {
-    /// It is in a user namespace other than the machine's initial one, where none of the rest can
-    /// be believed.
+    /// Whether the process is in a user namespace other than the machine's initial one. The other
+    /// facts cannot be believed then.
     pub in_user_namespace: bool,
     /// The real user.
     pub uid: u32,
-    /// All its unix groups.
+    /// All unix groups of the process.
     pub gids: Vec<u32>,
-    /// Its paths in all cgroup hierarchies; only where rules ask.
+    /// The process's paths in all cgroup hierarchies; read only where rules ask for them.
     pub cgroups: Vec<String>,
-    /// The file that it executes; only where rules ask.
+    /// The file that the process executes; read only where rules ask for it.
     pub executable: Vec<u8>,
-    /// The ids of the containers that it is in; only where rules ask.
+    /// The ids of the containers that the process is in; read only where rules ask for them.
     pub containers: Vec<String>,
 }
 
 impl Facts {
-    /// Of this process, as far as the rules ask for it.
+    /// Reads the facts of this process that the rules ask for.
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
         let facts = Self {
-            in_user_namespace: !namespace::is_initial()?,
+            in_user_namespace: !is_in_initial_namespace()?,
             uid: process::uid(),
             ..Self::default()
         };
         facts.gather("/proc/self", credentials::gids, rules)
     }
 
-    /// Of a process by its pid here, as far as the rules ask for it.
+    /// Reads the facts of a process that the rules ask for. `pid` is its number in the caller's pid
+    /// namespace.
     pub fn of_process(pid: u32, rules: &Rules) -> Result<Self, RulesError> {
         let folder = format!("/proc/{pid}");
-        let (uid, gids) = credentials::of_process(pid).map_err(|error| RulesError::Unknown {
-            what: "/proc/PID/status",
-            error,
-        })?;
+        let unknown = RulesError::unknown("/proc/PID/status");
+        let (uid, gids) = credentials::of_process(pid).map_err(unknown)?;
         let user_namespace = |folder: &str| fs::read_link(format!("{folder}/ns/user")).ok();
         let facts = Self {
-            in_user_namespace: !namespace::is_initial()?
+            in_user_namespace: !is_in_initial_namespace()?
                 || user_namespace(&folder) != user_namespace("/proc/self"),
             uid,
             ..Self::default()
@@ -55,15 +54,15 @@ impl Facts {
         facts.gather(&folder, || gids, rules)
     }
 
-    /// Adds what the rules ask for. `process` is its folder in `/proc`. In a user namespace nothing
-    /// of it counts.
+    /// Adds the facts that the rules ask for. `process` is the process's folder in `/proc`. In a
+    /// user namespace nothing is added.
     fn gather(
         self,
         process: &str,
         gids: impl FnOnce() -> Vec<u32>,
         rules: &Rules,
     ) -> Result<Self, RulesError> {
-        let unknown = |what| move |error| RulesError::Unknown { what, error };
+        let unknown = RulesError::unknown;
         let mut facts = self;
         if facts.in_user_namespace {
             return Ok(facts);
@@ -81,8 +80,8 @@ impl Facts {
             let ids = facts.cgroups.iter().flat_map(|path| containers(path));
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
-                // A cgroup namespace hides the path; the engine's files that are mounted into the
-                // container tell.
+                // A cgroup namespace hides the path. The engine mounts files into the container,
+                // and their sources name it.
                 let text = fs::read(format!("{process}/mountinfo"))
                     .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
@@ -98,10 +97,15 @@ impl Facts {
     }
 }
 
-/// The ids of the containers that a process is in, by its pid here.
+fn is_in_initial_namespace() -> Result<bool, RulesError> {
+    namespace::is_initial().map_err(RulesError::unknown(namespace::USER))
+}
+
+/// Returns the ids of the containers that a process is in. `pid` is its number in the caller's pid
+/// namespace.
 pub fn containers_of(pid: u32) -> Vec<String> {
-    // A process can have any number of mounts, with names of any kind; every process of the machine
-    // is asked.
+    // A process can have any number of mounts with any names, and the caller asks for every process
+    // of the machine. So only this many bytes are read.
     const LONGEST: u64 = 4 << 20;
     let read = |file: &str| {
         let mut bytes = Vec::new();
@@ -122,25 +126,26 @@ pub fn containers_of(pid: u32) -> Vec<String> {
     ids
 }
 
-/// The paths in `/proc/self/cgroup`: `0::/user.slice`, `4:memory:/docker/<id>`.
+/// Iterates over the paths in `/proc/self/cgroup`: `0::/user.slice`, `4:memory:/docker/<id>`.
 fn cgroups(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))
         .filter(|path| path.starts_with('/'))
 }
 
-/// The container ids in a cgroup's path: `docker-<id>.scope`, `/docker/<id>`,
-/// `cri-containerd-<id>.scope` and their kin.
+/// Iterates over the container ids in a cgroup's path, such as `docker-<id>.scope`, `/docker/<id>`
+/// and `cri-containerd-<id>.scope`.
 fn containers(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter_map(|part| {
         let name = part.strip_suffix(".scope").unwrap_or(part);
         let (before, id) = name.rsplit_once('-').unwrap_or(("", name));
-        // The engine's own process for a container is not in it.
+        // The cgroup of `conmon` holds the engine's own process for a container, which is not in
+        // the container.
         (is_id(id) && !before.ends_with("conmon")).then_some(id)
     })
 }
 
-/// The container ids in the sources of mounts: `…/containers/<id>/hostname`.
+/// Iterates over the container ids in the sources of mounts: `…/containers/<id>/hostname`.
 fn mounted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let source = line.split(' ').nth(3)?;
@@ -194,15 +199,17 @@ mod tests {
     fn containers_behind_a_cgroup_namespace() {
         let id = "f".repeat(64);
         let text = format!(
-            "1 2 0:1 / /proc rw - proc proc rw\n3 2 8:1 /var/lib/docker/containers/{id}/hostname /etc/hostname rw - ext4 /dev/sda rw\n\
-             4 2 0:5 /containers/overlay-containers/{id}/userdata/hosts /etc/hosts rw - tmpfs tmpfs rw\n"
+            "1 2 0:1 / /proc rw - proc proc rw\n\
+             3 2 8:1 /var/lib/docker/containers/{id}/hostname /etc/hostname rw - ext4 /dev/sda rw\n\
+             4 2 0:5 /containers/overlay-containers/{id}/userdata/hosts /etc/hosts rw - tmpfs tmpfs \
+             rw\n"
         );
         assert_eq!(mounted(&text).collect::<Vec<_>>(), [&id, &id]);
         assert_eq!(mounted("1 2 0:1 / / rw - ext4 /dev/sda rw\n").count(), 0);
     }
 
     #[test]
-    fn only_what_rules_ask_is_gathered() {
+    fn only_facts_that_rules_ask_for_are_read() {
         let facts = Facts::of_self(&Rules::default()).expect("facts");
         assert_eq!(facts.uid, process::uid());
         let rest = Facts {

@@ -1,8 +1,8 @@
 //! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
 //! rules that put processes into them.
 //!
-//! Read in two steps, so that all mistakes are found at once and each is said with its line: serde
-//! reads each stanza, and what its texts mean is looked at here.
+//! The file is read in two steps, so that all mistakes are reported at once, each with its line:
+//! serde reads each stanza, and this module checks the texts in it.
 
 mod stanza;
 
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-/// Something in the file that cannot be, or that this machine does not have.
+/// A mistake in the file, or a name in it that this machine does not have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mistake {
     /// The file.
@@ -26,7 +26,8 @@ pub struct Mistake {
     pub line: usize,
     /// What is wrong, with the text, and what is accepted.
     pub why: String,
-    /// A user, a unix group or a GPU that is not there: right on another machine.
+    /// Whether the mistake is only that this machine lacks a user, a unix group or a GPU. The file
+    /// may be right on another machine.
     pub absent: bool,
 }
 
@@ -36,82 +37,84 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// A text or a figure and the line that it is in.
+/// A value with the line that it is in.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct At<T> {
-    /// What is there.
+    /// The value.
     pub value: T,
-    /// Where.
+    /// The line, from 1.
     pub line: usize,
 }
 
-/// Limits of a group, or those of all groups that say nothing.
+/// The limits of a group, or the defaults for groups that set none.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Settings {
-    /// Of each GPU as it is named in the file; `all` for those that are not.
+    /// The sizes by key and by GPU, as the file names the GPU; `all` for GPUs that it does not
+    /// name.
     pub sizes: Vec<(Key, At<String>, Extent)>,
-    /// Of the group as a whole, checked.
+    /// The values of the group as a whole, which have been checked.
     pub options: Vec<(OptionKey, String)>,
 }
 
-/// A `[group."…"]`.
+/// A stanza `[group."…"]`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GroupStanza {
-    /// Its name, perhaps with `{user}` and the like.
+    /// The group's name, which may contain `{user}`, `{uid}` or `{group}`.
     pub name: At<String>,
-    /// Its limits.
+    /// The group's limits.
     pub settings: Settings,
-    /// Who owns it.
+    /// The group's owner.
     pub owner: Option<At<String>>,
-    /// Who else may run in it.
+    /// The users beside the owner who may run in the group.
     pub members: Option<At<String>>,
-    /// For whom it is made, beside those whom the rules name.
+    /// The users for whom the group is made, beside those whom the rules name.
     pub users: Option<At<Vec<String>>>,
-    /// The same by unix group.
+    /// The unix groups for whose members the group is made.
     pub unix_group: Option<At<Vec<String>>>,
     /// Whether the stanza was read without a mistake.
     pub whole: bool,
 }
 
-/// A `[[rule]]`.
+/// A stanza `[[rule]]`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RuleStanza {
-    /// Where it begins.
+    /// The line in which the stanza begins.
     pub line: usize,
-    /// Conditions.
+    /// Condition: the process belongs to one of these users.
     pub user: Option<At<Vec<String>>>,
-    /// In one of these.
+    /// Condition: the process is in one of these unix groups.
     pub unix_group: Option<At<Vec<String>>>,
-    /// A glob each.
+    /// Condition: one of these patterns matches a cgroup of the process.
     pub cgroup: Option<At<Vec<String>>>,
-    /// A glob each.
+    /// Condition: one of these patterns matches the path of the executed file.
     pub executable: Option<At<Vec<String>>>,
-    /// A glob each.
+    /// Condition: one of these patterns matches the id of a container that the process is in.
     pub container: Option<At<Vec<String>>>,
-    /// Where to; empty where that could not be read.
+    /// The group that the rule assigns; empty if it could not be read.
     pub group: At<String>,
-    /// What happens when the group cannot be joined.
+    /// What happens to a program that cannot join the group.
     pub on_error: OnError,
     /// Whether the stanza was read without a mistake.
     pub whole: bool,
 }
 
-/// All of it.
+/// A policy file.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Policy {
-    /// Where it is from.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Of groups that say nothing.
+    /// The limits of groups that set none themselves.
     pub defaults: Settings,
     /// The groups.
     pub groups: Vec<GroupStanza>,
-    /// The rules, in their order.
+    /// The rules in the order of the file.
     pub rules: Vec<RuleStanza>,
     /// The parts that could not be read, by line.
     pub mistakes: Vec<Mistake>,
 }
 
-/// Reads a policy. What cannot be read is among its mistakes, and the rest of it is there.
+/// Reads a policy file. Parts that cannot be read are among its mistakes; the other parts are
+/// complete.
 pub fn parse(path: &Path, text: &str) -> Policy {
     let mut reader = Reader {
         path,
@@ -137,9 +140,13 @@ impl<'a> Reader<'a> {
     }
 
     fn wrong(&mut self, span: &Range<usize>, why: impl fmt::Display) {
+        self.wrong_at(self.line(span), why);
+    }
+
+    fn wrong_at(&mut self, line: usize, why: impl fmt::Display) {
         self.mistakes.push(Mistake {
             path: self.path.into(),
-            line: self.line(span),
+            line,
             why: why.to_string(),
             absent: false,
         });
@@ -175,7 +182,7 @@ impl<'a> Reader<'a> {
                     let (table, keys) = self.split(table, "[defaults]", Defaults::NAMES);
                     policy.defaults = self.settings(keys, &span);
                     let defaults: Defaults = self.read(table, &span);
-                    on_error = defaults.on_error.unwrap_or_default().into();
+                    on_error = defaults.on_error.unwrap_or_default();
                 }
                 ("group", DeValue::Table(groups)) => self.groups(groups, &mut policy),
                 ("rule", DeValue::Array(stanzas)) => rules = Some(stanzas),
@@ -183,7 +190,7 @@ impl<'a> Reader<'a> {
                     self.wrong(
                         &key.span(),
                         format_args!(
-                            "'{}' is no table: write [{}]",
+                            "'{}' must be a table: write [{}]",
                             key.get_ref(),
                             if key.get_ref() == "group" {
                                 "group.\"NAME\""
@@ -196,7 +203,7 @@ impl<'a> Reader<'a> {
                 ("rule", _) => {
                     self.wrong(
                         &key.span(),
-                        "'rule' is no list of rules: write [[rule]] above each",
+                        "'rule' must be a list: write [[rule]] above each rule",
                     );
                 }
                 (name, _) => {
@@ -205,14 +212,14 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        // After the defaults, wherever those are.
+        // The rules are read last, because they depend on the defaults anywhere in the file.
         for stanza in rules.into_iter().flatten() {
             let span = stanza.span();
             match stanza.into_inner() {
                 DeValue::Table(table) => self.rule(table, &span, on_error, &mut policy),
                 _ => self.wrong(
                     &span,
-                    "'rule' is no list of rules: write [[rule]] above each",
+                    "'rule' must be a list: write [[rule]] above each rule",
                 ),
             }
         }
@@ -227,7 +234,7 @@ impl<'a> Reader<'a> {
                 self.wrong(
                     &span,
                     format_args!(
-                        "'{}' is no group: write [group.\"{name}\"] and its keys below",
+                        "'{}' must be a table: write [group.\"{name}\"] and its keys below",
                         name.escape_debug()
                     ),
                 );
@@ -276,7 +283,8 @@ impl<'a> Reader<'a> {
             self.wrong(
                 span,
                 format_args!(
-                    "{place} has no group: add group = \"NAME\", or group = \"none\" to exempt"
+                    "{place} has no group: add group = \"NAME\", or group = \"none\" to exempt \
+                     processes"
                 ),
             );
         }
@@ -293,34 +301,26 @@ impl<'a> Reader<'a> {
             executable: self.list(text.executable),
             container: self.list(text.container),
             group: text.group.map_or(nowhere, |group| self.at(group)),
-            on_error: text.on_error.map_or(on_error, OnError::from),
+            on_error: text.on_error.unwrap_or(on_error),
             whole: false,
         };
         for globs in [&rule.cgroup, &rule.executable, &rule.container]
             .into_iter()
             .flatten()
         {
-            if let Some(bad) = globs
-                .value
-                .iter()
-                .find(|glob| glob.contains(char::is_control))
-            {
-                self.mistakes.push(Mistake {
-                    path: self.path.into(),
-                    line: globs.line,
-                    why: format!(
-                        "'{}' is no pattern: it has control characters",
-                        bad.escape_debug()
-                    ),
-                    absent: false,
-                });
+            let mut patterns = globs.value.iter();
+            if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
+                let bad = bad.escape_debug();
+                let why = format!("invalid pattern '{bad}': it has control characters");
+                self.wrong_at(globs.line, why);
             }
         }
         rule.whole = self.mistakes.len() == at_first;
         policy.rules.push(rule);
     }
 
-    /// A stanza's own keys, and those that say limits. Others are said and left out.
+    /// Splits a stanza into its own keys and the keys of limits. Other keys are reported and left
+    /// out.
     fn split(
         &mut self,
         table: DeTable<'a>,
@@ -401,7 +401,7 @@ impl<'a> Reader<'a> {
     fn settings(&mut self, keys: DeTable<'a>, span: &Range<usize>) -> Settings {
         let mut settings = Settings::default();
         for (key, value) in keys {
-            // One by one, so that all mistakes are found.
+            // The keys are read one by one, so that all mistakes are found.
             let one = DeTable::from_iter([(key, value)]);
             let keys: Keys = self.read(one, span);
             self.setting(keys, &mut settings);
@@ -456,7 +456,8 @@ impl<'a> Reader<'a> {
     ) {
         if !is_gpu(gpu.get_ref()) {
             let why = format_args!(
-                "'{}' names no GPU: expected an index, a UUID or its beginning, a PCI bus id, or all",
+                "invalid GPU '{}': expected an index, a UUID or its beginning, a PCI bus id, or \
+                 all",
                 gpu.get_ref().escape_debug()
             );
             self.wrong(&gpu.span(), why);
@@ -468,7 +469,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether this can be the name of a GPU: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`, `0000:3b:00.0`.
+/// Returns whether the text can name a GPU: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`,
+/// `0000:3b:00.0`.
 fn is_gpu(text: &str) -> bool {
     let kind = text
         .get(..4)

@@ -1,11 +1,11 @@
-//! Patterns of an administrator's rules: `*` is any text, also with `/` in it, and `?` any one
-//! byte.
+//! Patterns in the administrator's rules: `*` matches any text, including `/`, and `?` matches any
+//! one byte.
 
-/// Whether the pattern is all of the text. Takes at most as many steps as the product of both
-/// lengths.
+/// Returns whether the pattern matches the whole text. Takes at most as many steps as the product
+/// of both lengths.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut read) = (0, 0);
-    // Where the last `*` was, and up to where it reaches.
+    // The place of the last `*`, and the end of the text that it matches so far.
     let mut star: Option<(usize, usize)> = None;
     while let Some(byte) = text.get(read) {
         match (pattern.get(at), star) {
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_matches_and_what_does_not() {
+    fn patterns_match_whole_texts() {
         for (pattern, text, expected) in [
             ("", "", true),
             ("", "a", false),
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stars_end() {
+    fn a_pattern_with_many_stars_is_matched_in_bounded_time() {
         let pattern = "*a".repeat(256) + "b";
         assert!(!matches(pattern.as_bytes(), "a".repeat(4096).as_bytes()));
     }

@@ -1,13 +1,14 @@
-//! Which group a process belongs to, as the administrator's rules and its environment say.
+//! Which group a process belongs to, by the administrator's rules and the environment.
 //!
-//! Strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of other tools.
-//! Where a rule holds, the environment can only choose a group below the assigned one. Whatever
-//! cannot be understood is an error: a limit that was asked for is never silently none.
+//! The sources, strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of
+//! other tools. Where a rule holds, the environment can only choose a group below the assigned one.
+//! A value that cannot be understood is an error: a requested limit is never silently left out.
 
 mod assigned;
 #[cfg(feature = "file")]
 pub mod compile;
 mod credentials;
+mod decision;
 mod error;
 mod facts;
 #[cfg(feature = "file")]
@@ -28,17 +29,18 @@ use gpulimit_limits::{Key, LimitSet, Selector};
 use rules::{Assigned, OnError, Source};
 use std::ffi::OsString;
 
-/// The group to be in.
+/// The variable that names the group.
 pub const GROUP: &str = "GPULIMIT_GROUP";
-/// The limits of a group for this job alone.
+/// The variable with the limits of a group for this job alone.
 pub const MAX: &str = "GPULIMIT_MAX";
-/// NVIDIA MPS: `0=2G,1=512M`.
+/// The variable of NVIDIA MPS: `0=2G,1=512M`.
 const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// NVIDIA's containers: whole MiB.
+/// The variable of NVIDIA's containers: whole MiB.
 const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// The variables that ask for a group of the job's own. A process that starts with one of them and
-/// without [`GROUP`] sets the latter to [`job_group_name`], so that its children share the limit.
+/// without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`], so that its children use the same
+/// group.
 pub const JOB_VARIABLES: &[&str] = &{
     let mut all = [""; 4 + NUMBERED.len()];
     all[0] = MAX;
@@ -53,7 +55,7 @@ pub const JOB_VARIABLES: &[&str] = &{
     all
 };
 
-/// HAMi and others: a size, 0 is no limit.
+/// The variable of HAMi and other tools: a size, where 0 means no limit.
 const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 
 macro_rules! numbered {
@@ -65,33 +67,34 @@ const NUMBERED: [&str; 32] = numbered!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 );
 
-/// Reads one environment variable.
+/// A function that reads one environment variable.
 pub type Environment<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// Where a process belongs.
+/// The group that a process belongs to.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Assignment {
-    /// The root that has the group.
+    /// The root that holds the group.
     pub root: Root,
     /// The name of the group.
     pub group: String,
-    /// The limits to make the group with where it does not exist; without them it must exist.
+    /// The limits for a group that may be made. `None` means that the group must exist.
     pub create: Option<LimitRequest>,
-    /// The rule that holds, and the group that it names: this one, or one above it.
+    /// The rule that holds, with its group, which is this group or one above it.
     pub rule: Option<Assigned>,
 }
 
-/// Where this process belongs; `None` when neither a rule nor the environment says so.
+/// Returns the group of this process; `None` where neither a rule nor the environment names one.
 pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
     assignment_by(rule()?, env)
 }
 
-/// The group that the administrator's rules put this process into; `None` where none does.
+/// Returns the group that the administrator's rules put this process into; `None` where no rule
+/// does.
 pub fn rule() -> Result<Option<Assigned>, PolicyError> {
     assigned::by_rules(&Source::system())
 }
 
-/// Where a process with this environment belongs which the machine's rules put there, or nowhere.
+/// Returns the group of a process with this environment, for which `rule` holds, or no rule at all.
 pub fn assignment_by(
     rule: Option<Assigned>,
     env: &Environment<'_>,
@@ -117,7 +120,7 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     let asked = requests(env)?;
     let create = match asked {
         Asked::Limits(request) => Some(request),
-        // Another tool says in so many words that there is no limit.
+        // A variable of another tool says that there is no limit.
         Asked::None => return Ok(None),
         Asked::Nothing if group.is_none() => return Ok(None),
         Asked::Nothing => None,
@@ -131,7 +134,7 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     }))
 }
 
-/// The group that [`GROUP`] names.
+/// Returns the group that [`GROUP`] names.
 fn named(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
     let group = text(env, GROUP)?;
     if let Some(name) = &group {
@@ -143,31 +146,27 @@ fn named(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
     Ok(group)
 }
 
-/// Whether this is the name that a job gives itself.
+/// Returns whether this is a name that a job gives its own group.
 fn is_job(name: &str) -> bool {
     name.starts_with("job-") && Kind::of(name) == Kind::Job
 }
 
-/// The name of the group of a job whose first process this is.
-pub fn job_group_name(pid: u32, start_time: u64) -> String {
-    format!("job-{pid}-{start_time}")
-}
-
-/// As [`job_group_name`], with this process as the first.
+/// Returns the name of the group of a job whose first process is this one.
 pub fn own_job_group_name() -> String {
-    job_group_name(std::process::id(), Identity::own_start_time())
+    let (pid, start) = (std::process::id(), Identity::own_start_time());
+    format!("job-{pid}-{start}")
 }
 
 impl Assignment {
-    /// Whether nothing but a rule says where the process belongs.
+    /// Returns whether the group is the rule's own, so that the environment has not chosen it.
     pub fn is_by_rule_alone(&self) -> bool {
         self.rule
             .as_ref()
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Whether a process that cannot join is to run without a limit. Not where the environment
-    /// chose the group: that could then choose one that cannot be joined.
+    /// Returns whether a process that cannot join the group may run without a limit. This is never
+    /// so for a group that the environment chose: a user could choose one that cannot be joined.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -176,10 +175,10 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group, which is made first where it may be.
+    /// Makes this process a member of its group, after making the group if the request allows it.
     ///
-    /// `gpus` says which there are, by CUDA ordinal, and `capacity` how many bytes one of them has;
-    /// both are asked only where the request depends on it.
+    /// `gpus` returns the GPUs by CUDA ordinal, and `capacity` the memory of one in bytes. Both are
+    /// called only if the request depends on them.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
@@ -210,7 +209,7 @@ impl Assignment {
             Vec::new()
         };
         let limits = request.resolve(&gpus, capacity)?;
-        // Garbage that stays does no harm to this job.
+        // A failure of the clean-up does not matter to this job.
         let _ = self
             .root
             .collect_garbage(Garbage::Below(parent(&self.group)));
@@ -222,8 +221,8 @@ impl Assignment {
     }
 }
 
-/// Adds rules for GPUs that the one who made the group did not see. Rules that are there stay:
-/// somebody may have changed them since.
+/// Adds rules for GPUs that the maker of the group did not see. Existing rules stay, because an
+/// administrator may have changed them.
 fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     let there = group
         .limits()?
@@ -249,13 +248,13 @@ fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     Ok(())
 }
 
-/// What the variables that make a job group say.
+/// The answer of the variables that ask for a job's group.
 enum Asked {
-    /// These limits.
+    /// The variables ask for these limits.
     Limits(LimitRequest),
-    /// That there is to be none.
+    /// A variable says that there is no limit.
     None,
-    /// Nothing: they are not set.
+    /// No such variable is set.
     Nothing,
 }
 
@@ -308,7 +307,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
     Ok(if none { Asked::None } else { Asked::Nothing })
 }
 
-/// A variable of another tool, in that tool's syntax.
+/// Reads a variable of another tool, in that tool's syntax.
 fn foreign<T>(
     env: &Environment<'_>,
     name: &str,

@@ -1,18 +1,18 @@
-//! A limit as a variable asks for it, before it is known which GPUs there are.
+//! The limits that an environment variable asks for, before the GPUs are known.
 
 use super::error::{PolicyError, Why};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size};
 use gpulimit_limits::{Capacity, Key, LimitSet, Selector};
 
-/// Which GPU a rule is for, in the words of a person.
+/// The GPUs that a requested limit is for, as a user writes them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum RequestSelector {
-    /// All that have no rule of their own.
+    /// All GPUs that have no limit of their own.
     All,
-    /// By CUDA ordinal, as the process counts.
+    /// A GPU by its CUDA ordinal in this process.
     Ordinal(u32),
-    /// By UUID, or the beginning of one.
+    /// A GPU by its UUID, or the beginning of it.
     Prefix(String),
 }
 
@@ -56,18 +56,18 @@ impl RequestSelector {
 /// The limits that a variable asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LimitRequest {
-    /// What is asked for, and of which GPU.
+    /// The sizes that are asked for, with their GPUs.
     pub rules: Vec<(RequestSelector, Extent)>,
-    /// The variable that asks.
+    /// The name of the variable.
     pub variable: String,
-    /// Whether rules for GPUs that this process does not see may be left out: another tool wrote
-    /// them, for the whole machine.
+    /// Whether limits for GPUs that this process does not see may be left out. Another tool wrote
+    /// them for the whole machine.
     pub lenient: bool,
 }
 
 impl LimitRequest {
-    /// The request in rules for the GPUs that there are: `gpus`, with their CUDA ordinals.
-    /// `capacity` tells the memory of one of them.
+    /// Turns the request into limits for `gpus`, the GPUs with their CUDA ordinals. `capacity`
+    /// returns the memory of a GPU in bytes.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],
@@ -78,7 +78,7 @@ impl LimitRequest {
             true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
             false => Vec::new(),
         };
-        // Rules for one GPU come after those that are spread over all.
+        // Limits for single GPUs are set last, so that they replace what the limit for all has set.
         let mut named: Vec<Selector> = Vec::new();
         let rules = |spread: bool| {
             let rules = self.rules.iter();
@@ -110,7 +110,8 @@ impl LimitRequest {
                 return Err(self.ambiguous(selector, again.copied().collect()));
             }
             named.push(target);
-            // Another process of the job may see other GPUs.
+            // With `each`, all GPUs get a rule, because another process of the job may see other
+            // GPUs.
             set.set_extent(target, Key::Max, *extent, &capacities, true)
                 .map_err(|error| PolicyError::Extent {
                     variable: self.variable.clone(),
@@ -129,13 +130,13 @@ impl LimitRequest {
         }
     }
 
-    /// Whether the request can be put in rules only when the GPUs are known.
+    /// Returns whether the GPUs must be known to resolve the request.
     pub fn needs_gpus(&self) -> bool {
         let mut selectors = self.rules.iter().map(|(selector, _)| selector);
         selectors.any(|selector| *selector != RequestSelector::All) || self.depends_on_capacity()
     }
 
-    /// Whether the request asks for all of a GPU but some bytes.
+    /// Returns whether the request asks for "all of a GPU but some bytes".
     fn depends_on_capacity(&self) -> bool {
         let mut extents = self.rules.iter().map(|(_, extent)| extent);
         extents.any(|extent| matches!(extent, Extent::AllBut(_)))
@@ -161,17 +162,25 @@ pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
                 (selector, size)
             }
         };
-        let size = size.parse().map_err(Why::Size)?;
-        if rules.iter().any(|(there, _)| *there == selector) {
-            return Err(Why::Form(ONCE));
-        }
-        rules.push((selector, size));
+        add(&mut rules, selector, size.parse().map_err(Why::Size)?)?;
     }
     Ok(rules)
 }
 
-const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, with a CUDA ordinal, a GPU-… UUID or its beginning, or all for the GPU";
-const ONCE: &str = "one size for each GPU";
+fn add(
+    rules: &mut Vec<(RequestSelector, Extent)>,
+    selector: RequestSelector,
+    size: Extent,
+) -> Result<(), Why> {
+    if rules.iter().any(|(there, _)| *there == selector) {
+        return Err(Why::Form("one size for each GPU"));
+    }
+    rules.push((selector, size));
+    Ok(())
+}
+
+const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, where GPU is a CUDA \
+                    ordinal, a GPU-… UUID or its beginning, or all";
 
 /// Reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
 pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
@@ -184,14 +193,11 @@ pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
             Some(selector @ RequestSelector::Ordinal(_)) => selector,
             _ => return Err(Why::Form(FORM)),
         };
-        if rules.iter().any(|(there, _)| *there == selector) {
-            return Err(Why::Form(ONCE));
-        }
         if !size.trim_end().ends_with(|c: char| c.is_ascii_alphabetic()) {
             return Err(Why::Form(FORM));
         }
         let size: Size = size.parse().map_err(Why::Size)?;
-        rules.push((selector, size.into()));
+        add(&mut rules, selector, size.into())?;
     }
     Ok(rules)
 }

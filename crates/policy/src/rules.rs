@@ -1,44 +1,50 @@
-//! An administrator's rules, compiled: which process belongs to which group, whatever its
+//! The administrator's rules in compiled form: which process belongs to which group, whatever its
 //! environment says.
 //!
-//! `gpulimit apply` writes them into the system root, and the preloaded library reads them there:
-//! lines of words, with numbers in place of names, so that neither TOML nor the user database is
-//! needed. Anything that is not exactly what was written is an error, never "no rules".
+//! `gpulimit apply` writes the rules into the system root, and the preloaded library reads them
+//! there. The file consists of lines of words, with numbers in place of names, so that a reader
+//! needs neither TOML nor the user database. A file that is not exactly as it was written is an
+//! error; it never means "no rules".
 
 mod error;
 mod text;
 
 pub use error::{Fault, RulesError};
 
-use super::facts::Facts;
-use super::{glob, namespace};
+use super::namespace;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file in a root that has them. No group can have this name.
+/// The name of the file with the rules, in a root. No group can have this name.
 pub const FILE: &str = ".rules";
 
-/// The administrator's policy, which `gpulimit apply` makes rules of. That it is there is how
-/// programs know that rules are wanted where they cannot see the root that has them.
+/// The administrator's policy file, from which `gpulimit apply` makes the rules. Where a program
+/// cannot see the root with the rules, the existence of this file tells it that there should be
+/// rules.
 pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
-/// A file of more bytes is not read.
+/// The most bytes of a file that is read.
 pub const LONGEST: u64 = 4 << 20;
 
-/// What happens to a program that cannot come into its group.
+/// What happens to a program that cannot join its group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+#[cfg_attr(
+    feature = "file",
+    derive(serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum OnError {
-    /// It gets no GPU memory.
+    /// The program gets no GPU memory.
     #[default]
     Closed,
-    /// It runs without a limit, and says so.
+    /// The program runs without a limit, and a message says so.
     Open,
 }
 
 impl OnError {
-    /// As written.
+    /// Returns the value as text.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -47,76 +53,76 @@ impl OnError {
     }
 }
 
-/// Users by number, from the first to the last of each range.
+/// A range of user ids, from the first to the last.
 pub type Range = (u32, u32);
 
 /// The members of some unix groups.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct UnixGroups {
-    /// By the groups of the process.
+    /// The ids of the unix groups, compared with those of the process.
     pub gids: Vec<u32>,
-    /// By user: in a user namespace a process need not show its groups.
+    /// The users in these groups: in a user namespace a process can hide its unix groups.
     pub members: Vec<Range>,
 }
 
 /// The group that a rule puts processes into.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Target {
-    /// None: the environment decides.
+    /// No group: the environment decides.
     Exempt,
-    /// This one.
+    /// This group.
     Group(String),
-    /// One for each user; somebody who is not in the list gets no GPU memory.
+    /// A group for each user. A user who is not in the list gets no GPU memory.
     Each(Vec<(u32, String)>),
 }
 
-/// One rule. All of its conditions must hold; one that is empty always does.
+/// A rule. All of its conditions must hold; an empty condition always holds.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Rule {
-    /// Its place in the policy file, from 1.
+    /// The rule's place in the policy file, from 1.
     pub number: u32,
-    /// What happens to a program that cannot come into the group.
+    /// What happens to a program that cannot join the group.
     pub on_error: OnError,
-    /// One of these users.
+    /// Condition: the process belongs to one of these users.
     pub user: Vec<Range>,
-    /// In one of these unix groups.
+    /// Condition: the process is in one of these unix groups.
     pub unix_group: Option<UnixGroups>,
-    /// In a cgroup of such a path.
+    /// Condition: one of these patterns matches a cgroup of the process.
     pub cgroup: Vec<String>,
-    /// Executing such a file.
+    /// Condition: one of these patterns matches the path of the executed file.
     pub executable: Vec<String>,
-    /// In a container with such an id.
+    /// Condition: one of these patterns matches the id of a container that the process is in.
     pub container: Vec<String>,
-    /// Where to.
+    /// The group that the rule assigns.
     pub target: Target,
 }
 
-/// All rules, the first of which that matches counts.
+/// All rules. The first rule that matches a process decides.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Rules(pub Vec<Rule>);
 
 /// The group that the rules put a process into.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Assigned {
-    /// The group.
+    /// The name of the group.
     pub group: String,
-    /// What happens when the process cannot come into it.
+    /// What happens if the process cannot join the group.
     pub on_error: OnError,
-    /// The rule, as the policy file counts.
+    /// The rule's number in the policy file.
     pub rule: u32,
 }
 
-/// Where rules are, and whose they must be.
+/// The place of the rules, and the user who must own them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Source {
-    /// The root.
+    /// The root that holds the rules.
     pub root: PathBuf,
-    /// The user who may write them.
+    /// The only user who may write the rules.
     pub owner: u32,
 }
 
 impl Source {
-    /// The machine's own.
+    /// Returns the place of the machine's rules.
     pub fn system() -> Self {
         Self {
             root: gpulimit_group::SYSTEM.into(),
@@ -126,7 +132,7 @@ impl Source {
 }
 
 impl Rule {
-    /// A rule that fits every process.
+    /// Returns a rule that matches every process.
     fn of_everybody(number: u32, target: Target) -> Self {
         Self {
             number,
@@ -142,19 +148,19 @@ impl Rule {
 }
 
 impl Rules {
-    /// Every process belongs to this group, whatever its environment says: for a root that only one
-    /// container sees.
+    /// Returns rules that put every process into this group, for a root that only one container
+    /// sees.
     pub fn everybody(group: &str) -> Self {
         Self(vec![Rule::of_everybody(1, Target::Group(group.into()))])
     }
 
-    /// The rules one by one.
+    /// Iterates over the rules.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         self.0.iter()
     }
 
-    /// Reads the rules of a root; `None` where it has none. They count only where nobody but their
-    /// owner can have written them.
+    /// Reads the rules of a root; `None` where it has none. Fails where a user other than the owner
+    /// could have written them.
     pub fn load(source: &Source) -> Result<Option<Self>, RulesError> {
         let path = source.root.join(FILE);
         let failed = |error| RulesError::Io {
@@ -167,10 +173,11 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // In a user namespace the machine's root has no number, and his files show that. So do
-        // those of a user who has this number there, by subordinate ids; who mounts such files here
-        // could leave out the library as well.
-        let owner = match namespace::is_initial()? {
+        // In a user namespace the machine's root has no number, and root's files show `UNMAPPED`.
+        // Files of a user who has this number there, by subordinate ids, look the same; but a user
+        // who can mount such files could also leave out the library.
+        let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
+        let owner = match is_initial {
             true => source.owner,
             false if about.uid() == namespace::UNMAPPED && root.uid() == about.uid() => about.uid(),
             false => return Err(RulesError::Namespace { path }),
@@ -212,8 +219,8 @@ impl Rules {
         }
     }
 
-    /// Fails where something else than the machine's root of groups is at its place, in a user
-    /// namespace on a machine with a policy.
+    /// Fails where the process is in a user namespace of a machine with a policy, and something
+    /// other than the machine's root of groups is in its place.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,
@@ -221,7 +228,7 @@ impl Rules {
         };
         let hidden = is_the_machines(Path::new(POLICY))
             && !is_the_machines(&source.root)
-            && !namespace::is_initial()?;
+            && !namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         match hidden {
             true => Err(RulesError::Hidden {
                 root: source.root.clone(),
@@ -229,84 +236,16 @@ impl Rules {
             false => Ok(()),
         }
     }
-
-    /// The group that the first matching rule names; `None` where none matches, and where it
-    /// exempts.
-    ///
-    /// In a user namespace only a first rule that asks for nothing is believed, as the view of a
-    /// container has it.
-    pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
-        if facts.in_user_namespace
-            && let Some(first) = self.0.first()
-            && !first.is_unconditional()
-        {
-            return Err(RulesError::Namespace {
-                path: Path::new(gpulimit_group::SYSTEM).join(FILE),
-            });
-        }
-        let Some(rule) = self.0.iter().find(|rule| rule.matches(facts)) else {
-            return Ok(None);
-        };
-        let group = match &rule.target {
-            Target::Exempt => return Ok(None),
-            Target::Group(group) => group,
-            Target::Each(groups) => match groups.iter().find(|(uid, _)| *uid == facts.uid) {
-                Some((_, group)) => group,
-                None => {
-                    return Err(RulesError::Unlisted {
-                        uid: facts.uid,
-                        rule: rule.number,
-                    });
-                }
-            },
-        };
-        Ok(Some(Assigned {
-            group: group.clone(),
-            on_error: rule.on_error,
-            rule: rule.number,
-        }))
-    }
 }
 
-impl Rule {
-    /// Whether it says the same of every process.
-    fn is_unconditional(&self) -> bool {
-        self.user.is_empty()
-            && self.unix_group.is_none()
-            && self.cgroup.is_empty()
-            && self.executable.is_empty()
-            && self.container.is_empty()
-            && !matches!(self.target, Target::Each(_))
-    }
-
-    fn matches(&self, facts: &Facts) -> bool {
-        let one = |globs: &[String], text: &[u8]| {
-            globs
-                .iter()
-                .any(|glob| glob::matches(glob.as_bytes(), text))
-        };
-        let any = |globs: &[String], texts: &[String]| {
-            globs.is_empty() || texts.iter().any(|text| one(globs, text.as_bytes()))
-        };
-        let member = |groups: &UnixGroups| {
-            facts.gids.iter().any(|gid| groups.gids.contains(gid))
-                || is_in(&groups.members, facts.uid)
-        };
-        (self.user.is_empty() || is_in(&self.user, facts.uid))
-            && self.unix_group.as_ref().is_none_or(member)
-            && any(&self.cgroup, &facts.cgroups)
-            && any(&self.container, &facts.containers)
-            && (self.executable.is_empty() || one(&self.executable, &facts.executable))
-    }
-}
-
-fn is_in(ranges: &[Range], number: u32) -> bool {
+/// Returns whether one of the ranges has this number.
+pub(crate) fn is_in(ranges: &[Range], number: u32) -> bool {
     ranges
         .iter()
         .any(|(first, last)| (*first..=*last).contains(&number))
 }
 
-/// Not waiting for the writer of a FIFO that stands where the file should.
+/// Opens a file without waiting for the writer of a FIFO in its place.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)

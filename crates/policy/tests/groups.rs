@@ -1,5 +1,5 @@
-//! Groups on disk and the way into them: safety of the root, permissions, membership, removal, the
-//! environment.
+//! Tests of groups on disk and of the way into them: the safety of the root, permissions,
+//! membership, removal and the environment.
 
 #[path = "../../../tests/groups/nothing.rs"]
 mod nothing;
@@ -47,7 +47,7 @@ fn device(member: &Member) -> MemberDevice {
 // The root.
 
 #[test]
-fn looking_makes_nothing_and_the_first_group_makes_the_root() {
+fn looking_does_not_make_the_root_but_the_first_group_does() {
     let place = Place::new();
     let root = place.root();
     assert!(!root.exists());
@@ -80,7 +80,7 @@ fn permissions_are_those_of_a_private_or_of_a_system_root() {
             .expect("created")
             .group;
         let modes = [group.path(), &group.limits_path(), &group.ledger_path()].map(mode);
-        // Only what belongs to root is a system root.
+        // Only a directory that belongs to root is a system root.
         let by_root =
             std::os::unix::fs::MetadataExt::uid(&fs::metadata(&place.0).expect("there")) == 0;
         if root_mode == 0o700 || by_root {
@@ -169,7 +169,7 @@ fn a_group_that_exists_keeps_its_limits() {
 }
 
 #[test]
-fn many_who_create_the_same_group_make_one() {
+fn concurrent_creation_makes_one_group() {
     let place = Place::new();
     let root = place.root();
     let made: u32 = std::thread::scope(|scope| {
@@ -186,12 +186,12 @@ fn many_who_create_the_same_group_make_one() {
     let left = fs::read_dir(root.path().join("lab"))
         .expect("listed")
         .count();
-    // limits, ledger, lock, sub
+    // The directory holds limits, ledger, lock and sub.
     assert_eq!(left, 4, "temporary files stay behind");
 }
 
 #[test]
-fn half_a_group_is_made_whole() {
+fn an_incomplete_group_is_completed() {
     let place = Place::new();
     let root = place.root();
     root.create("lab", &set(GIB)).expect("created");
@@ -203,7 +203,7 @@ fn half_a_group_is_made_whole() {
 }
 
 #[test]
-fn removal_waits_for_nobody_and_takes_nothing_from_anybody() {
+fn removal_neither_waits_nor_takes_a_group_in_use() {
     let place = Place::new();
     let root = place.root();
     let created = root.create("lab", &set(GIB)).expect("created");
@@ -228,7 +228,7 @@ fn removal_waits_for_nobody_and_takes_nothing_from_anybody() {
 }
 
 #[test]
-fn garbage_is_jobs_that_nobody_needs() {
+fn garbage_is_groups_of_ended_jobs() {
     let place = Place::new();
     let root = place.root();
     for name in ["lab", "run-1-1", "run-2-2", "job-3-3", "job-4-4"] {
@@ -280,7 +280,7 @@ fn joining_and_removing_at_once_never_leaves_a_member_outside() {
 }
 
 #[test]
-fn a_group_removed_by_hand_is_told() {
+fn a_member_notices_that_its_group_was_removed_by_hand() {
     let place = Place::new();
     let root = place.root();
     root.create("lab", &set(GIB)).expect("created");
@@ -289,7 +289,7 @@ fn a_group_removed_by_hand_is_told() {
     assert!(member.is_orphaned());
     let error = Member::join(&root, "lab").err().expect("gone").to_string();
     assert!(
-        error.contains("no group 'lab'") && error.contains("there are none"),
+        error.contains("no group 'lab'") && error.contains("it has no groups"),
         "{error}"
     );
 }
@@ -379,7 +379,7 @@ fn rules(pairs: &[(&str, &str)]) -> Vec<(RequestSelector, Size)> {
 }
 
 #[test]
-fn nothing_asked_is_no_limit() {
+fn without_variables_there_is_no_limit() {
     let place = Place::new();
     assert_eq!(ask(&place, &[]).expect("understood"), None);
     for (name, value) in [
@@ -393,7 +393,7 @@ fn nothing_asked_is_no_limit() {
 }
 
 #[test]
-fn every_variable_in_its_syntax() {
+fn every_variable_is_read_in_its_own_syntax() {
     use RequestSelector::{All, Ordinal, Prefix};
     let bytes = Size::Bytes;
     assert_eq!(rules(&[("GPULIMIT_MAX", "4G")]), [(All, bytes(4 * GIB))]);
@@ -456,11 +456,11 @@ fn the_stronger_variable_wins() {
 }
 
 #[test]
-fn whatever_is_wrong_is_shown_and_never_no_limit() {
+fn a_wrong_value_is_an_error_and_never_no_limit() {
     let place = Place::new();
     for (name, value, expected) in [
         ("GPULIMIT_GROUP", "", "it is empty"),
-        ("GPULIMIT_GROUP", "a//b", "no name of a group"),
+        ("GPULIMIT_GROUP", "a//b", "invalid group name 'a//b'"),
         ("GPULIMIT_MAX", "", "it is empty"),
         ("GPULIMIT_MAX", " ", "it is empty"),
         ("GPULIMIT_MAX", "4Q", "invalid size '4Q'"),
@@ -524,7 +524,7 @@ fn a_job_makes_its_group_and_its_children_join_it() {
     let second = job.join(&gpus, &|_| None).expect("joined");
     let max = |member: &Member, id| member.max(&member.device(id, CAPACITY).expect("a device"));
     assert_eq!((max(&first, A), max(&second, B)), (2 * GIB, 3 * GIB));
-    // A change made since is not undone by the next child.
+    // The next child does not undo a change that was made since.
     let group = place.root().group("job-1-1").expect("there");
     group
         .write_limits(|set| set.set(Selector::Device(A), Key::Max, Size::Bytes(GIB)))
@@ -534,7 +534,7 @@ fn a_job_makes_its_group_and_its_children_join_it() {
 }
 
 #[test]
-fn a_child_that_sees_another_gpu_brings_its_rule() {
+fn a_child_that_sees_another_gpu_adds_a_rule_for_it() {
     let place = Place::new();
     let pairs = [("GPULIMIT_GROUP", "job-1-1"), ("GPULIMIT_MAX", "0=2G")];
     let job = ask(&place, &pairs).expect("understood").expect("a limit");
@@ -546,7 +546,7 @@ fn a_child_that_sees_another_gpu_brings_its_rule() {
 }
 
 #[test]
-fn a_rule_for_a_gpu_that_is_not_there_is_an_error() {
+fn a_limit_for_an_unknown_gpu_is_an_error() {
     let place = Place::new();
     let join = |variable: &str, value: &str| {
         let job = ask(&place, &[(variable, value)])
@@ -559,14 +559,14 @@ fn a_rule_for_a_gpu_that_is_not_there_is_an_error() {
     for value in ["2=4G", "GPU-ff=4G", "0=1G,2=4G"] {
         let error = join("GPULIMIT_MAX", value).expect("refused");
         assert!(
-            error.contains(&A.to_string()) && error.contains("does not have"),
+            error.contains(&A.to_string()) && error.contains("does not see"),
             "{error}"
         );
     }
     for value in ["GPU-1=4G", "0=4G,GPU-11=2G"] {
         let error = join("GPULIMIT_MAX", value).expect("refused");
         assert!(
-            error.contains(&A.to_string()) && error.contains("not clear"),
+            error.contains(&A.to_string()) && error.contains("fits several GPUs"),
             "{error}"
         );
     }
@@ -598,7 +598,7 @@ fn a_named_group_must_exist() {
 }
 
 #[test]
-fn cleaning_up_takes_no_group_that_is_being_made() {
+fn clean_up_leaves_a_group_that_is_being_made() {
     let place = Place::new();
     let root = place.root();
     let half = place.root_path().join("half");

@@ -10,14 +10,24 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A process with a write lease on a file (`F_SETLEASE`), which a container's root can take on any
-/// file that it can read. The process never gives the lease up.
+/// file that it can read.
 struct Lease(Child);
 
 impl Lease {
-    /// Takes a lease. The error is the system's text.
+    /// Takes a lease. The holder keeps it when another process waits for its end. The error is the
+    /// system's text.
     fn take(path: &Path) -> Result<Self, String> {
+        Self::taken(path, "signal.SIG_IGN")
+    }
+
+    /// The holder ends when another process waits for the lease's end.
+    fn take_until_asked(path: &Path) -> Self {
+        Self::taken(path, "signal.SIG_DFL").expect("a lease")
+    }
+
+    fn taken(path: &Path, on_signal: &str) -> Result<Self, String> {
         let script = "import fcntl, os, signal, sys\n\
-            signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+            signal.signal(signal.SIGIO, eval(sys.argv[2]))\n\
             file = os.open(sys.argv[1], os.O_RDONLY)\n\
             try: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
             except OSError as error: print(error.strerror, flush=True)\n\
@@ -26,6 +36,7 @@ impl Lease {
         let mut child = Command::new("python3")
             .args(["-c", script])
             .arg(path)
+            .arg(on_signal)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -61,6 +72,26 @@ fn a_lease_on_a_view_does_not_stop_the_next_plugin() {
     assert_ne!(inode(&rules), before);
     assert_eq!(fs::read(&rules).expect("rules"), text);
     assert!(node.has_group(&group_of(&edits)));
+}
+
+#[test]
+fn the_next_plugin_waits_for_the_end_of_leases_on_a_group() {
+    let mut node = Node::new();
+    let edits = node.kubelet.allocate(&node.ids(0, 0..1)).expect("granted");
+    let view = mount_at(&edits, "/run/gpulimit").host_path.clone();
+    let rules = Path::new(&view).join(".rules");
+    let group = node.world.root().path().join(group_of(&edits));
+    for names in [&["ledger"][..], &["lock"], &["limits", "ledger", "lock"]] {
+        fs::remove_file(&rules).expect("removed");
+        let take = |name: &&str| Lease::take_until_asked(&group.join(name));
+        let _leases: Vec<_> = names.iter().map(take).collect();
+        node.replace_plugin();
+        let said = node.plugin.said();
+        // The view is whole again.
+        assert!(rules.exists(), "{names:?}: {said:?}");
+        let complains = said.iter().any(|line| line.contains("lease"));
+        assert!(!complains, "{names:?}: {said:?}");
+    }
 }
 
 /// Programs of all containers open these files when they start.

@@ -1,29 +1,29 @@
-//! Who may be in which group.
+//! The users who may be in each group.
 
 use super::Compiler;
-use super::group::Planned;
+use super::group::{Planned, place};
 use crate::file::At;
 use crate::rules::{Range, Rule, Target};
-use gpulimit_group::{Members, parent};
+use gpulimit_group::{Members, upwards};
 use std::collections::BTreeMap;
 
-/// Whom the rules put into one group.
+/// The users whom the rules put into one group.
 #[derive(Clone, Debug, Default)]
 struct Assigned {
-    /// Rules, as the file counts.
+    /// The numbers of these rules in the file.
     rules: Vec<u32>,
-    /// Users by number.
+    /// The ranges of users.
     users: Vec<Range>,
-    /// Unix groups of which anybody is.
+    /// The unix groups whose members are put into the group.
     gids: Vec<u32>,
-    /// Anybody at all.
+    /// Whether processes of any user are put into the group.
     all: bool,
 }
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Says for every group who may be in it: what the file says, else whoever the rules put there; and
-/// who is in a group is in all above it.
+/// Sets for every group who may be in it: the users of `members` in the file, else those whom the
+/// rules put into it. A member of a group is also admitted to all groups above it.
 pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {
@@ -57,7 +57,8 @@ pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut G
                 let said = said(compiler, &text).unwrap_or(needed);
                 if needed != Members::Owner && said != Members::All && said != needed {
                     let why = format!(
-                        "group '{}' has members = \"{}\", but rule {} puts others into it: widen it, or leave members out",
+                        "group '{}' has members = \"{}\", but rule {} puts other users into it: \
+                         widen members, or leave it out",
                         planned.group.name,
                         text.value,
                         whom.rules.first().copied().unwrap_or_default()
@@ -73,7 +74,7 @@ pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut G
 
 impl Assigned {
     fn needed(&self, owner: Option<u32>) -> Members {
-        // Root may be everywhere.
+        // Root may be in every group without being admitted.
         let is_owner =
             |(first, last): &Range| *last == 0 || (first == last && Some(*first) == owner);
         let others = !self.users.iter().all(is_owner);
@@ -87,7 +88,7 @@ impl Assigned {
     }
 }
 
-/// What `members` says.
+/// Reads the value of `members`.
 fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
     match text.value.as_str() {
         "owner" => Some(Members::Owner),
@@ -103,7 +104,7 @@ fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
             }
             None => {
                 let why = format!(
-                    "'{}' is no value of members: expected \"owner\", \"all\" or \"@UNIXGROUP\"",
+                    "invalid value '{}' of members: expected \"owner\", \"all\" or \"@UNIXGROUP\"",
                     other.escape_debug()
                 );
                 compiler.wrong(text.line, why);
@@ -113,30 +114,20 @@ fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
     }
 }
 
-/// Who is in a group is charged in all above it, and so must be admitted there.
+/// Admits the users of each group to all groups above it: a member is charged in each of these.
 fn widen(groups: &mut Groups) {
-    let below: Vec<_> = groups
-        .values()
-        .map(|planned| {
-            (
-                planned.group.name.clone(),
-                planned.group.owner,
-                planned.group.members,
-            )
-        })
-        .collect();
+    let described =
+        |Planned { group, .. }: &Planned| (group.name.clone(), group.owner, group.members);
+    let below: Vec<_> = groups.values().map(described).collect();
     for (name, owner, members) in below {
-        let mut above = parent(&name);
-        while let Some(name) = above {
-            let place: Vec<String> = name.split('/').map(str::to_owned).collect();
-            if let Some(planned) = groups.get_mut(&place) {
+        for above in upwards(&name).skip(1) {
+            if let Some(planned) = groups.get_mut(&place(above)) {
                 let group = &mut planned.group;
                 let foreign = owner.is_some_and(|owner| owner != 0 && group.owner != Some(owner));
                 if foreign || members != Members::Owner {
                     group.members = Members::All;
                 }
             }
-            above = parent(name);
         }
     }
 }

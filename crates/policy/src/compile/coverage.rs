@@ -1,13 +1,13 @@
-//! The people whom no rule covers.
+//! The people to whom no rule applies.
 
 use super::names::Accounts;
-use crate::rules::{Range, Rule, Rules};
+use crate::rules::{Rule, Rules, is_in};
 
-/// Returns the login names of the people whose programs no rule holds for, while a rule holds for
-/// others of them.
+/// Returns the login names of the people to whom no rule applies, although rules apply to other
+/// people.
 ///
-/// Rules that ask for a cgroup, a container or an executable cover nobody as a whole. Where no rule
-/// covers anybody, as in a policy for containers, nobody is left out.
+/// A rule that asks for a cgroup, a container or an executable does not cover users as a whole. If
+/// all rules are of that kind, as in a policy for containers, the list is empty.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()
@@ -17,7 +17,7 @@ pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let people: Vec<_> = accounts
         .users()
         .into_iter()
-        .filter(|user| holds(&[people], user.uid))
+        .filter(|user| is_in(&[people], user.uid))
         .collect();
     if covering.is_empty() {
         return Vec::new();
@@ -39,12 +39,6 @@ fn covers_whole_users(rule: &Rule) -> bool {
 
 fn covers(rule: &Rule, uid: u32) -> bool {
     let groups = rule.unix_group.as_ref();
-    (rule.user.is_empty() || holds(&rule.user, uid))
-        && groups.is_none_or(|groups| holds(&groups.members, uid))
-}
-
-fn holds(ranges: &[Range], uid: u32) -> bool {
-    ranges
-        .iter()
-        .any(|(first, last)| (*first..=*last).contains(&uid))
+    (rule.user.is_empty() || is_in(&rule.user, uid))
+        && groups.is_none_or(|groups| is_in(&groups.members, uid))
 }

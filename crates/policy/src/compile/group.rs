@@ -1,4 +1,4 @@
-//! Groups, each template made one for everybody whom it is for.
+//! The groups of a policy: a template becomes a group for each user or unix group that it is for.
 
 use super::names::UnixGroup;
 use super::template::{self, Binding, Holes, fill, prefixes};
@@ -9,7 +9,7 @@ use gpulimit_group::{Kind, Members, check_name, parent};
 use gpulimit_limits::{Key, is_near};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A group and how the file came to it.
+/// A planned group, with the stanza that it comes from.
 pub(super) struct Planned {
     pub group: PlannedGroup,
     template: String,
@@ -17,7 +17,7 @@ pub(super) struct Planned {
 }
 
 impl Compiler<'_> {
-    /// The template is made for this user, and so are those that it is below.
+    /// Has the template made for this user or unix group, together with the templates above it.
     pub(super) fn bind(&mut self, template: &str, binding: Binding) {
         for prefix in prefixes(template) {
             if let Some(holes) = Holes::of(prefix)
@@ -55,7 +55,11 @@ impl Compiler<'_> {
         if !holes.user && !holes.group {
             self.wrong(
                 line,
-                format!("users and unix_group are for groups that are made for each, such as \"lab/{{user}}\": '{}' is one group; say who may run in it with owner and members", name.value),
+                format!(
+                    "users and unix_group are for templates such as \"lab/{{user}}\", but '{}' is \
+                     a single group: use owner and members to say who may run in it",
+                    name.value
+                ),
             );
             return;
         }
@@ -63,22 +67,14 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "'{}' has a group for each unix group, but names none: add unix_group = [\"NAME\", …]",
+                    "'{}' makes a group for each unix group, but names none: add unix_group = \
+                     [\"NAME\", …]",
                     name.value
                 ),
             );
             return;
         }
-        let groups = groups.unwrap_or_default();
-        let parts: Vec<Vec<UnixGroup>> = match holes.group {
-            true => groups.into_iter().map(|group| vec![group]).collect(),
-            false => vec![groups],
-        };
-        for part in parts {
-            let group = part
-                .first()
-                .filter(|_| holes.group)
-                .map(|group| group.name.clone());
+        for (group, part) in parts(groups.unwrap_or_default(), holes) {
             if !holes.user {
                 self.bind(&name.value, Binding { user: None, group });
                 continue;
@@ -88,21 +84,15 @@ impl Compiler<'_> {
                 whom.extend(self.names.members(group));
             }
             for user in whom {
-                let user = Some((user.name, user.uid));
-                self.bind(
-                    &name.value,
-                    Binding {
-                        user,
-                        group: group.clone(),
-                    },
-                );
+                let (user, group) = (Some((user.name, user.uid)), group.clone());
+                self.bind(&name.value, Binding { user, group });
             }
         }
     }
 
     pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
         let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
-        // Those for all first: a group of its own name has the last word.
+        // Templates come first, so that a stanza with the group's own name overrides them.
         let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
         let holes = |stanza: &&GroupStanza| Holes::of(&stanza.name.value).unwrap_or_default();
         stanzas.sort_by_key(|stanza| (!holes(stanza).any(), stanza.name.value.split('/').count()));
@@ -118,7 +108,9 @@ impl Compiler<'_> {
             if bindings.is_empty() && !says_whom && whole && !self.is_named_by_a_rule(template) {
                 self.say(
                     stanza.name.line,
-                    format!("group '{template}' is made for nobody: name it in a rule, or say for whom with users or unix_group"
+                    format!(
+                        "template '{template}' makes no group: name it in a rule, or add users or \
+                         unix_group"
                     ),
                     false,
                 );
@@ -126,16 +118,14 @@ impl Compiler<'_> {
             self.check_group(stanza, &bindings);
             for binding in bindings {
                 let name = fill(template, &binding);
-                let owner = self.owner(stanza, &binding);
-                let group = PlannedGroup {
-                    settings: merged(&stanza.settings, &self.policy.defaults),
-                    owner,
-                    members: Members::Owner,
-                    line: stanza.name.line,
-                    name: name.clone(),
-                };
                 let new = Planned {
-                    group,
+                    group: PlannedGroup {
+                        name: name.clone(),
+                        settings: merged(&stanza.settings, &self.policy.defaults),
+                        owner: self.owner(stanza, &binding),
+                        members: Members::Owner,
+                        line: stanza.name.line,
+                    },
                     template: template.clone(),
                     members: stanza.members.clone(),
                 };
@@ -157,8 +147,8 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Those for whom the template itself is named, and those for whom the ones that it is below
-    /// are made.
+    /// Returns the users and unix groups for which the template is made: those bound to it, and
+    /// those bound to templates above it.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -178,7 +168,7 @@ impl Compiler<'_> {
             })
     }
 
-    /// Finds groups below one that the file does not have: a mistake for each stanza, however many
+    /// Reports groups whose parent the file does not have: one mistake per stanza, however many
     /// groups it makes.
     fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
@@ -192,7 +182,8 @@ impl Compiler<'_> {
                 .filter(|group| group.template == *template)
                 .collect();
             let is_missing = if made.is_empty() {
-                // Made for nobody here, or each by a stanza of its own.
+                // The template makes no group on this machine, or stanzas of their own make all of
+                // them.
                 !self.bindings.contains_key(template)
                     && !policy.groups.iter().any(|other| other.name.value == above)
             } else {
@@ -205,19 +196,23 @@ impl Compiler<'_> {
             if is_missing {
                 self.wrong(
                     stanza.name.line,
-                    format!("group '{template}' is below '{above}', which the file does not have: add [group.\"{above}\"]"),
+                    format!(
+                        "group '{template}' is below '{above}', which the file does not have: add \
+                         [group.\"{above}\"]"
+                    ),
                 );
             }
         }
     }
 
-    /// Finds what is wrong with the name and the limits of a stanza: a mistake of each kind,
-    /// however many groups it makes.
+    /// Reports mistakes in the name and the limits of a stanza: one of each kind, however many
+    /// groups it makes.
     fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
         let template = &stanza.name.value;
         let holes = Holes::of(template).unwrap_or_default();
-        // A stanza that makes no group here is looked at with a name that is always right.
+        // A stanza that makes no group on this machine is checked with a sample name that is always
+        // valid.
         let example = Binding {
             user: Some(("x".into(), 0)),
             group: Some("x".into()),
@@ -235,9 +230,10 @@ impl Compiler<'_> {
         {
             let hint = match wrong.len() {
                 _ if !holes.user => String::new(),
-                1 => "; {uid} in place of {user} is always a name".into(),
+                1 => "; {uid} in place of {user} always gives a valid name".into(),
                 count => format!(
-                    "; so are {} more that it makes; {{uid}} in place of {{user}} is always a name",
+                    "; {} more of its names are invalid; {{uid}} in place of {{user}} always \
+                     gives a valid name",
                     count - 1
                 ),
             };
@@ -245,10 +241,17 @@ impl Compiler<'_> {
         } else if names.iter().any(|name| name == NONE) {
             self.wrong(
                 line,
-                "'none' is how a rule exempts, and so no name of a group: choose another one",
+                "invalid group name 'none': a rule with this word exempts processes; choose \
+                 another name",
             );
         } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
-            self.wrong(line, format!("the name '{name}' is kept for groups of single jobs, which go away by themselves: choose another one"));
+            self.wrong(
+                line,
+                format!(
+                    "the name '{name}' is reserved for groups of single jobs, which are removed \
+                     when the job ends: choose another name"
+                ),
+            );
         }
         let settings = merged(&stanza.settings, &self.policy.defaults);
         for key in [Key::Low, Key::Min] {
@@ -257,7 +260,11 @@ impl Compiler<'_> {
                 if let Some((_, max)) = max
                     && is_above(kept, max)
                 {
-                    self.wrong(line, format!("group '{template}' has {key} {kept} above max {max}, which it could never use: lower it to {max} at most"));
+                    let why = format!(
+                        "group '{template}' has {key} {kept} above max {max}, which it could never \
+                         use: lower it to {max} at most"
+                    );
+                    self.wrong(line, why);
                 }
             }
         }
@@ -271,7 +278,12 @@ impl Compiler<'_> {
         match (owner.value.as_str(), user) {
             ("{user}" | "{uid}", Some((_, uid))) => Some(*uid),
             ("{user}" | "{uid}", None) => {
-                self.wrong(owner.line, format!("'{}' is an owner for groups with {{user}} in their name only: give a login name", owner.value));
+                let why = format!(
+                    "owner '{}' works only for groups with {{user}} or {{uid}} in their name: \
+                     give a login name",
+                    owner.value
+                );
+                self.wrong(owner.line, why);
                 None
             }
             (name, _) => {
@@ -284,7 +296,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Finds rules that lead to groups that the file does not have, one mistake for each rule.
+    /// Reports rules that lead to groups that the file does not have: one mistake per rule.
     pub(super) fn check_targets(&mut self, groups: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for (number, stanza) in (1..).zip(&policy.rules) {
@@ -303,7 +315,7 @@ impl Compiler<'_> {
                 let bound = self.bindings.get(template).into_iter().flatten();
                 let mut names = bound.map(|binding| fill(template, binding)).peekable();
                 match names.peek() {
-                    // It leads nowhere on this machine.
+                    // The rule leads to no group on this machine.
                     None => !is_written,
                     Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
                 }
@@ -320,17 +332,33 @@ impl Compiler<'_> {
             let near = near.map_or(String::new(), |near| {
                 format!(", did you mean {}?", near.name.value)
             });
-            self.wrong(stanza.group.line, format!("rule {number} names the group '{template}', which the file does not have{near}: add [group.\"{template}\"], or write \"none\" to exempt"));
+            let why = format!(
+                "rule {number} names the group '{template}', which the file does not have{near}: \
+                 add [group.\"{template}\"], or write \"none\" to exempt processes"
+            );
+            self.wrong(stanza.group.line, why);
         }
     }
 }
 
-/// The parts of a group's name.
-fn place(name: &str) -> Vec<String> {
+/// Splits unix groups by the groups that a template makes: each by itself, with its name, where the
+/// template has `{group}`, else all together.
+pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
+    match holes.group {
+        true => {
+            let alone = |group: UnixGroup| (Some(group.name.clone()), vec![group]);
+            groups.into_iter().map(alone).collect()
+        }
+        false => vec![(None, groups)],
+    }
+}
+
+/// Returns the parts of a group's name.
+pub(super) fn place(name: &str) -> Vec<String> {
     name.split('/').map(str::to_owned).collect()
 }
 
-/// What the group says, and the defaults for keys of which it says nothing.
+/// Returns the group's own settings, with the defaults for keys that it does not set.
 fn merged(own: &Settings, defaults: &Settings) -> Settings {
     let mut all = own.clone();
     let says = |key| own.sizes.iter().any(|(there, ..)| *there == key);
@@ -360,7 +388,7 @@ fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Extent)> {
     of_key.map(|(_, gpu, size)| (gpu.value.as_str(), *size))
 }
 
-/// Whether one size is above the other on every GPU.
+/// Returns whether one size is larger than the other on every GPU.
 fn is_above(one: Extent, other: Extent) -> bool {
     match (one, other) {
         (Extent::Size(Size::Bytes(one)), Extent::Size(Size::Bytes(other))) => one > other,

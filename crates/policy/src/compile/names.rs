@@ -1,42 +1,42 @@
-//! Users and unix groups of a machine.
+//! The users and unix groups of a machine.
 
 use crate::rules::Range;
 
 /// A user.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct User {
-    /// Login name; the number where there is none.
+    /// The login name; the number as text where there is none.
     pub name: String,
-    /// The number.
+    /// The user id.
     pub uid: u32,
-    /// The user's first unix group.
+    /// The id of the user's first unix group.
     pub gid: u32,
 }
 
 /// A unix group.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct UnixGroup {
-    /// Its name.
+    /// The unix group's name.
     pub name: String,
-    /// Its number.
+    /// The unix group's id.
     pub gid: u32,
-    /// Names of the users who are in it beside those whose first group it is.
+    /// The login names of its members, without the users whose first group it is.
     pub members: Vec<String>,
 }
 
-/// The machine's database of them.
+/// The machine's database of users and unix groups.
 pub trait Accounts {
-    /// The user of this name.
+    /// Returns the user of this name.
     fn user(&self, name: &str) -> Option<User>;
-    /// The unix group of this name.
+    /// Returns the unix group of this name.
     fn unix_group(&self, name: &str) -> Option<UnixGroup>;
-    /// All users that the database lists.
+    /// Returns all users that the database lists.
     fn users(&self) -> Vec<User>;
-    /// The numbers that users who are people have.
+    /// Returns the range of user ids that people have.
     fn regular(&self) -> Range;
 }
 
-/// The database, and its list once it was asked for.
+/// The database, with its list of users once that was asked for.
 pub(super) struct Names<'a> {
     accounts: &'a dyn Accounts,
     listed: Option<Vec<User>>,
@@ -55,7 +55,7 @@ impl<'a> Names<'a> {
         self.listed.get_or_insert_with(|| accounts.users())
     }
 
-    /// By name, or by number.
+    /// Finds a user by name or by number.
     pub fn user(&mut self, text: &str) -> Option<User> {
         if let Some(user) = self.accounts.user(text) {
             return Some(user);
@@ -73,7 +73,7 @@ impl<'a> Names<'a> {
         self.accounts.unix_group(name)
     }
 
-    /// Everybody who is in it, as far as the database tells.
+    /// Returns all members of a unix group that the database knows.
     pub fn members(&mut self, group: &UnixGroup) -> Vec<User> {
         let accounts = self.accounts;
         let mut members: Vec<User> = group

@@ -1,5 +1,6 @@
-//! Rules, each made one or more with numbers and whole names in it.
+//! The rules of a policy: each becomes one or more rules with numbers and whole names.
 
+use super::group::parts;
 use super::names::{UnixGroup, User};
 use super::template::{self, Binding, Holes, fill};
 use super::{Compiler, NONE};
@@ -28,7 +29,8 @@ impl Compiler<'_> {
             self.wrong(
                 stanza.group.line,
                 format!(
-                    "'{}' has a group for each unix group, but rule {number} names none: add unix_group = [\"NAME\", …]",
+                    "'{}' makes a group for each unix group, but rule {number} names none: add \
+                     unix_group = [\"NAME\", …]",
                     stanza.group.value
                 ),
             );
@@ -52,17 +54,12 @@ impl Compiler<'_> {
         if users.as_ref().is_some_and(Vec::is_empty)
             || unix_groups.as_ref().is_some_and(Vec::is_empty)
         {
-            // Nobody that it names is there, which has been said; without a condition it would hold
-            // for everybody.
+            // The users that the rule names do not exist, which has been reported. Without a
+            // condition the rule would hold for every process.
             return Vec::new();
         }
-        let parts: Vec<Vec<UnixGroup>> = match unix_groups {
-            None => vec![Vec::new()],
-            Some(groups) if holes.group => groups.into_iter().map(|group| vec![group]).collect(),
-            Some(groups) => vec![groups],
-        };
         let mut rules = Vec::new();
-        for part in parts {
+        for (group, part) in parts(unix_groups.unwrap_or_default(), holes) {
             let mut rule = rule.clone();
             if !part.is_empty() {
                 let members: Vec<User> = part
@@ -74,10 +71,6 @@ impl Compiler<'_> {
                     members: ranges(&members),
                 });
             }
-            let group = part
-                .first()
-                .filter(|_| holes.group)
-                .map(|group| group.name.clone());
             if exempt {
                 rule.target = Target::Exempt;
             } else if holes.user {
@@ -109,7 +102,7 @@ impl Compiler<'_> {
         rules
     }
 
-    /// Whom a rule with a group for each user is for, as far as they are known now.
+    /// Returns the users for whom a rule makes a group each, as far as they are known now.
     fn whom(&mut self, users: Option<&[User]>, groups: &[UnixGroup]) -> Vec<User> {
         let members: Vec<User> = groups
             .iter()
@@ -127,7 +120,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Their numbers, as few ranges as there can be.
+/// Returns the users' numbers in as few ranges as possible.
 fn ranges(users: &[User]) -> Vec<Range> {
     let uids: BTreeSet<u32> = users.iter().map(|user| user.uid).collect();
     let mut ranges: Vec<Range> = Vec::new();

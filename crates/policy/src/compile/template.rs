@@ -1,11 +1,11 @@
 //! Names with `{user}`, `{uid}` and `{group}` in them.
 
-/// What a name has to be told.
+/// The kinds of placeholders in a name.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Holes {
-    /// A user, by name or number.
+    /// A user, by name or by number.
     pub user: bool,
-    /// A unix group.
+    /// A unix group, by name.
     pub group: bool,
 }
 
@@ -14,7 +14,7 @@ const UID: &str = "{uid}";
 const GROUP: &str = "{group}";
 
 impl Holes {
-    /// Those of a name; `None` where it has braces around something else.
+    /// Returns the placeholders in a name; `None` where it has braces around another text.
     pub fn of(template: &str) -> Option<Self> {
         let rest = template
             .replace(USER, "")
@@ -31,25 +31,25 @@ impl Holes {
     }
 }
 
-/// What to say of a name without [`Holes`].
+/// Returns the message for a name with braces around another text.
 pub(super) fn unknown(template: &str) -> String {
     format!(
-        "'{}' has braces around something unknown: expected {USER}, {UID} or {GROUP}",
+        "unknown placeholder in '{}': expected {USER}, {UID} or {GROUP}",
         template.escape_debug()
     )
 }
 
-/// Whom a name is filled in for.
+/// The user and the unix group for which a name is filled in.
 #[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Binding {
-    /// Name and number.
+    /// The user's name and number.
     pub user: Option<(String, u32)>,
-    /// Name.
+    /// The unix group's name.
     pub group: Option<String>,
 }
 
 impl Binding {
-    /// Only what these ask for.
+    /// Returns a binding with only those parts that the placeholders ask for.
     pub fn narrowed(&self, holes: Holes) -> Self {
         Self {
             user: self.user.clone().filter(|_| holes.user),
@@ -69,7 +69,7 @@ pub(super) fn fill(template: &str, binding: &Binding) -> String {
     name
 }
 
-/// The name and those that it is below, from the top.
+/// Iterates over the names of the groups above this one, from the top, and then this name.
 pub(super) fn prefixes(template: &str) -> impl Iterator<Item = &str> {
     let ends = template.match_indices('/').map(|(at, _)| at);
     ends.chain([template.len()]).map(|end| &template[..end])
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_and_what_fills_them() {
+    fn placeholders_are_found_and_filled() {
         let holes = |user, group| Some(Holes { user, group });
         assert_eq!(Holes::of("lab"), holes(false, false));
         assert_eq!(Holes::of("lab/{user}"), holes(true, false));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_from_the_top() {
+    fn prefixes_of_a_name_start_at_the_top() {
         let all: Vec<_> = prefixes("a/{user}/b").collect();
         assert_eq!(all, ["a", "a/{user}", "a/{user}/b"]);
     }

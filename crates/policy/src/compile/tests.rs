@@ -4,7 +4,8 @@ use crate::rules::{Range, Rule, Target, UnixGroups};
 use gpulimit_base::units::Size;
 use std::path::Path;
 
-/// alice and bob are in lab, carol in lab and guests, the daemon in nothing.
+/// A machine on which alice and bob are in `lab`, carol is in `lab` and `guests`, and the daemon is
+/// in no unix group.
 struct Machine;
 
 const PEOPLE: [(&str, u32, u32); 5] = [
@@ -72,7 +73,7 @@ fn names(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn one_stanza_is_a_group_for_each_user() {
+fn a_template_makes_a_group_for_each_user() {
     let plan = plan(
         r#"
 [group.lab]
@@ -98,7 +99,7 @@ group = "lab/{user}"
     );
     let alice = group(&plan, "lab/alice");
     assert_eq!((alice.owner, alice.members), (Some(1000), Members::Owner));
-    // Who is below is charged in it.
+    // A member of a group below is charged in it.
     assert_eq!(group(&plan, "lab").members, Members::All);
     let rule = &plan.rules.0[0];
     let groups = UnixGroups {
@@ -114,14 +115,14 @@ group = "lab/{user}"
 }
 
 #[test]
-fn everybody_means_people_where_each_gets_a_group() {
+fn a_rule_for_all_users_makes_groups_for_regular_users() {
     let plan = plan("[group.'u{uid}']\n[[rule]]\nuser = '*'\ngroup = 'u{uid}'\n");
     assert_eq!(names(&plan), ["u1000", "u1001", "u1002"]);
     assert_eq!(plan.rules.0[0].user, [(1000, 60_000)]);
 }
 
 #[test]
-fn a_group_for_each_unix_group() {
+fn a_template_makes_a_group_for_each_unix_group() {
     let plan =
         plan("[group.'{group}']\n[[rule]]\nunix_group = ['guests', 'lab']\ngroup = '{group}'\n");
     assert_eq!(names(&plan), ["guests", "lab"]);
@@ -137,13 +138,14 @@ fn a_group_for_each_unix_group() {
 }
 
 #[test]
-fn users_who_are_in_a_unix_group_as_well() {
-    let text = "[group.'{user}']\n[[rule]]\nuser = ['bob', 'carol', 'root']\nunix_group = 'guests'\ngroup = '{user}'\n";
+fn user_and_unix_group_must_both_hold() {
+    let text = "[group.'{user}']\n[[rule]]\nuser = ['bob', 'carol', 'root']\nunix_group = \
+                'guests'\ngroup = '{user}'\n";
     assert_eq!(names(&plan(text)), ["carol"]);
 }
 
 #[test]
-fn a_unix_group_without_members_still_holds_for_who_comes() {
+fn a_unix_group_without_members_applies_to_later_members() {
     let plan =
         plan("[group.a]\n[group.'a/{user}']\n[[rule]]\nunix_group = 'empty'\ngroup = 'a/{user}'\n");
     assert_eq!(names(&plan), ["a"]);
@@ -151,7 +153,7 @@ fn a_unix_group_without_members_still_holds_for_who_comes() {
 }
 
 #[test]
-fn a_group_of_its_own_name_has_the_last_word() {
+fn a_stanza_with_a_groups_own_name_overrides_a_template() {
     let plan = plan(
         r#"
 [group."{user}"]
@@ -177,9 +179,10 @@ members = "@lab"
 }
 
 #[test]
-fn defaults_hold_for_keys_that_a_group_does_not_say() {
+fn defaults_apply_to_keys_that_a_group_does_not_set() {
     let plan = plan(
-        "[defaults]\nmax = '10%'\non_limit = 'wait'\n[group.a]\n[group.b]\nmax = { '0' = '1G' }\non_limit = 'fail'\n",
+        "[defaults]\nmax = '10%'\non_limit = 'wait'\n[group.a]\n[group.b]\nmax = { '0' = '1G' \
+         }\non_limit = 'fail'\n",
     );
     let sizes = |name| {
         group(&plan, name)
@@ -196,7 +199,7 @@ fn defaults_hold_for_keys_that_a_group_does_not_say() {
 }
 
 #[test]
-fn who_may_be_in_a_group_is_whom_the_rules_put_there() {
+fn members_are_those_whom_the_rules_put_into_a_group() {
     let plan = plan(
         r#"
 [group.a]
@@ -236,15 +239,15 @@ group = "d"
 }
 
 #[test]
-fn what_contradicts_itself() {
+fn contradictions_are_reported() {
     for (text, line, why) in [
         ("[group.'a/b']\n", 1, "add [group.\"a\"]"),
-        ("[group.'a b']\n", 1, "no name of a group"),
-        ("[group.none]\n", 1, "how a rule exempts"),
-        ("[group.job-1-2]\n", 1, "kept for groups of single jobs"),
+        ("[group.'a b']\n", 1, "invalid group name 'a b'"),
+        ("[group.none]\n", 1, "invalid group name 'none'"),
+        ("[group.job-1-2]\n", 1, "reserved for groups of single jobs"),
         ("[group.'{users}']\n", 1, "{user}, {uid} or {group}"),
-        ("[group.'{user}']\n", 1, "made for nobody"),
-        ("[group.a]\nusers = 'alice'\n", 2, "made for each"),
+        ("[group.'{user}']\n", 1, "makes no group"),
+        ("[group.a]\nusers = 'alice'\n", 2, "'a' is a single group"),
         (
             "[group.a]\nmax = '4G'\nmin = '5G'\n",
             1,
@@ -286,7 +289,7 @@ fn what_contradicts_itself() {
         (
             "[group.a]\nmembers = 'owner'\n[[rule]]\nuser = 'bob'\ngroup = 'a'\n",
             2,
-            "rule 1 puts others into it",
+            "rule 1 puts other users into it",
         ),
         ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
         (
@@ -306,7 +309,7 @@ fn what_contradicts_itself() {
 }
 
 #[test]
-fn who_is_not_there_is_told_apart() {
+fn users_that_the_machine_lacks_are_reported_as_absent() {
     for (text, line, name) in [
         ("[group.a]\nowner = 'dave'\n", 2, "'dave'"),
         ("[group.a]\nmembers = '@nerds'\n", 2, "'nerds'"),
@@ -328,35 +331,35 @@ fn who_is_not_there_is_told_apart() {
             one.absent && one.line == line && one.why.contains(name),
             "{one}"
         );
-        // Never a rule that holds for everybody since nobody of those is there.
+        // A rule whose users do not exist must not hold for every process.
         let is_bounded = |rule: &Rule| !rule.user.is_empty() || rule.unix_group.is_some();
         assert!(plan.rules.iter().all(is_bounded), "{plan:?}");
     }
 }
 
 #[test]
-fn people_without_a_rule_are_found() {
+fn people_to_whom_no_rule_applies_are_listed() {
     let left = |text: &str| uncovered(&plan(text).rules, &Machine);
     let rule = |conditions: &str| format!("[group.a]\n[[rule]]\n{conditions}\ngroup = 'a'\n");
     assert_eq!(left(&rule("user = 'alice'")), ["bob", "carol"]);
     assert_eq!(left(&rule("unix_group = 'lab'")), Vec::<String>::new());
     assert_eq!(left(&rule("unix_group = 'guests'")), ["alice", "bob"]);
     assert_eq!(left(&rule("user = '*'")), Vec::<String>::new());
-    // Each holds for some programs of everybody, and says of nobody as a whole.
+    // These rules hold for some programs of every user, and cover no user as a whole.
     assert_eq!(left(&rule("executable = '/x'")), Vec::<String>::new());
     let both = rule("executable = '/x'") + "[[rule]]\nuser = 'bob'\ngroup = 'none'\n";
     assert_eq!(left(&both), ["alice", "carol"]);
 }
 
 #[test]
-fn users_by_number() {
+fn users_can_be_named_by_number() {
     let plan = plan("[group.'{user}']\n[[rule]]\nuser = ['1000', '4711']\ngroup = '{user}'\n");
     assert_eq!(names(&plan), ["4711", "alice"]);
     assert_eq!(plan.rules.0[0].user, [(1000, 1000), (4711, 4711)]);
 }
 
 #[test]
-fn exempted_ones_need_no_group() {
+fn a_rule_that_exempts_needs_no_group() {
     let plan = plan("[[rule]]\nuser = 'root'\ngroup = 'none'\n");
     assert_eq!(plan.rules.0[0].target, Target::Exempt);
     assert!(plan.groups.is_empty());

@@ -6,9 +6,9 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use toml::Spanned;
 
-/// A part of a stanza that is read by itself.
+/// The part of a stanza that is read into one type.
 pub(super) trait Stanza {
-    /// Its keys.
+    /// The keys of the part.
     const NAMES: &'static [&'static str];
 }
 
@@ -39,18 +39,18 @@ impl Stanza for Keys {
     ];
 }
 
-/// What else `[defaults]` says.
+/// The keys of `[defaults]` beside limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Defaults {
-    pub on_error: Option<OnErrorWord>,
+    pub on_error: Option<OnError>,
 }
 
 impl Stanza for Defaults {
     const NAMES: &'static [&'static str] = &["on_error"];
 }
 
-/// What else a group says.
+/// The keys of a group's stanza beside limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupText {
@@ -64,7 +64,7 @@ impl Stanza for GroupText {
     const NAMES: &'static [&'static str] = &["owner", "members", "users", "unix_group"];
 }
 
-/// A rule.
+/// The keys of a rule's stanza.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleText {
@@ -74,7 +74,7 @@ pub(super) struct RuleText {
     pub executable: Option<Spanned<Names>>,
     pub container: Option<Spanned<Names>>,
     pub group: Option<Spanned<String>>,
-    pub on_error: Option<OnErrorWord>,
+    pub on_error: Option<OnError>,
 }
 
 impl Stanza for RuleText {
@@ -87,23 +87,6 @@ impl Stanza for RuleText {
         "group",
         "on_error",
     ];
-}
-
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum OnErrorWord {
-    #[default]
-    Closed,
-    Open,
-}
-
-impl From<OnErrorWord> for OnError {
-    fn from(word: OnErrorWord) -> Self {
-        match word {
-            OnErrorWord::Closed => Self::Closed,
-            OnErrorWord::Open => Self::Open,
-        }
-    }
 }
 
 /// A size for all GPUs, or a table of GPUs and sizes.
@@ -119,7 +102,10 @@ impl<'de> Deserialize<'de> for Amount {
             type Value = Amount;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a size such as \"8G\" or \"20%\", or a table such as { all = \"8G\", \"0\" = \"4G\" }")
+                f.write_str(
+                    "a size such as \"8G\" or \"20%\", or a table such as { all = \"8G\", \"0\" = \
+                     \"4G\" }",
+                )
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
@@ -142,7 +128,7 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-/// One word: a text, a number, or true and false.
+/// A single value: a text, a number, or true and false.
 pub(super) struct Word(pub String);
 
 impl<'de> Deserialize<'de> for Word {

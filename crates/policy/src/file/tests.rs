@@ -8,7 +8,7 @@ fn read(text: &str) -> Result<Policy, Vec<Mistake>> {
     }
 }
 
-/// All that is said of a file that is wrong.
+/// Returns all mistakes of an invalid file.
 #[track_caller]
 fn wrong(text: &str) -> Vec<String> {
     let mistakes = read(text).expect_err(text);
@@ -16,7 +16,7 @@ fn wrong(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn everything_that_can_be_written() {
+fn a_file_with_every_key_is_read() {
     let policy = read(
         r#"
 [defaults]
@@ -98,13 +98,13 @@ group = "lab"
 }
 
 #[test]
-fn an_empty_file_asks_for_nothing() {
+fn an_empty_file_has_no_groups_and_no_rules() {
     let policy = read("# nothing\n").expect("right");
     assert!(policy.groups.is_empty() && policy.rules.is_empty());
 }
 
 #[test]
-fn all_mistakes_are_said_at_once_with_their_lines() {
+fn all_mistakes_are_reported_at_once_with_their_lines() {
     let said = wrong(
         r#"grup = 1
 [defaults]
@@ -133,7 +133,10 @@ user = []
         (5, "unknown key 'mx' in group 'lab', did you mean max?"),
         (6, "max: invalid size 'lots'"),
         (7, "'5': invalid type: integer `5`, expected a string"),
-        (9, "'never' is no value of on_limit: expected fail or wait"),
+        (
+            9,
+            "invalid value 'never' of on_limit: expected fail or wait",
+        ),
         (10, "'7': invalid type"),
         (12, "unknown key 'usr' in rule 1, did you mean user?"),
         (14, "rule 2 has no group"),
@@ -151,7 +154,7 @@ user = []
 }
 
 #[test]
-fn each_mistake_by_itself() {
+fn each_mistake_has_its_own_message() {
     for (text, line, why) in [
         ("group = 1", 1, "[group.\"NAME\"]"),
         ("[group]\nlab = 1", 2, "[group.\"lab\"]"),
@@ -169,9 +172,13 @@ fn each_mistake_by_itself() {
         (
             "[group.lab]\nmax = { everything = '4G' }",
             2,
-            "'everything' names no GPU",
+            "invalid GPU 'everything'",
         ),
-        ("[group.lab]\nmax = { GPU- = '4G' }", 2, "names no GPU"),
+        (
+            "[group.lab]\nmax = { GPU- = '4G' }",
+            2,
+            "invalid GPU 'GPU-'",
+        ),
         ("[group.lab]\nwait_timeout = 'soon'", 2, "30s"),
         ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
         ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),
@@ -193,7 +200,7 @@ fn each_mistake_by_itself() {
 }
 
 #[test]
-fn the_keys_that_are_known_are_those_that_serde_reads() {
+fn the_listed_keys_are_those_that_serde_reads() {
     fn accepts<T: Stanza + Default + for<'a> Deserialize<'a>>() {
         for name in T::NAMES {
             let text = format!("{name} = \"closed\"");

@@ -1,59 +1,60 @@
-//! Why rules do not count, or say nothing of a process.
+//! The errors of rules.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Rules that are there and cannot be followed. The program gets no GPU memory: a limit that is
-/// meant must not be none.
+/// The reason why existing rules cannot be followed. The program gets no GPU memory then: an
+/// intended limit must not become none.
 #[derive(Debug)]
 pub enum RulesError {
-    /// The system refused.
+    /// A system call failed.
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// Others than the administrator could have written them.
+    /// A user other than the administrator could have written the rules.
     Unsafe {
         /// The root or the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why the file is unsafe.
         why: Fault,
     },
-    /// Not what `gpulimit apply` writes.
+    /// The file is not what `gpulimit apply` writes.
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The line, from 1; 0 the whole file.
+        /// The line, from 1; 0 means the whole file.
         line: usize,
     },
-    /// Written by another version.
+    /// The file was written by another version.
     Version {
         /// The file.
         path: PathBuf,
     },
-    /// A rule asks for something that cannot be told of this process.
+    /// A rule asks for a fact that cannot be read for this process.
     Unknown {
-        /// Where it was looked for.
+        /// The file that has the fact.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// The process is in a user namespace of its own, where nothing that a rule asks can be told.
+    /// The process is in a user namespace of its own, where the facts that rules ask for cannot be
+    /// believed.
     Namespace {
         /// The file with the rules.
         path: PathBuf,
     },
-    /// The machine has a policy, and the process sees something else in place of the root with its
+    /// The machine has a policy, but the process sees something else in place of the root with the
     /// rules.
     Hidden {
         /// The root.
         root: PathBuf,
     },
-    /// A rule with a group for each user has none for this one.
+    /// The rule has a group for each user, but none for this user.
     Unlisted {
         /// The user.
         uid: u32,
@@ -62,20 +63,27 @@ pub enum RulesError {
     },
 }
 
-/// Why a file is not trusted.
+/// The reason why a file is not trusted.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Not a plain file in a plain directory.
+    /// It is not a plain file in a plain directory.
     Kind,
     /// It belongs to this user.
     Owner(u32),
-    /// Others may write it; the permissions.
+    /// Other users may write it; has the permissions.
     Writable(u32),
+}
+
+impl RulesError {
+    /// Returns a function that makes the error for a fact that cannot be read from the file `what`.
+    pub(crate) fn unknown(what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::Unknown { what, error }
+    }
 }
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ANEW: &str = "the administrator can write them anew with `gpulimit apply`";
+        const AGAIN: &str = "the administrator can write them again with `gpulimit apply`";
         match self {
             Self::Io { path, error } => write!(
                 f,
@@ -95,43 +103,50 @@ impl fmt::Display for RulesError {
                         write!(f, "may be written by others (mode {mode:04o})")?;
                     }
                 }
-                write!(f, ": {ANEW}")
+                write!(f, ": {AGAIN}")
             }
             Self::Damaged { path, line: 0 } => {
                 write!(
                     f,
-                    "the administrator's rules in {} are damaged: {ANEW}",
+                    "the administrator's rules in {} are damaged: {AGAIN}",
                     path.display()
                 )
             }
             Self::Damaged { path, line } => write!(
                 f,
-                "the administrator's rules in {} are damaged in line {line}: {ANEW}",
+                "the administrator's rules in {} are damaged in line {line}: {AGAIN}",
                 path.display()
             ),
             Self::Version { path } => write!(
                 f,
-                "the administrator's rules in {} are of another version of gpulimit: {ANEW} of the same version as this library",
+                "the administrator's rules in {} are of another version of gpulimit: {AGAIN} of \
+                 the same version as this library",
                 path.display()
             ),
             Self::Unknown { what, error } => write!(
                 f,
-                "the administrator's rules ask what {what} says of this program, which cannot be read: {error}"
+                "the administrator's rules depend on {what} of this program, which cannot be read: \
+                 {error}"
             ),
             Self::Namespace { path } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules in {} cannot tell whose it is: run it outside, or in a container that has its group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where the administrator's rules in {} cannot \
+                 tell which user it belongs to: run it outside, or in a container that has its \
+                 group from the administrator (docs/containers.md)",
                 path.display()
             ),
             Self::Hidden { root } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules cannot be seen: something else is at {}, and {} says that there are rules: run it outside, or in a container that has its group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where the administrator's rules cannot be \
+                 seen: something else is at {}, and {} says that there are rules: run it outside, \
+                 or in a container that has its group from the administrator (docs/containers.md)",
                 root.display(),
                 super::POLICY
             ),
             Self::Unlisted { uid, rule } => write!(
                 f,
-                "rule {rule} of the administrator's policy has a group for each user, but none for user {uid} yet: the administrator makes it with `gpulimit apply`"
+                "rule {rule} of the administrator's policy has a group for each user, but none for \
+                 user {uid} yet: the administrator makes it with `gpulimit apply`"
             ),
         }
     }

@@ -1,8 +1,9 @@
 use super::*;
+use crate::facts::Facts;
 use gpulimit_scratch::Scratch;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-/// A root of its own that goes away with the test.
+/// A root of the test's own, which is removed with the test.
 struct Place(
     Source,
     #[expect(dead_code, reason = "goes with the test")] Scratch,
@@ -46,7 +47,7 @@ fn group(name: &str) -> Target {
     Target::Group(name.into())
 }
 
-/// Some of everything.
+/// Returns rules with every kind of condition and target.
 fn rules() -> Rules {
     Rules(vec![
         Rule {
@@ -101,7 +102,7 @@ fn rules_read_back() {
 }
 
 #[test]
-fn no_file_is_no_rules() {
+fn a_root_without_a_file_has_no_rules() {
     let place = Place::new();
     assert_eq!(place.load().expect("looked"), None);
     let nowhere = Source {
@@ -112,7 +113,7 @@ fn no_file_is_no_rules() {
 }
 
 #[test]
-fn the_first_rule_that_matches_counts_and_all_its_conditions() {
+fn the_first_rule_whose_conditions_all_hold_decides() {
     assert_eq!(assigned(&user(8)), None);
     assert_eq!(assigned(&user(1001)).as_deref(), Some("lab/bob"));
     assert_eq!(assigned(&user(4000)), None);
@@ -160,7 +161,7 @@ fn in_a_user_namespace_only_a_first_rule_for_everybody_is_believed() {
 }
 
 #[test]
-fn what_is_assigned_says_by_which_rule() {
+fn an_assigned_group_names_its_rule() {
     let found = rules().assigned(&user(1000)).expect("clear");
     let expected = Assigned {
         group: "lab/alice".into(),
@@ -171,7 +172,7 @@ fn what_is_assigned_says_by_which_rule() {
 }
 
 #[test]
-fn a_user_who_has_come_since_is_not_let_through() {
+fn a_user_without_a_group_for_each_user_is_refused() {
     let new = Facts {
         gids: vec![101],
         ..user(1002)
@@ -185,7 +186,7 @@ fn a_user_who_has_come_since_is_not_let_through() {
 }
 
 #[test]
-fn rules_of_others_do_not_count_and_are_not_passed_over() {
+fn rules_that_another_user_could_write_are_an_error() {
     let place = Place::with(&rules());
     mode(&place.file(), 0o664);
     assert!(place.error().contains("mode 0664"), "{}", place.error());
@@ -209,7 +210,7 @@ fn rules_of_others_do_not_count_and_are_not_passed_over() {
 }
 
 #[test]
-fn another_version_is_said_to_be_one() {
+fn rules_of_another_version_are_named_as_such() {
     let place = Place::new();
     fs::write(place.file(), "gpulimit-rules 2\nanything\n").expect("written");
     mode(&place.file(), 0o644);
@@ -217,7 +218,7 @@ fn another_version_is_said_to_be_one() {
 }
 
 #[test]
-fn damage_is_found_and_never_no_rules() {
+fn damaged_rules_are_an_error_and_never_no_rules() {
     let good = rules().to_string();
     let mut wrong: Vec<String> = [
         "",
@@ -228,7 +229,7 @@ fn damage_is_found_and_never_no_rules() {
     ]
     .map(str::to_owned)
     .into();
-    // Every line left out, or twice.
+    // Each line is left out once, and doubled once.
     let lines: Vec<&str> = good.split_inclusive('\n').collect();
     for at in 0..lines.len() {
         wrong.push([&lines[..at], &lines[at + 1..]].concat().concat());
@@ -242,7 +243,7 @@ fn damage_is_found_and_never_no_rules() {
 #[test]
 fn no_random_change_is_taken_for_rules() {
     let good = rules().to_string().into_bytes();
-    // Xorshift: the same changes every time.
+    // A xorshift generator, which makes the same changes in every run.
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut random = move |below: usize| {
         state ^= state << 13;

@@ -9,8 +9,9 @@
 //! cgroup /system.slice/*    a line for each pattern
 //! executable /opt/*
 //! container *
-//! group lab                 or `exempt`, or a line `each 1000 lab/alice` for each user (`each` alone: there is none yet)
-//! end 1 0123456789abcdef    how many rules there are, and a sum over all before
+//! group lab                 the target: a group, or `exempt`,
+//!                           or `each 1000 lab/alice` for each user, or `each` for no user yet
+//! end 1 0123456789abcdef    the number of rules, and a sum over all lines before
 //! ```
 
 use super::{OnError, Range, Rule, Rules, Target, UnixGroups};
@@ -21,12 +22,12 @@ const HEAD: &str = "gpulimit-rules ";
 /// The format that this code reads and writes.
 pub(super) const FORMAT: u64 = gpulimit_base::version::RULES;
 
-/// What is wrong with a text.
+/// What is wrong with a text that is not a file of rules.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Wrong {
-    /// Another version wrote it.
+    /// Another version wrote the text.
     Version,
-    /// This line, from 1; 0 the whole.
+    /// This line is wrong, from 1; 0 means the whole text.
     Line(usize),
 }
 
@@ -83,14 +84,15 @@ fn numbers(out: &mut impl fmt::Write, word: &str, ranges: &[Range]) -> fmt::Resu
     out.write_char('\n')
 }
 
-/// FNV-1a: finds damage, not forgery, which the file's owner and permissions keep out.
+/// Returns the FNV-1a hash. The sum reveals damage; forgery is kept out by the file's owner and
+/// permissions.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Reads what [`Rules`] writes, and nothing else.
+/// Reads exactly what [`Rules`] writes.
 pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::Line(0))?;
     let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
@@ -125,7 +127,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     }
 }
 
-/// A rule whose end has not been read.
+/// A rule that is being read.
 struct Draft {
     rule: Rule,
     has_target: bool,
@@ -135,18 +137,12 @@ impl Draft {
     fn new(head: &str) -> Option<Self> {
         let (number, on_error) = head.split_once(' ')?;
         let rule = Rule {
-            number: number.parse().ok()?,
             on_error: match on_error {
                 "closed" => OnError::Closed,
                 "open" => OnError::Open,
                 _ => return None,
             },
-            user: Vec::new(),
-            unix_group: None,
-            cgroup: Vec::new(),
-            executable: Vec::new(),
-            container: Vec::new(),
-            target: Target::Each(Vec::new()),
+            ..Rule::of_everybody(number.parse().ok()?, Target::Each(Vec::new()))
         };
         Some(Self {
             rule,
@@ -202,7 +198,7 @@ impl Draft {
     }
 }
 
-/// `1000 1003-1005`; at least one.
+/// Reads one or more ranges: `1000 1003-1005`.
 fn ranges(text: &str) -> Option<Vec<Range>> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

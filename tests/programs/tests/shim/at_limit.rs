@@ -380,8 +380,8 @@ fn kill_group_kills_every_process() {
         let (status, errors) = killed.end();
         assert!(!status.success());
         let line = format!(
-            "group world has no room for 300.0 MiB on GPU GPU-46a9\u{2026}, which this process ({asker}) asked for: \
-             kills pid {holder} (gpu-script), pid {asker} (gpu-script), as its oom=kill-group says"
+            "group world has no room for 300.0 MiB on GPU GPU-46a9\u{2026}, requested by this process \
+             ({asker}): killing pid {holder} (gpu-script), pid {asker} (gpu-script) (oom=kill-group)"
         );
         assert_eq!(errors.contains(&line), asked, "{errors}");
     }

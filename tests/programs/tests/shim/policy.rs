@@ -212,7 +212,7 @@ fn no_variable_overrides_the_assigned_group() {
         alice.end();
     }
     for name in ["lab", "lab/bob", "bob", "job-1-2"] {
-        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, and programs run only in it and in groups below it";
+        let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, and your programs run only in it and in groups below it";
         machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
     }
     // The program removes the variable after its start.
@@ -618,7 +618,7 @@ fn doctor_names_the_rule_for_another_process() {
     let changed = "[[rule]]\nuser = \"alice\"\ngroup = \"lab\"\n";
     machine.apply(&POLICY.replacen("[[rule]]", &format!("{changed}[[rule]]"), 1));
     let said = doctor(&["--pid", &alice.pid().to_string()]);
-    assert!(said.contains("is to be in lab\n"), "{said}");
+    assert!(said.contains("would be in group lab\n"), "{said}");
 }
 
 #[test]

@@ -226,9 +226,9 @@ fn check_reports_what_apply_refuses_on_this_machine() {
     let [check, apply] = answers("[group.a]\nmax = { 7 = '4G' }\n");
     assert_eq!((check.0, apply.0), (Some(0), Some(1)), "{}", check.1);
     for words in [
-        "p.toml:2: no GPU '7'",
-        "(right on another machine)",
-        "on this machine `gpulimit apply` refuses it",
+        "p.toml:2: unknown GPU '7'",
+        "(may be valid on another machine)",
+        "on this machine `gpulimit apply` rejects it",
     ] {
         assert!(check.1.contains(words), "{words}: {}", check.1);
     }

@@ -440,9 +440,14 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
     engine.nothing_is_left();
 
     for (arguments, state, status, why) in [
-        (&create("2g")[..], json!({}), 1, "no state of a container"),
-        (&create("2g"), json!("x"), 1, "no state of a container"),
-        (&create("2g"), of("", 1), 1, "the id is ''"),
+        (
+            &create("2g")[..],
+            json!({}),
+            1,
+            "not the state of a container",
+        ),
+        (&create("2g"), json!("x"), 1, "not the state of a container"),
+        (&create("2g"), of("", 1), 1, "invalid id ''"),
         (&create("2g"), of("a", 0), 1, "has no process 0"),
         (&create("lots"), of("a", 1), 2, "lots"),
         (&["create"], of("a", 1), 2, "--cap SIZE or --group NAME"),
@@ -450,10 +455,15 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
             &["create", "--group", "../x"],
             of("a", 1),
             2,
-            "no name of a group",
+            "invalid group name",
         ),
         (&["mount"], of("a", 1), 1, "has no group"),
-        (&["mount", "--cap", "2g"], of("a", 1), 2, "are for create"),
+        (
+            &["mount", "--cap", "2g"],
+            of("a", 1),
+            2,
+            "apply only to create",
+        ),
         (&["remove"], of("a", 1), 0, ""),
     ] {
         let (code, said) = engine.hook(arguments, &state);
