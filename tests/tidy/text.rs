@@ -234,3 +234,52 @@ fn headings_have_the_names_that_links_use() {
         ["b.md#c", "f"]
     );
 }
+
+// Mutants.
+
+/// The entries of a page's list, each on one line.
+fn entries(text: &str) -> Vec<String> {
+    let mut entries: Vec<String> = Vec::new();
+    for line in text.lines() {
+        match (line.strip_prefix("  "), entries.last_mut()) {
+            (Some(more), Some(entry)) if entry.starts_with("- ") => {
+                entry.push(' ');
+                entry.push_str(more);
+            }
+            _ => entries.push(line.to_owned()),
+        }
+    }
+    entries
+}
+
+/// `scripts/mutants` finds an explanation by its file and line.
+#[test]
+fn explained_mutants_are_in_lines_that_exist() {
+    let page = read("docs/internals/mutants.md");
+    let mut file = "";
+    let (mut found, mut count) = (Vec::new(), 0);
+    let entries = entries(&page);
+    for entry in &entries {
+        if let Some(name) = entry.strip_prefix("### `") {
+            file = name.trim_end_matches('`');
+        }
+        if !entry.starts_with("- `") {
+            continue;
+        }
+        let line = entry.split_once("` at `").map(|(_, rest)| rest);
+        let line = line
+            .and_then(|rest| rest.split_once("`: "))
+            .map(|(line, _)| line);
+        let line = line.unwrap_or_else(|| panic!("{entry}: no line"));
+        count += 1;
+        let source = fs::read_to_string(root().join(file)).unwrap_or_default();
+        if !source.lines().any(|text| text.trim() == line) {
+            found.push(format!("{file}: {line}"));
+        }
+    }
+    assert!(count >= 40, "{count} explanations were read");
+    none(
+        "docs/internals/mutants.md explains lines that are gone",
+        &found,
+    );
+}
