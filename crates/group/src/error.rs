@@ -69,7 +69,7 @@ pub enum GroupError {
         owner: u32,
     },
     /// The group cannot get another owner, because a group below it belongs to another user.
-    Kept {
+    OwnedBelow {
         /// The group.
         name: String,
         /// The group below.
@@ -185,9 +185,9 @@ impl GroupError {
 }
 
 /// Displays an error of a group without the advice to make the group, for verbs that only look.
-pub struct NotToBeMade<'a>(pub &'a GroupError);
+pub struct WithoutCreateHint<'a>(pub &'a GroupError);
 
-impl fmt::Display for NotToBeMade<'_> {
+impl fmt::Display for WithoutCreateHint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.absence(f)
     }
@@ -247,7 +247,7 @@ impl fmt::Display for GroupError {
                 "group '{name}' would be in a directory of user {owner}, where all groups belong \
                  to that user: name no other owner, or make the group elsewhere"
             ),
-            Self::Kept { name, below, owner } => write!(
+            Self::OwnedBelow { name, below, owner } => write!(
                 f,
                 "group '{name}' cannot get another owner, because group '{below}' in it belongs to \
                  user {owner}: remove that group first (`gpulimit rm --recursive {below}`); it \

@@ -69,7 +69,7 @@ impl Root {
                 let error = io::Error::new(ErrorKind::InvalidInput, why);
                 return Err(GroupError::io("use", Path::new(&path), error));
             }
-            None if user::may_write(Path::new(SYSTEM)) || is_made_by_us() => SYSTEM.into(),
+            None if user::may_write(Path::new(SYSTEM)) || makes_system_root() => SYSTEM.into(),
             None => own_default(),
         };
         Self::at(path)
@@ -309,7 +309,7 @@ impl Root {
             let about = fs::symlink_metadata(below.path());
             let whose = about.map_err(|error| below.failed("open", error))?.uid();
             if whose != owner {
-                return Err(GroupError::Kept {
+                return Err(GroupError::OwnedBelow {
                     name: group.name.clone(),
                     below: below.name,
                     owner: whose,
@@ -351,7 +351,7 @@ impl Root {
     pub fn is_public(&self) -> bool {
         match self.modes() {
             Ok(modes) => modes == PUBLIC,
-            Err(error) => is_not_found(&error) && self.is_systems(),
+            Err(error) => is_not_found(&error) && self.is_system_root(),
         }
     }
 
@@ -377,14 +377,18 @@ impl Root {
     }
 
     /// Returns whether this is the machine's root and the caller may make it.
-    fn is_systems(&self) -> bool {
+    fn is_system_root(&self) -> bool {
         user::effective() == 0 && self.path == Path::new(SYSTEM)
     }
 
     /// Makes the root if it does not exist, and checks it.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {
-            let modes = if self.is_systems() { PUBLIC } else { PRIVATE };
+            let modes = if self.is_system_root() {
+                PUBLIC
+            } else {
+                PRIVATE
+            };
             self.make_directory(modes.directory)?;
         }
         file_system::check(&self.path)?;
@@ -414,7 +418,7 @@ fn own_default() -> PathBuf {
 
 /// Returns whether this process is root and [`SYSTEM`] does not exist yet, so that its first group
 /// makes it.
-fn is_made_by_us() -> bool {
+fn makes_system_root() -> bool {
     let missing =
         || fs::symlink_metadata(SYSTEM).is_err_and(|error| error.kind() == ErrorKind::NotFound);
     let above = Path::new(SYSTEM).parent().unwrap_or(Path::new("/"));
