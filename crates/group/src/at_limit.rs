@@ -376,10 +376,7 @@ impl<'a> Request<'a, '_> {
         if victims.is_empty() {
             return false;
         }
-        let (charged, max) = (
-            station.ledger.charged(index),
-            station.bounds(self.device, index).max,
-        );
+        let Refused { charged, max, .. } = self.refused_at(level);
         station.record(EventKind::Oom, index, self.bytes, charged, max);
         self.pressure.tell(format_args!(
             "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \

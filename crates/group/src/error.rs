@@ -173,13 +173,12 @@ impl GroupError {
         if let Some(near) = known.iter().find(|group| is_near(name, group)) {
             write!(f, ", did you mean {near}?")?;
         }
-        for (i, group) in known.iter().take(8).enumerate() {
-            write!(f, "{}{group}", if i == 0 { " (known: " } else { ", " })?;
-        }
+        let first = known.iter().take(8).map(String::as_str);
+        let first = first.collect::<Vec<_>>().join(", ");
         match known.len() {
             0 => f.write_str(" (it has no groups)"),
-            1..=8 => f.write_str(")"),
-            more => write!(f, " and {} more)", more - 8),
+            1..=8 => write!(f, " (known: {first})"),
+            more => write!(f, " (known: {first} and {} more)", more - 8),
         }
     }
 }

@@ -103,12 +103,8 @@ pub struct Refusal<'a> {
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use gpulimit_base::units::gib;
-        let Self {
-            group,
-            charged,
-            max,
-        } = *self;
-        write!(f, "group {group} uses {} of {}", gib(charged), gib(max))
+        let (charged, max) = (gib(self.charged), gib(self.max));
+        write!(f, "group {} uses {charged} of {max}", self.group)
     }
 }
 
@@ -261,6 +257,13 @@ impl Member {
         self.levels.iter().zip(device.index.iter().copied())
     }
 
+    /// Runs `run` with this process's slot at each level.
+    fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
+        for (station, index) in self.stations(device) {
+            run(&station.slot, index);
+        }
+    }
+
     /// Returns whether the memory of contexts is charged: unless every group on the path says
     /// `count_context=no`.
     pub fn counts_contexts(&self) -> bool {
@@ -363,16 +366,12 @@ impl Member {
     /// Publishes how many bytes of this process are of this category: the whole figure, not a
     /// difference.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
-        for (station, index) in self.stations(device) {
-            station.slot.publish(index, category, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
 
     /// Publishes how many charged bytes of this process are not in use.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
-        for (station, index) in self.stations(device) {
-            station.slot.publish_idle(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.publish_idle(index, bytes));
     }
 
     /// Publishes the most charged bytes that this process could give back.
@@ -382,25 +381,19 @@ impl Member {
         } else {
             bytes
         };
-        for (station, index) in self.stations(device) {
-            station.slot.publish_reclaimable(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.publish_reclaimable(index, bytes));
     }
 
     /// Marks `bytes` more (or less) of the charge as shareable with other processes.
     pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
-        for (station, index) in self.stations(device) {
-            station.slot.mark_shared(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
     }
 
     /// Turns `bytes` of this process's charge into orphans: the process has let go of memory that
     /// another member may still have. Orphans stay charged until any member calls
     /// [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
-        for (station, index) in self.stations(device) {
-            station.slot.orphan(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
     /// Returns the most orphaned bytes that are still charged to this process at any level.
@@ -654,13 +647,8 @@ impl Remembered {
                 .is_ok();
         if mine {
             fence(Ordering::Release);
-            let Bounds {
-                max,
-                high,
-                low,
-                min,
-            } = bounds;
-            for (word, value) in self.words.iter().zip([max, high, low, min]) {
+            let values = [bounds.max, bounds.high, bounds.low, bounds.min];
+            for (word, value) in self.words.iter().zip(values) {
                 word.store(value, Ordering::Relaxed);
             }
             self.stamp.store(Self::stamp(generation), Ordering::Release);

@@ -122,23 +122,17 @@ impl Root {
     /// Returns all groups by name, each before those below it. Leaves out what the caller may not
     /// read.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories_below(None)?;
-        groups.retain(Group::has_limits);
-        Ok(groups)
+        self.directories_below(None).map(with_limits)
     }
 
     /// Returns the groups directly below one, or at the top, by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories_in(parent)?;
-        groups.retain(Group::has_limits);
-        Ok(groups)
+        self.directories_in(parent).map(with_limits)
     }
 
     /// Returns all groups below one by name, each before those below it.
     pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories_below(Some(group))?;
-        groups.retain(Group::has_limits);
-        Ok(groups)
+        self.directories_below(Some(group)).map(with_limits)
     }
 
     /// Returns every directory that could hold a group, each before those below it.
@@ -445,6 +439,14 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
     }
 }
 
+/// Leaves out directories without a group's limits, as far as the caller can see.
+fn with_limits(mut groups: Vec<Group>) -> Vec<Group> {
+    groups.retain(|group| {
+        Directory::open(&group.path).is_ok_and(|there| contents::has_limits(&there))
+    });
+    groups
+}
+
 /// A group that was just made or found, and that cannot be removed before this value is dropped.
 #[derive(Debug)]
 pub struct Created {
@@ -457,11 +459,6 @@ pub struct Created {
 }
 
 impl Group {
-    /// Returns whether the directory has a group's limits, as far as the caller can see.
-    fn has_limits(&self) -> bool {
-        Directory::open(&self.path).is_ok_and(|there| contents::has_limits(&there))
-    }
-
     /// Checks that the directory holds only gpulimit's own files, so that a group can be made
     /// there.
     fn check_content(&self) -> Result<(), GroupError> {

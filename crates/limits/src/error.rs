@@ -5,7 +5,7 @@ use gpulimit_base::held_signals;
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The reason why a limits file cannot be used.
 #[derive(Debug)]
@@ -46,6 +46,23 @@ pub enum LimitsError {
 }
 
 impl LimitsError {
+    /// Returns a function that makes the error of a system call on the limits file at `path`.
+    pub(super) fn io(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |error| Self::Io {
+            what,
+            path: path.into(),
+            error,
+        }
+    }
+
+    /// Makes the error for a damaged limits file at `path`.
+    pub(super) fn damaged(path: &Path, why: &'static str) -> Self {
+        Self::Damaged {
+            path: path.into(),
+            why,
+        }
+    }
+
     /// Returns whether the file, or its directory, does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::NotFound)

@@ -108,26 +108,22 @@ impl fmt::Display for PolicyError {
                 variable,
                 gpu,
                 known,
-            } => {
-                write!(
-                    f,
-                    "{variable} has a limit for GPU '{}', which this process does not see",
-                    gpu.escape_debug()
-                )?;
-                list(f, known)
-            }
+            } => write!(
+                f,
+                "{variable} has a limit for GPU '{}', which this process does not see{}",
+                gpu.escape_debug(),
+                seen(known)
+            ),
             Self::Ambiguous {
                 variable,
                 gpu,
                 matches,
-            } => {
-                write!(
-                    f,
-                    "{variable}: '{}' fits several GPUs, or a GPU that has a limit already",
-                    gpu.escape_debug()
-                )?;
-                list(f, matches)
-            }
+            } => write!(
+                f,
+                "{variable}: '{}' fits several GPUs, or a GPU that has a limit already{}",
+                gpu.escape_debug(),
+                seen(matches)
+            ),
             Self::Extent { variable, error } => write!(f, "{variable}: {error}"),
             Self::Group(error) => error.fmt(f),
             Self::Rules(error) => error.fmt(f),
@@ -186,18 +182,13 @@ impl fmt::Display for PolicyError {
     }
 }
 
-fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
-    if gpus.is_empty() {
-        return f.write_str(": it sees no GPU");
+/// Lists GPUs by their CUDA ordinals.
+fn seen(gpus: &[(u32, DeviceId)]) -> String {
+    let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
+    match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => ": it sees no GPU".into(),
+        some => format!(": {some}"),
     }
-    for (i, (ordinal, id)) in gpus.iter().enumerate() {
-        write!(
-            f,
-            "{}{ordinal} = {id}",
-            if i == 0 { ": it sees " } else { ", " }
-        )?;
-    }
-    Ok(())
 }
 
 impl Error for PolicyError {

@@ -113,6 +113,9 @@ pub struct Policy {
     pub mistakes: Vec<Mistake>,
 }
 
+/// The message for rules that are not written as a list of tables.
+const NO_RULE: &str = "'rule' must be a list: write [[rule]] above each rule";
+
 /// Reads a policy file. Parts that cannot be read are among its mistakes; the other parts are
 /// complete.
 pub fn parse(path: &Path, text: &str) -> Policy {
@@ -186,26 +189,14 @@ impl<'a> Reader<'a> {
                 }
                 ("group", DeValue::Table(groups)) => self.groups(groups, &mut policy),
                 ("rule", DeValue::Array(stanzas)) => rules = Some(stanzas),
-                ("defaults" | "group", _) => {
-                    self.wrong(
-                        &key.span(),
-                        format_args!(
-                            "'{}' must be a table: write [{}]",
-                            key.get_ref(),
-                            if key.get_ref() == "group" {
-                                "group.\"NAME\""
-                            } else {
-                                "defaults"
-                            }
-                        ),
-                    );
+                ("defaults", _) => {
+                    self.wrong(&key.span(), "'defaults' must be a table: write [defaults]");
                 }
-                ("rule", _) => {
-                    self.wrong(
-                        &key.span(),
-                        "'rule' must be a list: write [[rule]] above each rule",
-                    );
+                ("group", _) => {
+                    let why = "'group' must be a table: write [group.\"NAME\"]";
+                    self.wrong(&key.span(), why);
                 }
+                ("rule", _) => self.wrong(&key.span(), NO_RULE),
                 (name, _) => {
                     let why = unknown(name, "the file", &["defaults", "group", "rule"]);
                     self.wrong(&key.span(), why);
@@ -217,10 +208,7 @@ impl<'a> Reader<'a> {
             let span = stanza.span();
             match stanza.into_inner() {
                 DeValue::Table(table) => self.rule(table, &span, on_error, &mut policy),
-                _ => self.wrong(
-                    &span,
-                    "'rule' must be a list: write [[rule]] above each rule",
-                ),
+                _ => self.wrong(&span, NO_RULE),
             }
         }
         policy

@@ -38,32 +38,21 @@ const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The variable of NVIDIA's containers: whole MiB.
 const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
+/// The variable of HAMi and other tools: a size, where 0 means no limit.
+const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+/// As [`PLAIN`], for one GPU by its CUDA ordinal.
+const NUMBERED: &[&str] = JOB_VARIABLES.split_at(4).1;
+
+macro_rules! job_variables {
+    ($($n:literal)*) => {
+        &[MAX, PLAIN, MPS, CONTAINER, $(concat!("CUDA_DEVICE_MEMORY_LIMIT_", $n)),*]
+    };
+}
+
 /// The variables that ask for a group of the job's own. A process that starts with one of them and
 /// without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`], so that its children use the same
 /// group.
-pub const JOB_VARIABLES: &[&str] = &{
-    let mut all = [""; 4 + NUMBERED.len()];
-    all[0] = MAX;
-    all[1] = PLAIN;
-    all[2] = MPS;
-    all[3] = CONTAINER;
-    let mut i = 0;
-    while i < NUMBERED.len() {
-        all[4 + i] = NUMBERED[i];
-        i += 1;
-    }
-    all
-};
-
-/// The variable of HAMi and other tools: a size, where 0 means no limit.
-const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-
-macro_rules! numbered {
-    ($($n:literal)*) => { [$(concat!("CUDA_DEVICE_MEMORY_LIMIT_", $n)),*] };
-}
-
-/// As [`PLAIN`], for one GPU by its CUDA ordinal.
-const NUMBERED: [&str; 32] = numbered!(
+pub const JOB_VARIABLES: &[&str] = job_variables!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 );
 
