@@ -235,7 +235,7 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // A limit that no longer holds granted this charge.
+                // The charge was granted under a limit that no longer holds.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);

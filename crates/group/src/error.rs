@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub enum GroupError {
     /// The text is not a valid name of a group.
     Name {
-        /// The text.
+        /// The invalid name.
         name: String,
     },
     /// A system call failed.
@@ -30,7 +30,7 @@ pub enum GroupError {
     },
     /// Other users could tamper with the directory.
     Unsafe {
-        /// The directory.
+        /// The unsafe directory.
         path: PathBuf,
         /// The reason why the directory is unsafe.
         why: Fault,
@@ -46,9 +46,9 @@ pub enum GroupError {
     },
     /// There are groups below the group.
     HasGroups {
-        /// The group.
+        /// The name of the group.
         name: String,
-        /// One of the groups below.
+        /// The name of one of the groups below.
         below: String,
     },
     /// The directory of a group, or of one to be made, holds files that gpulimit did not make.
@@ -58,21 +58,21 @@ pub enum GroupError {
     },
     /// Programs run in the group.
     InUse {
-        /// The group.
+        /// The name of the group.
         name: String,
     },
     /// The group would belong to another user than the directory that it is in.
     Delegated {
-        /// The group.
+        /// The name of the group to be made.
         name: String,
         /// The user to whom the directory belongs.
         owner: u32,
     },
     /// The group cannot get another owner, because a group below it belongs to another user.
     OwnedBelow {
-        /// The group.
+        /// The name of the group that is to change its owner.
         name: String,
-        /// The group below.
+        /// The name of the group below.
         below: String,
         /// The user to whom the group below belongs.
         owner: u32,

@@ -81,11 +81,11 @@ pub(super) struct Station {
 /// A process and its usage of one device.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    /// The process.
+    /// The identity of the process.
     pub identity: Identity,
     /// Whether the process lives. The driver may still hold the memory of a dead process.
     pub alive: bool,
-    /// The process's usage.
+    /// The process's usage of the device.
     pub usage: DeviceUsage,
 }
 
@@ -96,7 +96,7 @@ pub struct Refusal<'a> {
     pub group: &'a str,
     /// The bytes that were charged in the group at that moment.
     pub charged: u64,
-    /// The group's limit in bytes.
+    /// The group's limit at that moment, in bytes.
     pub max: u64,
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// The protected groups directly below one of the groups on this process's path.
 pub(super) struct ProtectedGroups {
-    /// The directory of these groups.
+    /// The directory that holds the groups.
     below: PathBuf,
     /// The key of the group that contains this process; 0 where none does.
     own: u64,

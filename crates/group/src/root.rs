@@ -23,7 +23,7 @@ pub const SYSTEM: &str = "/run/gpulimit";
 /// How often the making of a group starts over when the group is removed meanwhile.
 const TRIES: u32 = 1_000;
 
-/// A directory that holds groups.
+/// The directory that holds all groups of a user or of the machine.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Root {
     pub(super) path: PathBuf,

@@ -442,7 +442,7 @@ fn members_of_a_group_removed_by_hand_are_orphaned() {
     assert!(Member::join(&place.0, "nobody").is_err());
 }
 
-// Requests at the limit.
+// Tests of requests at the limit.
 
 /// Runs `act` in a thread of its own as soon as a request waits in the group.
 fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() -> T) -> T {

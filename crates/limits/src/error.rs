@@ -14,33 +14,33 @@ pub enum LimitsError {
     Io {
         /// The operation that failed: `open`, `create`, `map`, `lock`.
         what: &'static str,
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
         /// The error of the system call.
         error: io::Error,
     },
     /// The file is not a limits file, is cut short, or is damaged.
     Damaged {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
         /// What is wrong with the file.
         why: &'static str,
     },
     /// The file was written by another version of gpulimit.
     Format {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
         /// The format that the file names.
         found: u64,
     },
     /// The file cannot hold that many rules.
     Full {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
     },
     /// Another process has been changing the file for too long.
     Busy {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
     },
 }

@@ -42,7 +42,7 @@ pub struct PlannedGroup {
 pub struct Plan {
     /// The groups, each before those below it.
     pub groups: Vec<PlannedGroup>,
-    /// The rules.
+    /// The rules in the order of the policy file.
     pub rules: Rules,
 }
 

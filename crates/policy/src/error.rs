@@ -14,16 +14,16 @@ use std::fmt;
 pub enum PolicyError {
     /// The text of a variable is invalid.
     Value {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
-        /// The variable's text.
+        /// The text of the variable.
         text: String,
         /// What is wrong with the text, and what is accepted.
         why: Why,
     },
     /// A variable limits a GPU that this process does not see.
     UnknownGpu {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
@@ -32,7 +32,7 @@ pub enum PolicyError {
     },
     /// A variable names a GPU by the beginning of several UUIDs, or limits one GPU twice.
     Ambiguous {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
@@ -41,9 +41,9 @@ pub enum PolicyError {
     },
     /// A limit depends on the size of a GPU and cannot be worked out.
     Extent {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
-        /// The reason.
+        /// The reason why the limit cannot be worked out.
         error: ExtentError,
     },
     /// The root or the group cannot be used.
@@ -65,7 +65,7 @@ pub enum PolicyError {
         rule: Assigned,
         /// The rule's group, or the group below it that the environment names.
         group: String,
-        /// The reason.
+        /// The reason why the group cannot be used.
         error: Box<GroupError>,
     },
 }

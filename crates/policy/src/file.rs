@@ -20,9 +20,9 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 /// A mistake in the file, or a name in it that this machine does not have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mistake {
-    /// The file.
+    /// The path of the policy file.
     pub path: PathBuf,
-    /// The line, from 1.
+    /// The line of the mistake, from 1.
     pub line: usize,
     /// What is wrong, with the text, and what is accepted.
     pub why: String,
@@ -42,7 +42,7 @@ impl fmt::Display for Mistake {
 pub struct At<T> {
     /// The value.
     pub value: T,
-    /// The line, from 1.
+    /// The line of the value, from 1.
     pub line: usize,
 }
 
@@ -101,11 +101,11 @@ pub struct RuleStanza {
 /// A policy file.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Policy {
-    /// The path of the file.
+    /// The path of the policy file.
     pub path: PathBuf,
     /// The limits of groups that set none themselves.
     pub defaults: Settings,
-    /// The groups.
+    /// The stanzas of groups, in the order of the file.
     pub groups: Vec<GroupStanza>,
     /// The rules in the order of the file.
     pub rules: Vec<RuleStanza>,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 struct Assigned {
     /// The numbers of these rules in the file.
     rules: Vec<u32>,
-    /// The ranges of users.
+    /// The users, as ranges of ids.
     users: Vec<Range>,
     /// The unix groups whose members are put into the group.
     gids: Vec<u32>,
