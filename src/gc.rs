@@ -4,7 +4,7 @@ use super::failure::Failure;
 use super::nvml::Driver;
 use super::output::Escaped;
 use super::{env, groups, oci_hook, output};
-use gpulimit_group::{Garbage, MOST_OF_A_USER, Root, Survey};
+use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -90,7 +90,7 @@ fn report(root: &Root, survey: &Survey) {
     let (shown, more) = match survey.foreign.len() {
         0 => (0, String::new()),
         count if count <= SHOWN => (count, String::new()),
-        Survey::MOST_FOREIGN => (SHOWN, " and many more".into()),
+        Survey::MAX_FOREIGN => (SHOWN, " and many more".into()),
         count => (SHOWN, format!(" and {} more", count - SHOWN)),
     };
     if shown > 0 {
@@ -105,7 +105,7 @@ fn report(root: &Root, survey: &Survey) {
     }
     for path in &survey.cut_short {
         output::note(&format!(
-            "{} belongs to a user and has more than {MOST_OF_A_USER} entries; the rest was not \
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the rest was not \
              checked: ask that user to run `gpulimit gc`",
             escaped(path)
         ));

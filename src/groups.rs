@@ -6,8 +6,8 @@ use super::nvml::{Driver, Gpu};
 use super::{env, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{
-    Group, GroupError, NotToBeMade, Root, SYSTEM, check_name, effective_user, is_within, parent,
-    upwards,
+    Group, GroupError, Root, SYSTEM, WithoutCreateHint, check_name, effective_user, is_within,
+    parent, upwards,
 };
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit_limits::LimitSet;
@@ -88,7 +88,7 @@ pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
 /// Opens a group. For [`Purpose::Use`], the error does not suggest making the group.
 pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure> {
     root.group(name).map_err(|error| match purpose {
-        Purpose::Use if error.is_missing() => Failure::new(NotToBeMade(&error)),
+        Purpose::Use if error.is_missing() => Failure::new(WithoutCreateHint(&error)),
         _ => error.into(),
     })
 }

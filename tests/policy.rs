@@ -713,5 +713,5 @@ fn limits_by_a_full_uuid_need_no_driver() {
         .expect("a group")
         .limits()
         .expect("limits");
-    assert_eq!(limits.max(&id, 80 << 30), 1 << 30);
+    assert_eq!(limits.bounds(&id, 80 << 30).max, 1 << 30);
 }

@@ -70,7 +70,7 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes panics of the library write their message by [`line`]: the hook of `std` would write even
+/// Makes panics of the library write their message by [`line()`]: the hook of `std` would write even
 /// where that waits.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);

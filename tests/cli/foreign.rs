@@ -2,7 +2,7 @@
 
 use crate::place::{Place, text};
 use gpulimit_base::units::Size;
-use gpulimit_group::{MOST_OF_A_USER, Root};
+use gpulimit_group::{MAX_USER_NAMES, Root};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -349,7 +349,7 @@ fn a_full_directory_of_a_user_slows_others_little() {
     place.group("lab/run-1-2", Size::Max);
     place.group("run-3-4", Size::Max);
     let below = place.root_path().join("lab/sub");
-    for number in 0..2 * MOST_OF_A_USER {
+    for number in 0..2 * MAX_USER_NAMES {
         fs::create_dir(below.join(format!("run-{number}-9"))).expect("made");
     }
     chown(&below, Some(ALICE), None).expect("given");
@@ -359,7 +359,7 @@ fn a_full_directory_of_a_user_slows_others_little() {
     let survey = root.survey().expect("looked");
     assert_eq!(survey.cut_short, std::slice::from_ref(&below));
     let seen = survey.groups.len() + survey.unfinished.len();
-    assert!(seen <= MOST_OF_A_USER + 3, "{seen}");
+    assert!(seen <= MAX_USER_NAMES + 3, "{seen}");
     // Another user's `run` cleans up as well.
     let lab = root.path().join("lab");
     let (limits, root) = (lab.join("limits"), root.path().into());

@@ -19,12 +19,12 @@ pub struct Access {
 /// The users beside its owner who may run programs in a group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Members {
-    /// No other user.
+    /// Only the group's owner may run programs in the group.
     #[default]
     Owner,
     /// The members of this unix group.
     UnixGroup(u32),
-    /// All users.
+    /// All users of the machine.
     All,
 }
 

@@ -59,7 +59,7 @@ impl Group {
         // The limits are made last, because with them the directory is a group.
         let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
         if new && limits.protects() {
-            self.tell_parent();
+            self.notify_parent();
         }
         Ok(new)
     }

@@ -5,7 +5,7 @@
 
 use super::kill::{Target, Targets};
 use super::look;
-use super::member::{Held, Member, MemberDevice, Refusal, Station};
+use super::member::{Member, MemberDevice, Refusal, Spared, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use gpulimit_base::identity::Identity;
@@ -223,10 +223,10 @@ impl<'a> Request<'a, '_> {
     /// Reclaims unused memory, cleans up dead members and asks the others. Memory that is protected
     /// by `low` is touched only if that is not enough.
     fn attempt(&self) -> Result<(), Refused> {
-        let charge = |held| {
+        let charge = |spared| {
             for _ in 0..CHANGES {
                 let current = Current::new(self.member, self.pressure);
-                let answer = self.member.on_path(self.device, held, |path| {
+                let answer = self.member.on_path(self.device, spared, |path| {
                     (
                         ledger::charge_ahead(path, self.bytes, &current, self.idle),
                         path.iter().any(|level| level.protection.is_some()),
@@ -235,7 +235,7 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // A limit that no longer holds granted this charge.
+                // The charge was granted under a limit that no longer holds.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
@@ -243,8 +243,8 @@ impl<'a> Request<'a, '_> {
             }
             (Err(self.refused_at(0)), false)
         };
-        match charge(Held::Low) {
-            (Err(_), true) => charge(Held::Min).0,
+        match charge(Spared::Low) {
+            (Err(_), true) => charge(Spared::Min).0,
             (charged, _) => charged,
         }
     }
@@ -323,7 +323,7 @@ impl<'a> Request<'a, '_> {
                 Turn::NotYet => {}
                 Turn::Over => return Err(refused),
             }
-            if signals.has_come() || !station.others_hold(index) || self.pressure.is_needless() {
+            if signals.has_pending() || !station.others_hold(index) || self.pressure.is_needless() {
                 return Err(refused);
             }
             match &line {
@@ -376,10 +376,7 @@ impl<'a> Request<'a, '_> {
         if victims.is_empty() {
             return false;
         }
-        let (charged, max) = (
-            station.ledger.charged(index),
-            station.bounds(self.device, index).max,
-        );
+        let Refused { charged, max, .. } = self.refused_at(level);
         station.record(EventKind::Oom, index, self.bytes, charged, max);
         self.pressure.tell(format_args!(
             "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \

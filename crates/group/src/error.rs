@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub enum GroupError {
     /// The text is not a valid name of a group.
     Name {
-        /// The text.
+        /// The invalid name.
         name: String,
     },
     /// A system call failed.
@@ -30,7 +30,7 @@ pub enum GroupError {
     },
     /// Other users could tamper with the directory.
     Unsafe {
-        /// The directory.
+        /// The unsafe directory.
         path: PathBuf,
         /// The reason why the directory is unsafe.
         why: Fault,
@@ -46,9 +46,9 @@ pub enum GroupError {
     },
     /// There are groups below the group.
     HasGroups {
-        /// The group.
+        /// The name of the group.
         name: String,
-        /// One of the groups below.
+        /// The name of one of the groups below.
         below: String,
     },
     /// The directory of a group, or of one to be made, holds files that gpulimit did not make.
@@ -58,21 +58,21 @@ pub enum GroupError {
     },
     /// Programs run in the group.
     InUse {
-        /// The group.
+        /// The name of the group.
         name: String,
     },
     /// The group would belong to another user than the directory that it is in.
     Delegated {
-        /// The group.
+        /// The name of the group to be made.
         name: String,
         /// The user to whom the directory belongs.
         owner: u32,
     },
     /// The group cannot get another owner, because a group below it belongs to another user.
-    Kept {
-        /// The group.
+    OwnedBelow {
+        /// The name of the group that is to change its owner.
         name: String,
-        /// The group below.
+        /// The name of the group below.
         below: String,
         /// The user to whom the group below belongs.
         owner: u32,
@@ -173,21 +173,20 @@ impl GroupError {
         if let Some(near) = known.iter().find(|group| is_near(name, group)) {
             write!(f, ", did you mean {near}?")?;
         }
-        for (i, group) in known.iter().take(8).enumerate() {
-            write!(f, "{}{group}", if i == 0 { " (known: " } else { ", " })?;
-        }
+        let first = known.iter().take(8).map(String::as_str);
+        let first = first.collect::<Vec<_>>().join(", ");
         match known.len() {
             0 => f.write_str(" (it has no groups)"),
-            1..=8 => f.write_str(")"),
-            more => write!(f, " and {} more)", more - 8),
+            1..=8 => write!(f, " (known: {first})"),
+            more => write!(f, " (known: {first} and {} more)", more - 8),
         }
     }
 }
 
 /// Displays an error of a group without the advice to make the group, for verbs that only look.
-pub struct NotToBeMade<'a>(pub &'a GroupError);
+pub struct WithoutCreateHint<'a>(pub &'a GroupError);
 
-impl fmt::Display for NotToBeMade<'_> {
+impl fmt::Display for WithoutCreateHint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.absence(f)
     }
@@ -247,7 +246,7 @@ impl fmt::Display for GroupError {
                 "group '{name}' would be in a directory of user {owner}, where all groups belong \
                  to that user: name no other owner, or make the group elsewhere"
             ),
-            Self::Kept { name, below, owner } => write!(
+            Self::OwnedBelow { name, below, owner } => write!(
                 f,
                 "group '{name}' cannot get another owner, because group '{below}' in it belongs to \
                  user {owner}: remove that group first (`gpulimit rm --recursive {below}`); it \

@@ -64,14 +64,10 @@ impl Job {
     }
 
     fn to_text(&self) -> String {
-        let Self {
-            boot,
-            pid,
-            pid_ns,
-            start,
-            time_ns,
-        } = self;
-        format!("{HEAD}\n{boot} {pid} {pid_ns} {start} {time_ns}\n")
+        format!(
+            "{HEAD}\n{} {} {} {} {}\n",
+            self.boot, self.pid, self.pid_ns, self.start, self.time_ns
+        )
     }
 
     fn parse(text: &str) -> Option<Self> {

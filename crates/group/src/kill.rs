@@ -113,8 +113,12 @@ impl<'a> Targets<'a> {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             match user::effective() {
-                0 if !self.may_be_signalled(candidate.number)? => {
-                    Err(io::ErrorKind::PermissionDenied.into())
+                0 => {
+                    let status = proc::read(format!("/proc/{}/status", candidate.number))?;
+                    match may_be_signalled(&self.access, &status) {
+                        true => Ok(candidate),
+                        false => Err(io::ErrorKind::PermissionDenied.into()),
+                    }
                 }
                 _ => Ok(candidate),
             }
@@ -144,12 +148,6 @@ impl<'a> Targets<'a> {
             .into_iter()
             .map(|candidate| candidate.and_then(&mut proven))
             .collect()
-    }
-
-    /// Returns whether root may signal the process on behalf of the group's owner.
-    fn may_be_signalled(&self, number: u32) -> io::Result<bool> {
-        let status = proc::read(format!("/proc/{number}/status"))?;
-        Ok(may_be_signalled(&self.access, &status))
     }
 }
 

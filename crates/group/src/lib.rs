@@ -39,14 +39,14 @@ mod view;
 pub use access::{Access, Members};
 pub use at_limit::Insistence;
 pub use directory::{Directory, Entry, EntryKind};
-pub use error::{Fault, GroupError, NotToBeMade};
+pub use error::{Fault, GroupError, WithoutCreateHint};
 pub use hold::Hold;
 pub use job::JobState;
 pub use kill::{Look, Target, Targets};
 pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
 pub use power::{Lowered, Rights};
-pub use removal::{Garbage, MOST_OF_A_USER, Survey};
+pub use removal::{Garbage, MAX_USER_NAMES, Survey};
 pub use root::{Created, Root, SYSTEM};
 pub use undisturbed::Undisturbed;
 pub use user::effective as effective_user;
@@ -72,7 +72,7 @@ const LIMITS_LOCK: &str = ".limits.lock";
 /// The file that names the process for which a job's group was made.
 const JOB: &str = "job";
 /// The most drafts in one group whose leases are waited for. A user can make any number of drafts.
-const MOST_DRAFTS: usize = 64;
+const MAX_DRAFTS: usize = 64;
 
 /// A group on disk.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -171,14 +171,14 @@ impl Group {
             change(set);
         })?;
         if before || now.protects() {
-            self.tell_parent();
+            self.notify_parent();
         }
         Ok(now)
     }
 
     /// Tells the members of the group above that the protection of this group has changed. Where
     /// the caller may not write the ledger of the group above, its members see the change later.
-    fn tell_parent(&self) {
+    fn notify_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
         {
@@ -224,7 +224,7 @@ impl Group {
             let drafts = directory.names().into_iter().flatten().flatten();
             let drafts = drafts.filter(|name| contents::has_draft_name(name));
             let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
-            let names: Vec<_> = names.into_iter().chain(drafts.take(MOST_DRAFTS)).collect();
+            let names: Vec<_> = names.into_iter().chain(drafts.take(MAX_DRAFTS)).collect();
             // Each attempt to open a file starts the end of its lease, so that all leases end
             // together.
             for name in &names {

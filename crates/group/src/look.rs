@@ -15,7 +15,7 @@ use std::io;
 use std::ptr;
 use std::time::Instant;
 
-/// The longest time of one look.
+/// The longest time of one look at a process, in seconds.
 const SECONDS: libc::time_t = 1;
 /// The stack of the child, which only makes system calls; in words of 16 bytes, the alignment of
 /// stacks.
@@ -85,7 +85,7 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     }
 }
 
-/// Runs in the child process.
+/// Looks at the mappings of one process; runs in the child process.
 extern "C" fn look(task: *mut c_void) -> c_int {
     // SAFETY: `task` points to the task of [`has_member`], which waits for this process.
     let task = unsafe { &*task.cast::<Task<'_>>() };

@@ -1,6 +1,6 @@
 //! The membership of this process in a group and in the groups above it.
 
-use super::protection::Kept;
+use super::protection::ProtectedGroups;
 use super::{Group, GroupError, Root, context_size, name};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
@@ -53,9 +53,9 @@ impl MemberDevice {
 
 /// The memory that a request must leave free.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub(super) enum Held {
+pub(super) enum Spared {
     /// The memory above `high`, and memory that `low` or `min` protects for other groups.
-    Back,
+    High,
     /// Memory that `low` or `min` protects for other groups.
     Low,
     /// Memory that `min` protects for other groups.
@@ -73,7 +73,7 @@ pub(super) struct Station {
     pub(super) ledger: Arc<Ledger>,
     bounds: [Remembered; MAX_DEVICES],
     /// The protection of the groups directly below this one.
-    kept: Kept,
+    protected: ProtectedGroups,
     /// The number of the last request for unused memory that this process has answered.
     answered: AtomicU64,
 }
@@ -81,11 +81,11 @@ pub(super) struct Station {
 /// A process and its usage of one device.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    /// The process.
+    /// The identity of the process.
     pub identity: Identity,
     /// Whether the process lives. The driver may still hold the memory of a dead process.
     pub alive: bool,
-    /// The process's usage.
+    /// The process's usage of the device.
     pub usage: DeviceUsage,
 }
 
@@ -96,19 +96,15 @@ pub struct Refusal<'a> {
     pub group: &'a str,
     /// The bytes that were charged in the group at that moment.
     pub charged: u64,
-    /// The group's limit in bytes.
+    /// The group's limit at that moment, in bytes.
     pub max: u64,
 }
 
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use gpulimit_base::units::gib;
-        let Self {
-            group,
-            charged,
-            max,
-        } = *self;
-        write!(f, "group {group} uses {} of {}", gib(charged), gib(max))
+        let (charged, max) = (gib(self.charged), gib(self.max));
+        write!(f, "group {} uses {charged} of {max}", self.group)
     }
 }
 
@@ -180,7 +176,7 @@ impl Member {
     /// granted.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
-            && self.on_path(device, Held::Back, |path| {
+            && self.on_path(device, Spared::High, |path| {
                 ledger::try_charge_ahead(path, bytes, idle)
             })
     }
@@ -190,12 +186,12 @@ impl Member {
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
-            && self.on_path(device, Held::Back, |path| ledger::try_charge(path, bytes))
+            && self.on_path(device, Spared::High, |path| ledger::try_charge(path, bytes))
     }
 
     /// Charges `bytes` that the driver has already taken, whatever the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
-        self.on_path(device, Held::Nothing, |path| {
+        self.on_path(device, Spared::Nothing, |path| {
             ledger::charge_unchecked(path, bytes)
         });
     }
@@ -203,18 +199,20 @@ impl Member {
     /// Updates the peaks with the current usage, after bytes that were charged ahead have come into
     /// use.
     pub fn note_usage(&self, device: &MemberDevice) {
-        self.on_path(device, Held::Nothing, ledger::note_usage);
+        self.on_path(device, Spared::Nothing, ledger::note_usage);
     }
 
     /// Uncharges `bytes`, after the driver has freed them.
     pub fn uncharge(&self, device: &MemberDevice, bytes: u64) {
-        self.on_path(device, Held::Nothing, |path| ledger::uncharge(path, bytes));
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::uncharge(path, bytes)
+        });
     }
 
     /// Uncharges `bytes` that were charged ahead and not used. They are removed from `idle` at the
     /// same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
-        self.on_path(device, Held::Nothing, |path| {
+        self.on_path(device, Spared::Nothing, |path| {
             ledger::uncharge_idle(path, bytes, idle);
         });
     }
@@ -231,24 +229,24 @@ impl Member {
     pub(super) fn on_path<T>(
         &self,
         device: &MemberDevice,
-        held: Held,
+        spared: Spared,
         run: impl FnOnce(&[Level<'_>]) -> T,
     ) -> T {
         match self.levels.len() {
-            1 => run(&self.path::<1>(device, held)),
-            2 => run(&self.path::<2>(device, held)),
-            3 => run(&self.path::<3>(device, held)),
-            deep => run(&self.path::<MAX_DEPTH>(device, held)[..deep]),
+            1 => run(&self.path::<1>(device, spared)),
+            2 => run(&self.path::<2>(device, spared)),
+            3 => run(&self.path::<3>(device, spared)),
+            deep => run(&self.path::<MAX_DEPTH>(device, spared)[..deep]),
         }
     }
 
     /// Returns the first `N` levels; the last level is repeated where there are fewer.
     #[inline]
-    fn path<const N: usize>(&self, device: &MemberDevice, held: Held) -> [Level<'_>; N] {
+    fn path<const N: usize>(&self, device: &MemberDevice, spared: Spared) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
         std::array::from_fn(|at| {
             let at = at.min(last);
-            self.levels[at].level(device, at, held)
+            self.levels[at].level(device, at, spared)
         })
     }
 
@@ -257,6 +255,13 @@ impl Member {
         device: &'a MemberDevice,
     ) -> impl Iterator<Item = (&'a Station, DeviceIndex)> {
         self.levels.iter().zip(device.index.iter().copied())
+    }
+
+    /// Runs `run` with this process's slot at each level.
+    fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
+        for (station, index) in self.stations(device) {
+            run(&station.slot, index);
+        }
     }
 
     /// Returns whether the memory of contexts is charged: unless every group on the path says
@@ -339,15 +344,20 @@ impl Member {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
             (max != u64::MAX).then(|| {
-                let kept = station
-                    .kept
+                let protected = station
+                    .protected
                     .protection(&station.ledger)
-                    .map_or(0, |kept| kept.untaken(&station.ledger, index, false));
+                    .map_or(0, |protected| {
+                        protected.untaken(&station.ledger, index, false)
+                    });
                 let charged = station.ledger.charged(index);
                 if station.ledger.damage().is_some() {
                     return (0, charged);
                 }
-                (max.saturating_sub(kept).saturating_sub(charged), charged)
+                (
+                    max.saturating_sub(protected).saturating_sub(charged),
+                    charged,
+                )
             })
         });
         limited.min()
@@ -356,16 +366,12 @@ impl Member {
     /// Publishes how many bytes of this process are of this category: the whole figure, not a
     /// difference.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
-        for (station, index) in self.stations(device) {
-            station.slot.publish(index, category, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
 
     /// Publishes how many charged bytes of this process are not in use.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
-        for (station, index) in self.stations(device) {
-            station.slot.publish_idle(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.publish_idle(index, bytes));
     }
 
     /// Publishes the most charged bytes that this process could give back.
@@ -375,25 +381,19 @@ impl Member {
         } else {
             bytes
         };
-        for (station, index) in self.stations(device) {
-            station.slot.publish_reclaimable(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.publish_reclaimable(index, bytes));
     }
 
     /// Marks `bytes` more (or less) of the charge as shareable with other processes.
     pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
-        for (station, index) in self.stations(device) {
-            station.slot.mark_shared(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
     }
 
     /// Turns `bytes` of this process's charge into orphans: the process has let go of memory that
     /// another member may still have. Orphans stay charged until any member calls
     /// [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
-        for (station, index) in self.stations(device) {
-            station.slot.orphan(index, bytes);
-        }
+        self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
     /// Returns the most orphaned bytes that are still charged to this process at any level.
@@ -524,7 +524,7 @@ impl Station {
             name: group.name().into(),
             limits,
             slot,
-            kept: Kept::new(group.below_path(), own.map_or(0, child_key)),
+            protected: ProtectedGroups::new(group.below_path(), own.map_or(0, child_key)),
             answered: AtomicU64::new(ledger.asked()),
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
@@ -546,18 +546,18 @@ impl Station {
 
     /// Returns this group as a level of a charge; `at` is its place on the path.
     #[inline]
-    pub(super) fn level(&self, device: &MemberDevice, at: usize, held: Held) -> Level<'_> {
+    pub(super) fn level(&self, device: &MemberDevice, at: usize, spared: Spared) -> Level<'_> {
         let index = device.index[at];
-        let (max, protection) = match held {
-            Held::Nothing => (u64::MAX, None),
-            Held::Back | Held::Low | Held::Min => {
+        let (max, protection) = match spared {
+            Spared::Nothing => (u64::MAX, None),
+            Spared::High | Spared::Low | Spared::Min => {
                 let Bounds { max, high, .. } = self.bounds(device, index);
-                let max = if held == Held::Back {
+                let max = if spared == Spared::High {
                     max.min(high)
                 } else {
                     max
                 };
-                (max, self.kept.protection(&self.ledger))
+                (max, self.protected.protection(&self.ledger))
             }
         };
         Level {
@@ -565,7 +565,7 @@ impl Station {
             device: index,
             max,
             protection,
-            keeps_low: matches!(held, Held::Back | Held::Low),
+            keeps_low: matches!(spared, Spared::High | Spared::Low),
         }
     }
 
@@ -647,13 +647,8 @@ impl Remembered {
                 .is_ok();
         if mine {
             fence(Ordering::Release);
-            let Bounds {
-                max,
-                high,
-                low,
-                min,
-            } = bounds;
-            for (word, value) in self.words.iter().zip([max, high, low, min]) {
+            let values = [bounds.max, bounds.high, bounds.low, bounds.min];
+            for (word, value) in self.words.iter().zip(values) {
                 word.store(value, Ordering::Relaxed);
             }
             self.stamp.store(Self::stamp(generation), Ordering::Release);

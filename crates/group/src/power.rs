@@ -20,7 +20,7 @@ pub struct Rights {
     pub user: u32,
     /// The unix group of files that the thread makes.
     pub group: u32,
-    /// The other unix groups.
+    /// The other unix groups that the kernel considers.
     pub groups: Vec<u32>,
 }
 

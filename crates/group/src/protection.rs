@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The protected groups directly below one of the groups on this process's path.
-pub(super) struct Kept {
-    /// The directory of these groups.
+pub(super) struct ProtectedGroups {
+    /// The directory that holds the groups.
     below: PathBuf,
     /// The key of the group that contains this process; 0 where none does.
     own: u64,
@@ -23,7 +23,7 @@ pub(super) struct Kept {
     groups: Mutex<Vec<(u64, Limits)>>,
 }
 
-impl Kept {
+impl ProtectedGroups {
     pub(super) fn new(below: PathBuf, own: u64) -> Self {
         Self {
             below,
@@ -69,13 +69,13 @@ impl Kept {
     }
 }
 
-impl Protection for Kept {
+impl Protection for ProtectedGroups {
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64 {
         let Some(entry) = ledger.device_entry(device) else {
             return 0;
         };
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = groups.iter().map(|(child, limits)| {
+        let protected = groups.iter().map(|(child, limits)| {
             let bounds = limits.bounds(&entry.id, entry.capacity);
             let bytes = if low {
                 bounds.min.max(bounds.low)
@@ -87,11 +87,11 @@ impl Protection for Kept {
                 bytes => ledger.untaken(device, *child, bytes),
             }
         });
-        kept.sum()
+        protected.sum()
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for ProtectedGroups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "protection of the groups in {}", self.below.display())
     }

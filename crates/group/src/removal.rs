@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// The most names that are read below each directory of another user. What that user puts there
 /// then costs every other user's clean-up a bounded time.
-pub const MOST_OF_A_USER: usize = 4_096;
+pub const MAX_USER_NAMES: usize = 4_096;
 
 /// The part of a root that a clean-up covers.
 #[derive(Copy, Clone, Debug)]
@@ -39,19 +39,19 @@ pub struct Survey {
     pub groups: Vec<Group>,
     /// The incomplete groups, left by processes that were killed while they made or removed them.
     pub unfinished: Vec<Group>,
-    /// The files and directories that gpulimit did not make, at most [`Survey::MOST_FOREIGN`].
+    /// The files and directories that gpulimit did not make, at most [`Survey::MAX_FOREIGN`].
     pub foreign: Vec<PathBuf>,
-    /// Other users' directories with more than [`MOST_OF_A_USER`] names; the rest of the names were
+    /// Other users' directories with more than [`MAX_USER_NAMES`] names; the rest of the names were
     /// not looked at.
     pub cut_short: Vec<PathBuf>,
 }
 
 impl Survey {
     /// The most foreign paths that are reported.
-    pub const MOST_FOREIGN: usize = 64;
+    pub const MAX_FOREIGN: usize = 64;
 
     fn foreign(&mut self, path: PathBuf) {
-        if self.foreign.len() < Self::MOST_FOREIGN {
+        if self.foreign.len() < Self::MAX_FOREIGN {
             self.foreign.push(path);
         }
     }
@@ -99,7 +99,7 @@ impl Root {
     ) -> io::Result<Vec<OsString>> {
         let owner = directory.about()?.uid();
         if owner != user::effective() && owner != 0 && budget.is_none() {
-            *budget = Some(MOST_OF_A_USER);
+            *budget = Some(MAX_USER_NAMES);
         }
         let mut names = Vec::new();
         for name in directory.names()? {
@@ -285,13 +285,13 @@ impl Root {
 
     pub(super) fn remove_leftover(&self, group: &Group) -> Result<bool, GroupError> {
         let descent = Descent::to(group)?;
-        if ours(group, &descent.directory)?.limits {
+        if own_contents(group, &descent.directory)?.limits {
             return Ok(false);
         }
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(true);
         };
-        if ours(group, &descent.directory)?.limits {
+        if own_contents(group, &descent.directory)?.limits {
             return Ok(false);
         }
         remove_held(group, &descent, alone, |_| true).map(|()| true)
@@ -305,7 +305,7 @@ impl Root {
         idle: impl FnOnce(&Ledger) -> bool,
     ) -> Result<(), GroupError> {
         let descent = Descent::to(group)?;
-        ours(group, &descent.directory)?;
+        own_contents(group, &descent.directory)?;
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(());
         };
@@ -332,7 +332,7 @@ fn path(group: &Group) -> PathBuf {
 }
 
 /// Returns the content of a group's directory; fails where any of it is foreign or has a lease.
-fn ours(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
+fn own_contents(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     let contents = Contents::of(directory).map_err(|error| group.failed("list", error))?;
     if let Some(name) = &contents.leased {
         return Err(GroupError::leased(&directory.path().join(name)));
@@ -381,7 +381,7 @@ fn remove_held(
 ) -> Result<(), GroupError> {
     let directory = &descent.directory;
     let failed = |error| group.failed("remove", error);
-    let contents = ours(group, directory)?;
+    let contents = own_contents(group, directory)?;
     check_below(group, directory)?;
     let ledger = match Ledger::open(&group.ledger_path()).map_err(GroupError::from) {
         // A leased ledger does not tell whether the group has members.
@@ -402,16 +402,16 @@ fn remove_held(
     let protected = group
         .limits()
         .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
-    gone(directory.remove_directory(BELOW)).map_err(failed)?;
+    if_there(directory.remove_directory(BELOW)).map_err(failed)?;
     // The limits are removed first, because no process joins a group without limits.
-    gone(directory.remove_file(LIMITS)).map_err(failed)?;
+    if_there(directory.remove_file(LIMITS)).map_err(failed)?;
     for name in &contents.others {
-        gone(directory.remove_file(name)).map_err(failed)?;
+        if_there(directory.remove_file(name)).map_err(failed)?;
     }
     // The ledger proves that the directory is a group, so it stays until the other files are gone.
-    gone(directory.remove_file(LEDGER)).map_err(failed)?;
+    if_there(directory.remove_file(LEDGER)).map_err(failed)?;
     // The lock is the last file to be removed. Until then no process can join.
-    gone(directory.remove_file(LOCK)).map_err(failed)?;
+    if_there(directory.remove_file(LOCK)).map_err(failed)?;
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
@@ -423,7 +423,7 @@ fn remove_held(
         removed => removed.map_err(failed)?,
     }
     if protected {
-        group.tell_parent();
+        group.notify_parent();
     }
     Ok(())
 }
@@ -467,7 +467,9 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     let part = name::last(&group.name);
     let own = directory.about()?;
     match parent.entry(part)? {
-        Some(there) if there.id == (own.dev(), own.ino()) => gone(parent.remove_directory(part)),
+        Some(there) if there.id == (own.dev(), own.ino()) => {
+            if_there(parent.remove_directory(part))
+        }
         _ => Ok(()),
     }
 }
@@ -486,7 +488,8 @@ fn await_hidden(directory: &Directory) {
     }
 }
 
-fn gone(removed: io::Result<()>) -> io::Result<()> {
+/// Turns the failure to remove a missing entry into success.
+fn if_there(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed,

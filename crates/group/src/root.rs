@@ -23,7 +23,7 @@ pub const SYSTEM: &str = "/run/gpulimit";
 /// How often the making of a group starts over when the group is removed meanwhile.
 const TRIES: u32 = 1_000;
 
-/// A directory that holds groups.
+/// The directory that holds all groups of a user or of the machine.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Root {
     pub(super) path: PathBuf,
@@ -69,7 +69,7 @@ impl Root {
                 let error = io::Error::new(ErrorKind::InvalidInput, why);
                 return Err(GroupError::io("use", Path::new(&path), error));
             }
-            None if user::may_write(Path::new(SYSTEM)) || is_made_by_us() => SYSTEM.into(),
+            None if user::may_write(Path::new(SYSTEM)) || makes_system_root() => SYSTEM.into(),
             None => own_default(),
         };
         Self::at(path)
@@ -122,23 +122,17 @@ impl Root {
     /// Returns all groups by name, each before those below it. Leaves out what the caller may not
     /// read.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories_below(None)?;
-        groups.retain(Group::has_limits);
-        Ok(groups)
+        self.directories_below(None).map(with_limits)
     }
 
     /// Returns the groups directly below one, or at the top, by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories_in(parent)?;
-        groups.retain(Group::has_limits);
-        Ok(groups)
+        self.directories_in(parent).map(with_limits)
     }
 
     /// Returns all groups below one by name, each before those below it.
     pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
-        let mut groups = self.directories_below(Some(group))?;
-        groups.retain(Group::has_limits);
-        Ok(groups)
+        self.directories_below(Some(group)).map(with_limits)
     }
 
     /// Returns every directory that could hold a group, each before those below it.
@@ -309,7 +303,7 @@ impl Root {
             let about = fs::symlink_metadata(below.path());
             let whose = about.map_err(|error| below.failed("open", error))?.uid();
             if whose != owner {
-                return Err(GroupError::Kept {
+                return Err(GroupError::OwnedBelow {
                     name: group.name.clone(),
                     below: below.name,
                     owner: whose,
@@ -351,7 +345,7 @@ impl Root {
     pub fn is_public(&self) -> bool {
         match self.modes() {
             Ok(modes) => modes == PUBLIC,
-            Err(error) => is_not_found(&error) && self.is_systems(),
+            Err(error) => is_not_found(&error) && self.is_system_root(),
         }
     }
 
@@ -377,14 +371,18 @@ impl Root {
     }
 
     /// Returns whether this is the machine's root and the caller may make it.
-    fn is_systems(&self) -> bool {
+    fn is_system_root(&self) -> bool {
         user::effective() == 0 && self.path == Path::new(SYSTEM)
     }
 
     /// Makes the root if it does not exist, and checks it.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {
-            let modes = if self.is_systems() { PUBLIC } else { PRIVATE };
+            let modes = if self.is_system_root() {
+                PUBLIC
+            } else {
+                PRIVATE
+            };
             self.make_directory(modes.directory)?;
         }
         file_system::check(&self.path)?;
@@ -414,7 +412,7 @@ fn own_default() -> PathBuf {
 
 /// Returns whether this process is root and [`SYSTEM`] does not exist yet, so that its first group
 /// makes it.
-fn is_made_by_us() -> bool {
+fn makes_system_root() -> bool {
     let missing =
         || fs::symlink_metadata(SYSTEM).is_err_and(|error| error.kind() == ErrorKind::NotFound);
     let above = Path::new(SYSTEM).parent().unwrap_or(Path::new("/"));
@@ -441,6 +439,14 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
     }
 }
 
+/// Leaves out directories without a group's limits, as far as the caller can see.
+fn with_limits(mut groups: Vec<Group>) -> Vec<Group> {
+    groups.retain(|group| {
+        Directory::open(&group.path).is_ok_and(|there| contents::has_limits(&there))
+    });
+    groups
+}
+
 /// A group that was just made or found, and that cannot be removed before this value is dropped.
 #[derive(Debug)]
 pub struct Created {
@@ -453,11 +459,6 @@ pub struct Created {
 }
 
 impl Group {
-    /// Returns whether the directory has a group's limits, as far as the caller can see.
-    fn has_limits(&self) -> bool {
-        Directory::open(&self.path).is_ok_and(|there| contents::has_limits(&there))
-    }
-
     /// Checks that the directory holds only gpulimit's own files, so that a group can be made
     /// there.
     fn check_content(&self) -> Result<(), GroupError> {

@@ -43,7 +43,7 @@ impl Deferred {
 
     /// Returns whether a signal is pending that the program handles. A pending signal without a
     /// handler takes effect now: the process ends or stops, or the signal is ignored.
-    pub(super) fn has_come(&self) -> bool {
+    pub(super) fn has_pending(&self) -> bool {
         let mut pending = empty();
         // SAFETY: writes `pending`, a local set.
         unsafe { libc::sigpending(&raw mut pending) };
@@ -191,13 +191,13 @@ pub(super) mod tests {
         let first = libc::SIGRTMIN() + 5;
         act(first, handler as *const () as libc::sighandler_t);
         let signals = Deferred::new();
-        assert!(!signals.has_come());
+        assert!(!signals.has_pending());
         send(first);
-        assert!(signals.has_come());
-        assert!(signals.has_come(), "it stays");
+        assert!(signals.has_pending());
+        assert!(signals.has_pending(), "it stays");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
         // One value lives within another, as a caller may itself hold signals back.
-        assert!(!Deferred::new().has_come(), "blocked by another");
+        assert!(!Deferred::new().has_pending(), "blocked by another");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
         drop(signals);
         assert_eq!(RAN.load(Ordering::Relaxed), 1);
@@ -211,7 +211,7 @@ pub(super) mod tests {
         let signals = Deferred::new();
         for signal in [ignored, libc::SIGURG] {
             send(signal);
-            assert!(!signals.has_come());
+            assert!(!signals.has_pending());
             let mut pending = empty();
             // SAFETY: writes `pending`, a local set.
             unsafe { libc::sigpending(&raw mut pending) };
@@ -230,7 +230,7 @@ pub(super) mod tests {
         change(libc::SIG_BLOCK, &only(blocked));
         let signals = Deferred::new();
         send(blocked);
-        assert!(!signals.has_come());
+        assert!(!signals.has_pending());
         drop(signals);
         assert!(has(&change(libc::SIG_BLOCK, &empty()), blocked));
         act(blocked, libc::SIG_IGN);

@@ -22,7 +22,7 @@ const HANG: Duration = Duration::from_secs(60);
 /// A root of the test's own, which is removed with the test.
 struct Place(
     Root,
-    #[expect(dead_code, reason = "goes with the test")] Scratch,
+    #[expect(dead_code, reason = "removed when the test ends")] Scratch,
 );
 
 impl Place {
@@ -219,14 +219,17 @@ fn memory_protected_for_others_is_not_free() {
     assert_eq!(
         (at(&bob), at(&alice)),
         (7, 10),
-        "her own is not kept from her"
+        "alice's own protection does not limit her"
     );
     // Memory that `low` protects is taken only where there is no other way.
     assert!(!bob.0.try_charge(&bob.1, 4 * UNIT) && bob.0.try_charge(&bob.1, 3 * UNIT));
-    assert_eq!(charge(&bob, 5).expect_err("min is kept").group, "lab");
-    charge(&bob, 4).expect("low is not");
+    assert_eq!(
+        charge(&bob, 5).expect_err("min stays protected").group,
+        "lab"
+    );
+    charge(&bob, 4).expect("low gives way");
     assert_eq!(at(&bob), 0);
-    charge(&alice, 2).expect("kept for her");
+    charge(&alice, 2).expect("protected for alice");
     assert_eq!((at(&bob), at(&alice)), (0, 1));
     // A change of the protection is followed at once.
     let alices = place.0.group("lab/alice").expect("there");
@@ -239,7 +242,7 @@ fn memory_protected_for_others_is_not_free() {
     assert_eq!(at(&bob), 1);
     // Only carol's group is protected now.
     let is_kept = |(member, device): &(Member, MemberDevice)| {
-        let level = member.levels[1].level(device, 1, member::Held::Low);
+        let level = member.levels[1].level(device, 1, member::Spared::Low);
         level.protection.is_some()
     };
     assert!(is_kept(&bob) && is_kept(&alice));
@@ -305,13 +308,13 @@ fn a_group_below_its_low_gives_nothing_back() {
     charge(&alice, 4).expect("no limit");
     assert!(
         alice.0.is_low(&alice.1) && !reclaimable(),
-        "what one above it is not asked for"
+        "a group above is low"
     );
     charge(&lab, 1).expect("no limit");
     assert!(!alice.0.is_low(&alice.1) && reclaimable());
     place.group("free", &[]);
     let free = place.join("free");
-    assert!(!free.0.is_low(&free.1), "nothing is kept for it");
+    assert!(!free.0.is_low(&free.1), "no group on the path is low");
 }
 
 #[test]
@@ -360,9 +363,13 @@ fn figures_are_published_at_every_level() {
     assert_eq!(
         idle.0.holders(&idle.1, &NoWitness).len(),
         2,
-        "who has nothing holds nothing"
+        "no charge, no holder"
     );
-    assert_eq!(alice.0.all_living(&alice.1).len(), 3, "but lives");
+    assert_eq!(
+        alice.0.all_living(&alice.1).len(),
+        3,
+        "listed among the living"
+    );
     assert_eq!(
         alice.0.ledger().path(),
         place.0.group("lab/alice").expect("there").ledger_path()
@@ -396,7 +403,7 @@ fn orphans_stay_charged_until_they_are_given_back() {
     assert_eq!(units(&alice), [10, 9]);
     assert!(
         !bob.0.release_orphans(&bob.1, |total, _| total),
-        "all are needed"
+        "all orphans are kept"
     );
     assert!(alice.0.release_orphans(&alice.1, |_, _| 0));
     assert_eq!((orphans(&alice), units(&alice)), ((0, 0), vec![6, 6]));
@@ -420,7 +427,7 @@ fn the_size_of_a_context_is_known_to_the_next_member() {
     assert_eq!((hint(&alice), hint(&lab)), (500, 500));
     lab.0.levels[0].ledger.set_context_hint(lab.1.index[0], 600);
     assert_eq!((hint(&alice), hint(&lab)), (500, 600), "the group's own");
-    assert_eq!(hint(&place.join("other")), 500, "of the machine");
+    assert_eq!(hint(&place.join("other")), 500, "known in another group");
 }
 
 #[test]
@@ -435,7 +442,7 @@ fn members_of_a_group_removed_by_hand_are_orphaned() {
     assert!(Member::join(&place.0, "nobody").is_err());
 }
 
-// Requests at the limit.
+// Tests of requests at the limit.
 
 /// Runs `act` in a thread of its own as soon as a request waits in the group.
 fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() -> T) -> T {
@@ -488,7 +495,8 @@ fn a_request_waits_until_another_gives_back() {
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
     let give = || other.0.uncharge(&other.1, 6 * UNIT);
-    meanwhile(&group.ledger().expect("there"), give, || charge(&one, 6)).expect("it came back");
+    meanwhile(&group.ledger().expect("there"), give, || charge(&one, 6))
+        .expect("memory was given back");
     assert_eq!(units(&one), [6]);
     assert_eq!(kinds(&group), [EventKind::Wait, EventKind::Granted]);
     assert_eq!(
@@ -496,7 +504,7 @@ fn a_request_waits_until_another_gives_back() {
         (6 * UNIT, 10 * UNIT)
     );
     assert_eq!(waits(&one), 1);
-    assert!(one.0.try_charge(&one.1, UNIT), "nobody waits any longer");
+    assert!(one.0.try_charge(&one.1, UNIT), "no waiter is left");
 }
 
 #[test]
@@ -506,20 +514,25 @@ fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&one, 8).expect("room");
     assert_eq!(
-        charge(&one, 6).expect_err("nobody has anything").charged,
+        charge(&one, 6)
+            .expect_err("no other member has memory")
+            .charged,
         8 * UNIT
     );
     assert_eq!(waits(&one), 0);
     one.0.uncharge(&one.1, 8 * UNIT);
     charge(&other, 8).expect("room");
-    assert_eq!(charge(&one, 11).expect_err("it fits never").max, 10 * UNIT);
+    assert_eq!(
+        charge(&one, 11).expect_err("larger than the limit").max,
+        10 * UNIT
+    );
     let another_way = one
         .0
         .charge(&one.1, 6 * UNIT, &Poor::default(), Insistence::None);
     assert!(another_way.is_err());
     assert_eq!((waits(&one), kinds(&group)), (0, vec![]));
     assert_eq!(
-        charge(&one, 6).expect_err("the time is over").charged,
+        charge(&one, 6).expect_err("the timeout has passed").charged,
         8 * UNIT
     );
     assert_eq!((waits(&one), kinds(&group)), (1, vec![EventKind::Wait]));
@@ -535,7 +548,12 @@ fn a_waiter_gives_up_when_the_others_have_nothing_left() {
     let give = || other.0.uncharge(&other.1, UNIT);
     let started = Instant::now();
     let refused = meanwhile(&group.ledger().expect("there"), give, || charge(&one, 2));
-    assert_eq!(refused.expect_err("the rest is its own").charged, 9 * UNIT);
+    assert_eq!(
+        refused
+            .expect_err("the other bytes are this process's own")
+            .charged,
+        9 * UNIT
+    );
     assert!(started.elapsed() < HANG);
 }
 
@@ -551,12 +569,12 @@ fn a_request_does_not_overtake_a_waiter() {
         let insists = third
             .0
             .charge(&third.1, UNIT, &Poor::default(), Insistence::None);
-        insists.expect("who has another way does not stand in line");
+        insists.expect("a caller with another way does not join the line");
         third.0.uncharge(&third.1, UNIT);
         group
             .write_limits(|set| set.options.on_limit = OnLimit::Fail)
             .expect("written");
-        charge(&third, 1).expect("nor does anybody where nobody waits by rule");
+        charge(&third, 1).expect("without on_limit=wait requests do not join the line");
         third.0.uncharge(&third.1, UNIT);
         group
             .write_limits(|set| {
@@ -564,7 +582,7 @@ fn a_request_does_not_overtake_a_waiter() {
                 set.options.wait_timeout = Duration::from_millis(50);
             })
             .expect("written");
-        let refusal = charge(&third, 1).expect_err("behind the other");
+        let refusal = charge(&third, 1).expect_err("behind the other waiter");
         assert_eq!((refusal.charged, refusal.max), (8 * UNIT, 10 * UNIT));
         other.0.uncharge(&other.1, 8 * UNIT);
     };
@@ -653,7 +671,7 @@ fn a_request_follows_changing_limits_a_bounded_number_of_times() {
     charge(&other, 8).expect("room");
     let restless = Restless(&group, Cell::new(0));
     let refused = one.0.charge(&one.1, 6 * UNIT, &restless, Insistence::Full);
-    let refused = refused.expect_err("no room by any of these limits");
+    let refused = refused.expect_err("no room under any of these limits");
     assert_eq!((refused.charged, refused.max), (8 * UNIT, 10 * UNIT));
     assert_eq!(
         (restless.1.get(), units(&one)),
@@ -681,7 +699,10 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
         (granted.is_ok(), pressure.0.get())
     };
     assert_eq!(request(6), (true, 0));
-    assert!(!member.0.try_charge(&member.1, UNIT), "not without asking");
+    assert!(
+        !member.0.try_charge(&member.1, UNIT),
+        "above high one attempt alone is refused"
+    );
     assert_eq!((kinds(&group), member.0.is_asked()), (vec![], false));
     assert_eq!(request(1), (true, 1));
     assert!(member.0.is_asked());
@@ -716,7 +737,7 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
     let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
     let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
-    assert!(lines.any(is_in), "it has come in");
+    assert!(lines.any(is_in), "the bystander has joined");
     child
 }
 
@@ -749,7 +770,7 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     let mut large = bystander(&place, 4);
     let large_pid = large.id();
     charge(&member, 3).expect("room");
-    charge(&member, 5).expect_err("nobody is killed");
+    charge(&member, 5).expect_err("no process is killed");
     group
         .write_limits(|set| set.options.oom = Oom::KillLargest)
         .expect("written");
@@ -766,7 +787,7 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
         scope.spawn(|| {
             large.wait().expect("killed");
         });
-        charge(&member, 5).expect("room was made");
+        charge(&member, 5).expect("the kill made room");
     });
     let killed: Vec<_> = happened(&group)
         .into_iter()

@@ -50,7 +50,7 @@ impl Lab {
         let name = format!("gpulimit-permission-{}-{next}", std::process::id());
         let lab = Self(Path::new("/dev/shm").join(name));
         fs::create_dir(&lab.0).expect("a directory");
-        fs::set_permissions(&lab.0, Permissions::from_mode(0o755)).expect("for all to see");
+        fs::set_permissions(&lab.0, Permissions::from_mode(0o755)).expect("readable for all");
         let root = lab.root();
         root.create("lab", &set(8 * GIB)).expect("created");
         for (name, owner) in [("lab/alice", ALICE), ("lab/bob", BOB)] {
@@ -144,7 +144,7 @@ impl Actor {
             assert_ne!(
                 self.out.read_line(&mut line).expect("read"),
                 0,
-                "the other user is gone"
+                "the other user's process has ended"
             );
             // The test harness writes its own text into the first line.
             if let Some((_, rest)) = line.split_once(&format!("#{mark}")) {
@@ -220,7 +220,7 @@ fn break_in(root: &Path) {
     let own = root.join("lab/sub/alice");
     let bob = root.join("lab/sub/bob");
     let mine = own.join("sub/mine");
-    fs::write(&mine, "mine").expect("in her own directory she may");
+    fs::write(&mine, "mine").expect("allowed in her own directory");
     let mut attack = |path: &Path, what: &str, done: Result<(), String>| {
         refused(format!("{what} {}", path.display()), done);
     };
@@ -313,7 +313,7 @@ fn break_in(root: &Path) {
     let root = Root::at(root).expect("a root");
     let raise = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Max);
     for name in ["lab", "lab/alice", "lab/bob"] {
-        let group = root.group(name).expect("there for all to see");
+        let group = root.group(name).expect("there readable for all");
         attack(group.path(), "raise", result(group.write_limits(raise)));
         attack(group.path(), "remove the group", result(root.remove(name)));
         if name != "lab/alice" {
@@ -343,7 +343,7 @@ fn break_in(root: &Path) {
         "make a group in",
         result(root.create("mine", &set(GIB))),
     );
-    fs::remove_file(&mine).expect("still hers, and still there");
+    fs::remove_file(&mine).expect("still alice's own group");
     Member::join(&root, "lab/alice").expect("her own group");
     root.create("lab/alice/job", &set(GIB))
         .expect("below her own");
@@ -361,7 +361,7 @@ fn a_user_cannot_change_the_files_of_others() {
     let before = lab.picture("");
     let said = lab.start(ALICE, "break in").end();
     assert!(!said.contains("BROKE IN"), "{said}");
-    let (_, tried) = said.split_once("#tried ").expect("all was tried");
+    let (_, tried) = said.split_once("#tried ").expect("all attempts were made");
     let tried: u32 = tried
         .lines()
         .next()
@@ -540,8 +540,8 @@ fn below_a_users_directory_everything_is_the_users_and_links_are_not_followed() 
     .expect_err("bob's file");
     assert_eq!(lab.picture("lab/sub/bob"), before);
     // This thread has its former rights again.
-    fs::write(lab.0.join("lab/new"), "").expect("root again");
-    fs::remove_file(lab.0.join("lab/new")).expect("root again");
+    fs::write(lab.0.join("lab/new"), "").expect("writable for root");
+    fs::remove_file(lab.0.join("lab/new")).expect("writable for root");
     // Alice may remove the name.
     root.remove("lab/alice/job").expect("removed");
     assert_eq!(lab.picture("lab/sub/bob"), before);
@@ -606,7 +606,7 @@ fn groups_above_are_opened_no_further_than_those_below_need() {
 fn fill(root: &Path) {
     let root = Root::at(root).expect("a root");
     let ledger = root.group("lab").expect("there").ledger_path();
-    let ledger = Arc::new(Ledger::open(&ledger).expect("hers to write"));
+    let ledger = Arc::new(Ledger::open(&ledger).expect("writable for alice"));
     let own = Identity::of_self();
     let slots: Vec<_> = (0..MAX_SLOTS)
         .map_while(|_| ledger.claim(&own, "").ok())
@@ -671,7 +671,7 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
             .expect("written");
         assert_eq!(charged(), Some(0));
         assert!(!charge(2 * GIB), "3 GiB of 4 are taken");
-        assert_eq!(charged(), Some(3 * GIB), "put right");
+        assert_eq!(charged(), Some(3 * GIB), "restored");
         // No request is granted for a while, because others may have been granted too much.
         let granted = charge(GIB);
         // On a slow machine the while may be over already.
@@ -684,12 +684,12 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
         }
     }
     std::thread::sleep(WHILE + Duration::from_millis(100));
-    assert!(charge(GIB), "afterwards what is left");
+    assert!(charge(GIB), "the free memory is granted afterwards");
     assert!(!charge(GIB));
     // A ledger that hid its slots would make all sums 0.
     file.write_all_at(&[0; 8], 64).expect("written");
     assert!(!charge(GIB));
-    assert_eq!(charged(), Some(4 * GIB), "they are seen again");
+    assert_eq!(charged(), Some(4 * GIB), "the slots are counted again");
     // An uncharge restores the words as well, and gives back only what was charged.
     file.write_all_at(&vec![0; WORDS.1], WORDS.0)
         .expect("written");

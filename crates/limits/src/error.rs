@@ -5,7 +5,7 @@ use gpulimit_base::held_signals;
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The reason why a limits file cannot be used.
 #[derive(Debug)]
@@ -14,38 +14,55 @@ pub enum LimitsError {
     Io {
         /// The operation that failed: `open`, `create`, `map`, `lock`.
         what: &'static str,
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
         /// The error of the system call.
         error: io::Error,
     },
     /// The file is not a limits file, is cut short, or is damaged.
     Damaged {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
         /// What is wrong with the file.
         why: &'static str,
     },
     /// The file was written by another version of gpulimit.
     Format {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
         /// The format that the file names.
         found: u64,
     },
     /// The file cannot hold that many rules.
     Full {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
     },
     /// Another process has been changing the file for too long.
     Busy {
-        /// The limits file.
+        /// The path of the limits file.
         path: PathBuf,
     },
 }
 
 impl LimitsError {
+    /// Returns a function that makes the error of a system call on the limits file at `path`.
+    pub(super) fn io(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |error| Self::Io {
+            what,
+            path: path.into(),
+            error,
+        }
+    }
+
+    /// Makes the error for a damaged limits file at `path`.
+    pub(super) fn damaged(path: &Path, why: &'static str) -> Self {
+        Self::Damaged {
+            path: path.into(),
+            why,
+        }
+    }
+
     /// Returns whether the file, or its directory, does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::NotFound)

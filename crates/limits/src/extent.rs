@@ -23,7 +23,7 @@ pub enum ExtentError {
     TooMuch {
         /// The extent that was asked for.
         extent: Extent,
-        /// The GPU.
+        /// The GPU that is too small.
         gpu: DeviceId,
         /// The GPU's memory in bytes.
         capacity: u64,

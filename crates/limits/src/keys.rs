@@ -24,9 +24,9 @@ pub enum Key {
 }
 
 impl Key {
-    /// The number of keys.
+    /// The number of keys that take a size.
     pub const COUNT: usize = 4;
-    /// All keys.
+    /// All keys that take a size.
     pub const ALL: [Self; Self::COUNT] = [Self::Max, Self::High, Self::Low, Self::Min];
 
     /// Returns the key as text.
@@ -118,7 +118,7 @@ impl Bounds {
         low: 0,
         min: 0,
     };
-    /// A limit of 0 bytes.
+    /// A limit of 0 bytes, which allows no memory.
     pub(super) const NOTHING: Self = Self {
         max: 0,
         ..Self::NONE
@@ -139,7 +139,7 @@ pub enum OptionKey {
 }
 
 impl OptionKey {
-    /// All option keys.
+    /// All keys that hold for the group as a whole.
     pub const ALL: [Self; 4] = [
         Self::OnLimit,
         Self::WaitTimeout,
@@ -177,10 +177,10 @@ pub enum OnLimit {
 /// The processes that a group kills before it refuses a request.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Oom {
-    /// No process.
+    /// The group kills no process; the request is refused.
     #[default]
     None,
-    /// The process that uses most.
+    /// The process that uses the most memory.
     KillLargest,
     /// All processes of the group.
     KillGroup,
@@ -340,18 +340,18 @@ impl fmt::Display for Setting {
 pub enum KeyError {
     /// The text is not of the form KEY=VALUE.
     Form(String),
-    /// There is no such key.
+    /// The text names an unknown key.
     Unknown {
-        /// The key in the text.
+        /// The unknown key.
         key: String,
         /// The key that was probably meant.
         near: Option<&'static str>,
     },
     /// The value of an option is invalid.
     Value {
-        /// The key.
+        /// The key of the option.
         key: OptionKey,
-        /// The value in the text.
+        /// The invalid value.
         text: String,
         /// The values that the key accepts.
         expected: &'static str,

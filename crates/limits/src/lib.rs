@@ -147,6 +147,8 @@ pub struct Limits {
     id: (u64, u64),
 }
 
+/// The damage of a file that is shorter than a limits file.
+const CUT_SHORT: &str = "cut short";
 /// How long a writer waits for another one.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -156,15 +158,11 @@ impl Limits {
     ///
     /// Returns `false` if there is a file already, which stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
-        let failed = |error| LimitsError::Io {
-            what: "create",
-            path: path.into(),
-            error,
-        };
+        let failed = LimitsError::io("create", path);
         if set.rules.len() > MAX_RULES {
             return Err(LimitsError::Full { path: path.into() });
         }
-        let (file, draft) = Draft::new(path).map_err(failed)?;
+        let (file, draft) = Draft::new(path).map_err(&failed)?;
         let write = |mut file: File| {
             // The file is written in full, so that every page exists. A hole on a full file system
             // would end its readers.
@@ -226,11 +224,6 @@ impl Limits {
         self.map.bounds(device, capacity)
     }
 
-    /// Returns the bytes that the group may use of `device`; `u64::MAX` where there is no limit.
-    pub fn max(&self, device: &DeviceId, capacity: u64) -> u64 {
-        self.bounds(device, capacity).max
-    }
-
     /// Returns what the group does at its limit.
     pub fn options(&self) -> Options {
         self.map.options()
@@ -245,7 +238,7 @@ impl Limits {
     /// allowed then.
     pub fn damage(&self) -> Option<LimitsError> {
         if self.map.is_lost() {
-            Some(cut_short(&self.path))
+            Some(LimitsError::damaged(&self.path, CUT_SHORT))
         } else {
             self.rules().err()
         }
@@ -256,14 +249,10 @@ impl Limits {
     /// Returns the new rules. Waits a bounded time for another writer.
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
         let (mapped, _) = open(path, true)?;
-        let failed = |error| LimitsError::Io {
-            what: "lock",
-            path: path.into(),
-            error,
-        };
-        let lock = writers_lock(path).map_err(failed)?;
+        let failed = LimitsError::io("lock", path);
+        let lock = writers_lock(path).map_err(&failed)?;
         let start = Instant::now();
-        while !map::try_lock(&lock).map_err(failed)? {
+        while !map::try_lock(&lock).map_err(&failed)? {
             if start.elapsed() > PATIENCE {
                 return Err(LimitsError::Busy { path: path.into() });
             }
@@ -276,7 +265,7 @@ impl Limits {
         }
         mapped.replace(&set);
         if mapped.is_lost() {
-            return Err(cut_short(path));
+            return Err(LimitsError::damaged(path, CUT_SHORT));
         }
         Ok(set)
     }
@@ -298,17 +287,8 @@ fn writers_lock(path: &Path) -> io::Result<File> {
 
 /// Maps the file, and returns its device and inode.
 fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
-    let failed = |what| {
-        move |error| LimitsError::Io {
-            what,
-            path: path.into(),
-            error,
-        }
-    };
-    let damaged = |why| LimitsError::Damaged {
-        path: path.into(),
-        why,
-    };
+    let failed = |what| LimitsError::io(what, path);
+    let damaged = |why| LimitsError::damaged(path, why);
     let file = OpenOptions::new()
         .read(true)
         .write(write)
@@ -321,7 +301,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
         return Err(damaged("not a regular file"));
     }
     if about.len() < SIZE as u64 {
-        return Err(cut_short(path));
+        return Err(damaged(CUT_SHORT));
     }
     let map = Map::of(&file, write).map_err(failed("map"))?;
     if map.magic.load(Ordering::Relaxed) != MAGIC {
@@ -341,18 +321,9 @@ fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
     Ok((map, (about.dev(), about.ino())))
 }
 
-fn cut_short(path: &Path) -> LimitsError {
-    LimitsError::Damaged {
-        path: path.into(),
-        why: "cut short",
-    }
-}
-
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
-    map.rules().ok_or_else(|| LimitsError::Damaged {
-        path: path.into(),
-        why: "its rules do not match their sum",
-    })
+    let why = "its rules do not match their sum";
+    map.rules().ok_or_else(|| LimitsError::damaged(path, why))
 }
 
 /// A file under a temporary name beside its final path. The name is removed when the value is
@@ -417,8 +388,8 @@ mod tests {
         assert_eq!(about.len(), SIZE as u64);
         let limits = Limits::open(&place.at("limits")).expect("opened");
         assert_eq!(limits.rules().expect("rules"), set());
-        assert_eq!(limits.max(&A, 80 << 30), 4 << 30);
-        assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
+        assert_eq!(limits.bounds(&A, 80 << 30).max, 4 << 30);
+        assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30);
         let own = limits.bounds(&A, 80 << 30);
         assert_eq!((own.high, own.low, own.min), (3 << 30, 0, 1 << 30));
         assert_eq!(limits.options(), set().options);
@@ -430,7 +401,7 @@ mod tests {
         let place = Scratch::new();
         Limits::create(&place.at("limits"), 0o600, &LimitSet::default()).expect("created");
         let limits = Limits::open(&place.at("limits")).expect("opened");
-        assert_eq!(limits.max(&A, 80 << 30), u64::MAX);
+        assert_eq!(limits.bounds(&A, 80 << 30).max, u64::MAX);
     }
 
     #[test]
@@ -459,7 +430,7 @@ mod tests {
                 Some(Size::Bytes(round << 30))
             );
             assert_ne!(limits.generation(), before);
-            assert_eq!(limits.max(&A, 80 << 30), round << 30);
+            assert_eq!(limits.bounds(&A, 80 << 30).max, round << 30);
             assert_eq!(limits.rules().expect("rules"), after);
         }
     }
@@ -568,13 +539,13 @@ mod tests {
                 file.write_all_at(&value.to_ne_bytes(), at)
                     .expect("written");
                 if fs::read(place.at("limits")).expect("readable") != good {
-                    assert_eq!(limits.max(&B, 80 << 30), 0, "{value} at {at}");
+                    assert_eq!(limits.bounds(&B, 80 << 30).max, 0, "{value} at {at}");
                     assert!(limits.rules().is_err());
                 }
                 file.write_all_at(&good, 0).expect("written");
             }
         }
-        assert_eq!(limits.max(&B, 80 << 30), 40 << 30);
+        assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30);
     }
 
     #[test]

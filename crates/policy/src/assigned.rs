@@ -3,7 +3,8 @@
 use super::facts::Facts;
 use super::rules::{Assigned, Rules, Source};
 use super::{
-    Asked, Assignment, Environment, PolicyError, is_job, named, own_job_group_name, requests,
+    Asked, Assignment, Environment, PolicyError, group_variable, is_job, own_job_group_name,
+    requests,
 };
 use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 
@@ -25,7 +26,7 @@ pub(super) fn below(
     env: &Environment<'_>,
 ) -> Result<Assignment, PolicyError> {
     let root = Root::at(source.root.clone())?;
-    let (group, create) = match named(env)? {
+    let (group, create) = match group_variable(env)? {
         Some(name) if !is_job(&name) => (existing(&root, &rule, name)?, None),
         name => match requests(env)? {
             Asked::Limits(request) => {
@@ -33,8 +34,8 @@ pub(super) fn below(
                 (relative(&rule, &name)?, Some(request))
             }
             // A variable of another tool says that there is no further limit.
-            Asked::None => (rule.group.clone(), None),
-            Asked::Nothing => match name {
+            Asked::NoLimit => (rule.group.clone(), None),
+            Asked::Unset => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
                 None => (rule.group.clone(), None),
             },

@@ -42,7 +42,7 @@ pub struct PlannedGroup {
 pub struct Plan {
     /// The groups, each before those below it.
     pub groups: Vec<PlannedGroup>,
-    /// The rules.
+    /// The rules in the order of the policy file.
     pub rules: Rules,
 }
 
@@ -70,7 +70,7 @@ struct Compiler<'a> {
 }
 
 impl Compiler<'_> {
-    fn say(&mut self, line: usize, why: impl Into<String>, absent: bool) {
+    fn report(&mut self, line: usize, why: impl Into<String>, absent: bool) {
         self.mistakes.push(Mistake {
             path: PathBuf::from(&self.policy.path),
             line,
@@ -80,7 +80,7 @@ impl Compiler<'_> {
     }
 
     fn wrong(&mut self, line: usize, why: impl Into<String>) {
-        self.say(line, why, false);
+        self.report(line, why, false);
     }
 
     fn plan(&mut self) -> Plan {
@@ -116,7 +116,7 @@ impl Compiler<'_> {
         }
         let mut groups = self.groups();
         self.check_targets(&groups);
-        access::settle(self, &rules, &mut groups);
+        access::set_members(self, &rules, &mut groups);
         Plan {
             groups: groups.into_values().map(|planned| planned.group).collect(),
             rules: Rules(rules),
@@ -134,7 +134,7 @@ impl Compiler<'_> {
             } else if let Some(user) = self.names.user(name) {
                 users.push(user);
             } else {
-                self.say(
+                self.report(
                     list.line,
                     format!(
                         "no user '{}' on this machine: give an existing login name or number",
@@ -152,7 +152,7 @@ impl Compiler<'_> {
         for name in &list.value {
             match self.names.unix_group(name) {
                 Some(group) => groups.push(group),
-                None => self.say(
+                None => self.report(
                     list.line,
                     format!(
                         "no unix group '{}' on this machine: give one that `getent group` lists",

@@ -14,16 +14,16 @@ use std::fmt;
 pub enum PolicyError {
     /// The text of a variable is invalid.
     Value {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
-        /// The variable's text.
+        /// The text of the variable.
         text: String,
         /// What is wrong with the text, and what is accepted.
         why: Why,
     },
     /// A variable limits a GPU that this process does not see.
     UnknownGpu {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
@@ -32,7 +32,7 @@ pub enum PolicyError {
     },
     /// A variable names a GPU by the beginning of several UUIDs, or limits one GPU twice.
     Ambiguous {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
@@ -41,9 +41,9 @@ pub enum PolicyError {
     },
     /// A limit depends on the size of a GPU and cannot be worked out.
     Extent {
-        /// The variable.
+        /// The name of the variable.
         variable: String,
-        /// The reason.
+        /// The reason why the limit cannot be worked out.
         error: ExtentError,
     },
     /// The root or the group cannot be used.
@@ -65,7 +65,7 @@ pub enum PolicyError {
         rule: Assigned,
         /// The rule's group, or the group below it that the environment names.
         group: String,
-        /// The reason.
+        /// The reason why the group cannot be used.
         error: Box<GroupError>,
     },
 }
@@ -108,26 +108,22 @@ impl fmt::Display for PolicyError {
                 variable,
                 gpu,
                 known,
-            } => {
-                write!(
-                    f,
-                    "{variable} has a limit for GPU '{}', which this process does not see",
-                    gpu.escape_debug()
-                )?;
-                list(f, known)
-            }
+            } => write!(
+                f,
+                "{variable} has a limit for GPU '{}', which this process does not see{}",
+                gpu.escape_debug(),
+                seen(known)
+            ),
             Self::Ambiguous {
                 variable,
                 gpu,
                 matches,
-            } => {
-                write!(
-                    f,
-                    "{variable}: '{}' fits several GPUs, or a GPU that has a limit already",
-                    gpu.escape_debug()
-                )?;
-                list(f, matches)
-            }
+            } => write!(
+                f,
+                "{variable}: '{}' fits several GPUs, or a GPU that has a limit already{}",
+                gpu.escape_debug(),
+                seen(matches)
+            ),
             Self::Extent { variable, error } => write!(f, "{variable}: {error}"),
             Self::Group(error) => error.fmt(f),
             Self::Rules(error) => error.fmt(f),
@@ -186,18 +182,13 @@ impl fmt::Display for PolicyError {
     }
 }
 
-fn list(f: &mut fmt::Formatter<'_>, gpus: &[(u32, DeviceId)]) -> fmt::Result {
-    if gpus.is_empty() {
-        return f.write_str(": it sees no GPU");
+/// Lists GPUs by their CUDA ordinals.
+fn seen(gpus: &[(u32, DeviceId)]) -> String {
+    let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
+    match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => ": it sees no GPU".into(),
+        some => format!(": {some}"),
     }
-    for (i, (ordinal, id)) in gpus.iter().enumerate() {
-        write!(
-            f,
-            "{}{ordinal} = {id}",
-            if i == 0 { ": it sees " } else { ", " }
-        )?;
-    }
-    Ok(())
 }
 
 impl Error for PolicyError {

@@ -15,7 +15,7 @@ pub struct Facts {
     /// Whether the process is in a user namespace other than the machine's initial one. The other
     /// facts cannot be believed then.
     pub in_user_namespace: bool,
-    /// The real user.
+    /// The real user id of the process.
     pub uid: u32,
     /// All unix groups of the process.
     pub gids: Vec<u32>,

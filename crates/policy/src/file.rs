@@ -20,9 +20,9 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 /// A mistake in the file, or a name in it that this machine does not have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mistake {
-    /// The file.
+    /// The path of the policy file.
     pub path: PathBuf,
-    /// The line, from 1.
+    /// The line of the mistake, from 1.
     pub line: usize,
     /// What is wrong, with the text, and what is accepted.
     pub why: String,
@@ -42,7 +42,7 @@ impl fmt::Display for Mistake {
 pub struct At<T> {
     /// The value.
     pub value: T,
-    /// The line, from 1.
+    /// The line of the value, from 1.
     pub line: usize,
 }
 
@@ -101,17 +101,20 @@ pub struct RuleStanza {
 /// A policy file.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Policy {
-    /// The path of the file.
+    /// The path of the policy file.
     pub path: PathBuf,
     /// The limits of groups that set none themselves.
     pub defaults: Settings,
-    /// The groups.
+    /// The stanzas of groups, in the order of the file.
     pub groups: Vec<GroupStanza>,
     /// The rules in the order of the file.
     pub rules: Vec<RuleStanza>,
     /// The parts that could not be read, by line.
     pub mistakes: Vec<Mistake>,
 }
+
+/// The message for rules that are not written as a list of tables.
+const NO_RULE: &str = "'rule' must be a list: write [[rule]] above each rule";
 
 /// Reads a policy file. Parts that cannot be read are among its mistakes; the other parts are
 /// complete.
@@ -186,26 +189,14 @@ impl<'a> Reader<'a> {
                 }
                 ("group", DeValue::Table(groups)) => self.groups(groups, &mut policy),
                 ("rule", DeValue::Array(stanzas)) => rules = Some(stanzas),
-                ("defaults" | "group", _) => {
-                    self.wrong(
-                        &key.span(),
-                        format_args!(
-                            "'{}' must be a table: write [{}]",
-                            key.get_ref(),
-                            if key.get_ref() == "group" {
-                                "group.\"NAME\""
-                            } else {
-                                "defaults"
-                            }
-                        ),
-                    );
+                ("defaults", _) => {
+                    self.wrong(&key.span(), "'defaults' must be a table: write [defaults]");
                 }
-                ("rule", _) => {
-                    self.wrong(
-                        &key.span(),
-                        "'rule' must be a list: write [[rule]] above each rule",
-                    );
+                ("group", _) => {
+                    let why = "'group' must be a table: write [group.\"NAME\"]";
+                    self.wrong(&key.span(), why);
                 }
+                ("rule", _) => self.wrong(&key.span(), NO_RULE),
                 (name, _) => {
                     let why = unknown(name, "the file", &["defaults", "group", "rule"]);
                     self.wrong(&key.span(), why);
@@ -217,10 +208,7 @@ impl<'a> Reader<'a> {
             let span = stanza.span();
             match stanza.into_inner() {
                 DeValue::Table(table) => self.rule(table, &span, on_error, &mut policy),
-                _ => self.wrong(
-                    &span,
-                    "'rule' must be a list: write [[rule]] above each rule",
-                ),
+                _ => self.wrong(&span, NO_RULE),
             }
         }
         policy

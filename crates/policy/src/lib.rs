@@ -38,32 +38,21 @@ const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// The variable of NVIDIA's containers: whole MiB.
 const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
+/// The variable of HAMi and other tools: a size, where 0 means no limit.
+const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+/// As [`PLAIN`], for one GPU by its CUDA ordinal.
+const NUMBERED: &[&str] = JOB_VARIABLES.split_at(4).1;
+
+macro_rules! job_variables {
+    ($($n:literal)*) => {
+        &[MAX, PLAIN, MPS, CONTAINER, $(concat!("CUDA_DEVICE_MEMORY_LIMIT_", $n)),*]
+    };
+}
+
 /// The variables that ask for a group of the job's own. A process that starts with one of them and
 /// without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`], so that its children use the same
 /// group.
-pub const JOB_VARIABLES: &[&str] = &{
-    let mut all = [""; 4 + NUMBERED.len()];
-    all[0] = MAX;
-    all[1] = PLAIN;
-    all[2] = MPS;
-    all[3] = CONTAINER;
-    let mut i = 0;
-    while i < NUMBERED.len() {
-        all[4 + i] = NUMBERED[i];
-        i += 1;
-    }
-    all
-};
-
-/// The variable of HAMi and other tools: a size, where 0 means no limit.
-const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-
-macro_rules! numbered {
-    ($($n:literal)*) => { [$(concat!("CUDA_DEVICE_MEMORY_LIMIT_", $n)),*] };
-}
-
-/// As [`PLAIN`], for one GPU by its CUDA ordinal.
-const NUMBERED: [&str; 32] = numbered!(
+pub const JOB_VARIABLES: &[&str] = job_variables!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 );
 
@@ -106,7 +95,7 @@ pub fn assignment_by(
 }
 
 fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
-    let group = named(env)?;
+    let group = group_variable(env)?;
     let job = group.as_deref().is_none_or(is_job);
     if !job {
         let group = group.unwrap_or_default();
@@ -121,9 +110,9 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     let create = match asked {
         Asked::Limits(request) => Some(request),
         // A variable of another tool says that there is no limit.
-        Asked::None => return Ok(None),
-        Asked::Nothing if group.is_none() => return Ok(None),
-        Asked::Nothing => None,
+        Asked::NoLimit => return Ok(None),
+        Asked::Unset if group.is_none() => return Ok(None),
+        Asked::Unset => None,
     };
     let group = group.unwrap_or_else(own_job_group_name);
     Ok(Some(Assignment {
@@ -135,7 +124,7 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
 }
 
 /// Returns the group that [`GROUP`] names.
-fn named(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
+fn group_variable(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
     let group = text(env, GROUP)?;
     if let Some(name) = &group {
         if name.is_empty() {
@@ -253,9 +242,9 @@ enum Asked {
     /// The variables ask for these limits.
     Limits(LimitRequest),
     /// A variable says that there is no limit.
-    None,
+    NoLimit,
     /// No such variable is set.
-    Nothing,
+    Unset,
 }
 
 fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
@@ -285,7 +274,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
         .zip(0..)
         .map(|(name, n)| (*name, RequestSelector::Ordinal(n)));
     for (name, selector) in [(PLAIN, RequestSelector::All)].into_iter().chain(numbered) {
-        if let Some(size) = foreign(env, name, request::or_zero)? {
+        if let Some(size) = other_tool(env, name, request::or_zero)? {
             none = true;
             if let Some(size) = size {
                 if rules.is_empty() {
@@ -298,17 +287,17 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
     if !rules.is_empty() {
         return request(first, rules, true);
     }
-    if let Some(rules) = foreign(env, MPS, request::mps)? {
+    if let Some(rules) = other_tool(env, MPS, request::mps)? {
         return request(MPS, rules, true);
     }
-    if let Some(size) = foreign(env, CONTAINER, request::mebibytes)? {
+    if let Some(size) = other_tool(env, CONTAINER, request::mebibytes)? {
         return request(CONTAINER, vec![(RequestSelector::All, size.into())], true);
     }
-    Ok(if none { Asked::None } else { Asked::Nothing })
+    Ok(if none { Asked::NoLimit } else { Asked::Unset })
 }
 
 /// Reads a variable of another tool, in that tool's syntax.
-fn foreign<T>(
+fn other_tool<T>(
     env: &Environment<'_>,
     name: &str,
     parse: impl FnOnce(&str) -> Result<T, Why>,

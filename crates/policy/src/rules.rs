@@ -70,7 +70,7 @@ pub struct UnixGroups {
 pub enum Target {
     /// No group: the environment decides.
     Exempt,
-    /// This group.
+    /// The same group for all processes that the rule matches.
     Group(String),
     /// A group for each user. A user who is not in the list gets no GPU memory.
     Each(Vec<(u32, String)>),

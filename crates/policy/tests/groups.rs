@@ -44,7 +44,7 @@ fn device(member: &Member) -> MemberDevice {
     member.device(A, CAPACITY).expect("a device")
 }
 
-// The root.
+// Tests of the root.
 
 #[test]
 fn looking_does_not_make_the_root_but_the_first_group_does() {
@@ -151,7 +151,7 @@ fn the_root_comes_from_the_environment() {
     }
 }
 
-// Groups.
+// Tests of groups.
 
 #[test]
 fn a_group_that_exists_keeps_its_limits() {
@@ -294,7 +294,7 @@ fn a_member_notices_that_its_group_was_removed_by_hand() {
     );
 }
 
-// Members.
+// Tests of members.
 
 #[test]
 fn a_member_follows_its_limit() {
@@ -353,7 +353,7 @@ fn threads_see_a_changed_limit_at_once() {
     });
 }
 
-// The environment.
+// Tests of the environment.
 
 fn ask(place: &Place, pairs: &[(&str, &str)]) -> Result<Option<Assignment>, PolicyError> {
     let mut all: HashMap<String, OsString> = HashMap::new();

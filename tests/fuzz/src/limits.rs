@@ -56,7 +56,7 @@ pub fn any(bytes: &[u8]) {
 
 fn judge(limits: &Limits) {
     for gpu in [GPU, OTHER] {
-        let max = limits.max(&gpu, CAPACITY);
+        let max = limits.bounds(&gpu, CAPACITY).max;
         assert!(max <= MOST, "{max}");
     }
     let _ = (limits.rules(), limits.options(), limits.generation());

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 struct Assigned {
     /// The numbers of these rules in the file.
     rules: Vec<u32>,
-    /// The ranges of users.
+    /// The users, as ranges of ids.
     users: Vec<Range>,
     /// The unix groups whose members are put into the group.
     gids: Vec<u32>,
@@ -24,7 +24,7 @@ type Groups = BTreeMap<Vec<String>, Planned>;
 
 /// Sets for every group who may be in it: the users of `members` in the file, else those whom the
 /// rules put into it. A member of a group is also admitted to all groups above it.
-pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
+pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {
         match &rule.target {
@@ -54,8 +54,8 @@ pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut G
         planned.group.members = match planned.members.clone() {
             None => needed,
             Some(text) => {
-                let said = said(compiler, &text).unwrap_or(needed);
-                if needed != Members::Owner && said != Members::All && said != needed {
+                let members = members_value(compiler, &text).unwrap_or(needed);
+                if needed != Members::Owner && members != Members::All && members != needed {
                     let why = format!(
                         "group '{}' has members = \"{}\", but rule {} puts other users into it: \
                          widen members, or leave it out",
@@ -65,7 +65,7 @@ pub(super) fn settle(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut G
                     );
                     compiler.wrong(text.line, why);
                 }
-                said
+                members
             }
         };
     }
@@ -89,7 +89,7 @@ impl Assigned {
 }
 
 /// Reads the value of `members`.
-fn said(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
+fn members_value(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
     match text.value.as_str() {
         "owner" => Some(Members::Owner),
         "all" => Some(Members::All),

@@ -106,7 +106,7 @@ impl Compiler<'_> {
             let says_whom = stanza.users.is_some() || stanza.unix_group.is_some();
             let whole = stanza.whole && self.policy.rules.iter().all(|rule| rule.whole);
             if bindings.is_empty() && !says_whom && whole && !self.is_named_by_a_rule(template) {
-                self.say(
+                self.report(
                     stanza.name.line,
                     format!(
                         "template '{template}' makes no group: name it in a rule, or add users or \

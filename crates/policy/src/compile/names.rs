@@ -2,7 +2,7 @@
 
 use crate::rules::Range;
 
-/// A user.
+/// A user in the machine's database.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct User {
     /// The login name; the number as text where there is none.
@@ -13,7 +13,7 @@ pub struct User {
     pub gid: u32,
 }
 
-/// A unix group.
+/// A unix group in the machine's database.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct UnixGroup {
     /// The unix group's name.

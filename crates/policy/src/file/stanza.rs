@@ -12,7 +12,7 @@ pub(super) trait Stanza {
     const NAMES: &'static [&'static str];
 }
 
-/// The limits of a group.
+/// The keys of a group's limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Keys {

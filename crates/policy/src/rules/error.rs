@@ -1,4 +1,4 @@
-//! The errors of rules.
+//! The errors of the administrator's rules.
 
 use std::error::Error;
 use std::fmt;
@@ -11,28 +11,28 @@ use std::path::PathBuf;
 pub enum RulesError {
     /// A system call failed.
     Io {
-        /// The file.
+        /// The path of the file with the rules.
         path: PathBuf,
         /// The error of the system call.
         error: io::Error,
     },
     /// A user other than the administrator could have written the rules.
     Unsafe {
-        /// The root or the file.
+        /// The path of the root or of the file with the rules.
         path: PathBuf,
         /// The reason why the file is unsafe.
         why: Fault,
     },
     /// The file is not what `gpulimit apply` writes.
     Damaged {
-        /// The file.
+        /// The path of the file with the rules.
         path: PathBuf,
         /// The line, from 1; 0 means the whole file.
         line: usize,
     },
     /// The file was written by another version.
     Version {
-        /// The file.
+        /// The path of the file with the rules.
         path: PathBuf,
     },
     /// A rule asks for a fact that cannot be read for this process.
@@ -45,20 +45,20 @@ pub enum RulesError {
     /// The process is in a user namespace of its own, where the facts that rules ask for cannot be
     /// believed.
     Namespace {
-        /// The file with the rules.
+        /// The path of the file with the rules.
         path: PathBuf,
     },
     /// The machine has a policy, but the process sees something else in place of the root with the
     /// rules.
     Hidden {
-        /// The root.
+        /// The path of the root.
         root: PathBuf,
     },
     /// The rule has a group for each user, but none for this user.
     Unlisted {
-        /// The user.
+        /// The id of the user.
         uid: u32,
-        /// The rule.
+        /// The number of the rule.
         rule: u32,
     },
 }
@@ -66,11 +66,11 @@ pub enum RulesError {
 /// The reason why a file is not trusted.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// It is not a plain file in a plain directory.
+    /// The path is not a plain file in a plain directory.
     Kind,
-    /// It belongs to this user.
+    /// The file or its directory belongs to this user, not to root.
     Owner(u32),
-    /// Other users may write it; has the permissions.
+    /// Other users may write the file or its directory, which has these permissions.
     Writable(u32),
 }
 

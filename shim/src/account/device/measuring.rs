@@ -1,5 +1,5 @@
 //! Measuring: compares NVML's figure for this process with the bytes that calls have named. The
-//! difference is the driver's part ([`driver_part`]).
+//! difference is the driver's part (`account/driver_part.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -735,7 +735,10 @@ fn the_ci_runner_has_less_of_the_first_gpu() {
     let group = machine.world.root().group("ci").expect("a group");
     let limits = group.limits().expect("limits");
     let gpus = machine.world.machine().gpus();
-    let max = |gpu: usize| limits.max(&gpus[gpu].uuid.parse().expect("a UUID"), 100 * MIB);
+    let max = |gpu: usize| {
+        let id = gpus[gpu].uuid.parse().expect("a UUID");
+        limits.bounds(&id, 100 * MIB).max
+    };
     assert_eq!((max(0), max(1)), (50 * MIB, 90 * MIB));
     // A job may set a limit of its own.
     let mut own = machine.start(RUNNER, &[("GPULIMIT_MAX", "1000M")]);
@@ -777,5 +780,5 @@ fn the_container_host_limits_containers_by_user() {
         "{batch} of {others}"
     );
     assert_eq!(total(0), others);
-    assert_eq!(max("containers/batch").max(&id, 100 * MIB), 25 * MIB);
+    assert_eq!(max("containers/batch").bounds(&id, 100 * MIB).max, 25 * MIB);
 }
