@@ -306,7 +306,7 @@ fn overlay_is_refused(upper: &Path) {
     let mapped = Limits::open(&path).expect("opened");
     let double = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Bytes(8 * GIB));
     Limits::write(&path, double).expect("written");
-    assert_eq!(mapped.max(&GPU, 80 * GIB), 4 * GIB, "not seen");
+    assert_eq!(mapped.bounds(&GPU, 80 * GIB).max, 4 * GIB, "not seen");
     // Even without the file system's name, the lock shows the problem: to a process that makes a
     // ledger, and to one that joins a group.
     let lost = |error: LedgerError| match error {

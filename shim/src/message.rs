@@ -70,8 +70,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes panics of the library write their message by [`line()`]: the hook of `std` would write even
-/// where that waits.
+/// Makes panics of the library write their message by [`line()`], because the hook of `std` would
+/// write even if the write blocks.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
