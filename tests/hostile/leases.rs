@@ -202,6 +202,21 @@ fn verbs_that_look_name_a_group_with_a_lease_and_go_on() {
     }
 }
 
+#[test]
+fn a_jobs_group_with_a_lease_on_its_ledger_is_not_taken_for_ended() {
+    let Some(ground) = Ground::new() else { return };
+    let (root, _) = groups(&ground);
+    let job = root.create("lab/run-1-1", &LimitSet::default());
+    let job = job.expect("created").group;
+    assert!(job.has_ended(), "its job is not recorded");
+    let Some(holder) = Holder::new(job.path(), &["ledger"], true) else {
+        return;
+    };
+    assert!(!job.has_ended());
+    drop(holder);
+    assert!(job.has_ended());
+}
+
 /// The owner of a group may keep its members out. A member never runs without the limit instead.
 #[test]
 fn a_group_with_a_lease_is_not_joined_and_not_removed_by_a_guess() {

@@ -320,9 +320,11 @@ impl Group {
             Ok(left) if left.draining > 0 => return false,
             _ => {}
         }
-        // A ledger that cannot be opened may be of another version.
         match self.ledger() {
             Ok(ledger) => !ledger.has_live(),
+            // A leased ledger does not tell whether the group has members.
+            Err(error) if error.is_leased() => false,
+            // A ledger that cannot be opened may be of another version.
             Err(_) => !Ledger::is_used(&self.ledger_path()),
         }
     }

@@ -250,7 +250,7 @@ impl Limits {
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
         let (mapped, _) = open(path, true)?;
         let failed = LimitsError::io("lock", path);
-        let lock = writers_lock(path).map_err(&failed)?;
+        let lock = writers_lock(path)?;
         let start = Instant::now();
         while !map::try_lock(&lock).map_err(&failed)? {
             if start.elapsed() > PATIENCE {
@@ -273,8 +273,9 @@ impl Limits {
 
 /// Opens the file that writers lock. It is not the limits file itself: other users may read that
 /// one, and a user who may read a file may also lock it against its writers.
-fn writers_lock(path: &Path) -> io::Result<File> {
+fn writers_lock(path: &Path) -> Result<File, LimitsError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let path = path.with_file_name(format!(".{name}.lock"));
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -282,7 +283,8 @@ fn writers_lock(path: &Path) -> io::Result<File> {
         .truncate(false)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path.with_file_name(format!(".{name}.lock")))
+        .open(&path)
+        .map_err(LimitsError::io("open", &path))
 }
 
 /// Maps the file, and returns its device and inode.
