@@ -23,7 +23,7 @@ pub const NVML_ERROR_INSUFFICIENT_SIZE: Status = 7;
 pub const NVML_ERROR_FUNCTION_NOT_FOUND: Status = 13;
 pub const NVML_ERROR_UNKNOWN: Status = 999;
 
-/// A device address.
+/// An address in device memory.
 pub type DevicePtr = u64;
 /// A device address of the 32-bit interface that CUDA had before version 3.2. The functions of that
 /// interface have no suffix such as `_v2`.
@@ -276,7 +276,7 @@ pub struct ConditionalNodeParams {
     pub reserved: [i32; 3],
     pub handle: u64,
     pub conditional: i32,
-    /// The number of `graphs`.
+    /// The number of graphs in the list `graphs`.
     pub size: u32,
     /// The list of the node's graphs, in the driver's memory; valid once the node has been added.
     pub graphs: In<Graph>,

@@ -114,8 +114,9 @@ impl<T: Copy> Out<T> {
     /// Writes `value` through the pointer; does nothing where the pointer is null.
     pub fn write(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the caller promises that the pointer is valid, as in `read`, and that the
-            // callee may write there.
+            // SAFETY: the caller of a CUDA function promises the driver that a non-null out-pointer
+            // is valid for one T until the call returns, and that the called function may write
+            // through it.
             unsafe { self.0.write_unaligned(value) }
         }
     }

@@ -163,9 +163,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Returns an address of the allocation or block that the driver exports together with
-    /// `address`: the start of the block where a large allocation starts there, else `address`
-    /// itself, because the driver exports whole blocks. `None` where the block is unknown.
+    /// Returns an address in the memory that the driver exports together with `address`, because
+    /// the driver exports whole blocks: the start of the block where a large allocation starts at
+    /// that block, else `address` itself. `None` where the block is unknown.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;

@@ -23,7 +23,7 @@ const SETTLING: u32 = 64;
 /// The most times that a thread publishes a figure again because other threads change it.
 const SHOWINGS: u32 = 1_000;
 
-/// The figures of one GPU.
+/// The charges of this process on one GPU.
 pub struct Book {
     /// The CUDA ordinal, by which the program names the GPU.
     pub ordinal: Ordinal,

@@ -18,7 +18,7 @@ const SCHED_BLOCKING_SYNC: u32 = 4;
 /// GPU.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Notes whether `flags`, the flags of a context, make threads sleep while they wait.
+/// Notes the flags of a new context, which say whether threads sleep while they wait for the GPU.
 pub fn note_flags(flags: u32) {
     if flags & SCHED_MASK == SCHED_BLOCKING_SYNC {
         SLEEPS.store(true, Ordering::Relaxed);

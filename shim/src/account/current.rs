@@ -114,7 +114,7 @@ const PAGE_BYTES: usize = 4096;
 /// Maps a zeroed page that the kernel zeroes again in every forked child; `None` where the kernel
 /// cannot do that or has no memory left.
 fn wiped_page() -> Option<*mut libc::c_void> {
-    // SAFETY: makes a new anonymous private mapping.
+    // SAFETY: the call makes a new anonymous private mapping and touches no other memory.
     let page = unsafe {
         libc::mmap(
             null_mut(),
@@ -128,7 +128,7 @@ fn wiped_page() -> Option<*mut libc::c_void> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the page was mapped above, and no other code knows it.
+    // SAFETY: this function has just mapped the page, and no other code knows its address.
     unsafe {
         if libc::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) == 0 {
             return Some(page);

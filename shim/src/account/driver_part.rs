@@ -157,7 +157,7 @@ impl Total {
 /// The result of a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
-    /// The driver's part, bytes.
+    /// The size of the driver's own memory, in bytes.
     pub used: u64,
     /// Bytes that were charged above the limit, because the group had no room for them.
     pub overrun: u64,
@@ -288,8 +288,8 @@ impl DriverPart {
         state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
         book.set_driver(before, used);
-        // Bytes that came into use are no longer idle. The missing bytes that are charged at the
-        // end of this function are added to the idle bytes there, and come into use here.
+        // Bytes that came into use are no longer idle. This also covers the missing bytes, which
+        // are charged at the end of this function and added to the idle bytes then.
         book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {

@@ -178,7 +178,7 @@ impl GraphMemory {
         self.trimmed(book);
     }
 
-    /// Records that the program has asked the driver to free the graph memory that no graph uses.
+    /// Records that the driver was asked to free the graph memory that no graph uses.
     pub fn trimmed(&self, book: &Book) {
         self.state.lock().trimmed();
         self.refresh(book);

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use crate::abi::{Context, Device as Ordinal, Opaque};
 use crate::account::maps::Map;
 
-/// A green context.
+/// The record of a green context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Green {
     pub device: Ordinal,

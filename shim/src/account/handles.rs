@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use crate::abi::Context;
 use crate::account::maps::Map;
 
-/// A kind of handle.
+/// The kind of a driver handle.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Kind {
     /// `CUstream`.

@@ -70,8 +70,8 @@ fn forget_all() {
     }
 }
 
-/// The record of a `CUkernel`. A record under an odd number (a handle with its lowest bit set)
-/// stands for loaded code, which the driver loads into every context by itself.
+/// The record of a `CUkernel`. A record under an odd number (see [`loaded`]) stands for code that
+/// the driver loads into each context separately.
 #[derive(Default)]
 struct Kernel {
     library: Opaque,

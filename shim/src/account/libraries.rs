@@ -11,7 +11,7 @@ use crate::abi::{Context, Opaque};
 use crate::account::maps::Map;
 use crate::image::Needs;
 
-/// A library that is open.
+/// The record of a library (`CUlibrary`) that the program has open.
 #[derive(Default)]
 pub struct Library {
     needs: Needs,
@@ -79,7 +79,7 @@ impl Libraries {
         self.0.write().insert(handle, library);
     }
 
-    /// Forgets in which libraries' records a destroyed context appears, because the driver may hand
+    /// Removes a destroyed context from the records of all libraries, because the driver may hand
     /// out the context's handle again.
     pub fn forget_context(&self, context: Context) {
         for entry in self.0.write().values_mut() {

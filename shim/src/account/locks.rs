@@ -1,8 +1,8 @@
 //! The locks of `libgpulimit.so`: their order, and what a thread may do while it holds one.
 //!
 //! All locks belong to one process and are new in a forked child (`account::current`). While a
-//! thread holds a lock, it may take the locks that come earlier in the following table, but not
-//! those that come later:
+//! thread holds a lock, it may take locks that come later in the following table, but not locks
+//! that come earlier:
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|
@@ -10,12 +10,12 @@
 //! | `Process::redirecting` | the driver's symbol table while it is changed | the driver and the ledger are not called |
 //! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
 //! | `Contexts::making` | making a context: two threads that retain the same context make it once | the driver is called |
-//! | `ContextMemory::alone` | a change of what a context sets aside for kernels; launches that rely on it share the lock; several of these locks are held only below `on_many` | the driver is called |
-//! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: the list is copied out |
-//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order, or told to trim the pool; the ledger is changed |
-//! | `DriverPart::state` | figures of the driver's part | the ledger is changed |
+//! | `ContextMemory::alone` | a change of the memory that a context sets aside for kernels; launches that rely on this memory share the lock; a thread holds several of these locks only while it holds `on_many` | the driver is called |
+//! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: a thread copies the list first |
+//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes, so that readings are recorded in order, or told to trim the pool; the ledger is changed |
+//! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
-//! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | the driver and the ledger are not called |
+//! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have
@@ -25,8 +25,8 @@
 //! does not insist still asks other members to give back memory that they hold unused (for 100 ms
 //! at most), and waits until the memory of dead members is freed.
 //!
-//! `Kept::groups` of the crate `group` is taken inside of a charge, below all of these; directories
-//! are read while it is held.
+//! The lock `Kept::groups` of the crate `group` is taken during a charge, after every lock of this
+//! table; directories are read while it is held.
 //!
 //! Builds with debug assertions check the order of the locks from the top of the table down to
 //! `alone` whenever a thread takes one of them, and check that the thread holds none of them
@@ -49,7 +49,7 @@ pub enum Place {
     Alone,
 }
 
-/// A lock that is held.
+/// A lock that the thread holds, as a guard.
 pub struct Held<G> {
     guard: G,
     place: Place,

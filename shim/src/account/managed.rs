@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
 use crate::account::maps::Map;
 
-/// A managed allocation.
+/// The record of a managed allocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Allocation {
     pub device: Ordinal,

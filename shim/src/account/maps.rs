@@ -59,7 +59,7 @@ mod tests {
             hasher.finish()
         };
         // Block numbers that fall into one shard. Hash tables use the lowest and the highest bits
-        // of a hash, so these bits must differ.
+        // of a hash, so these bits must differ between neighbouring blocks.
         let hashes: Vec<_> = (0..1024).map(|at| hash(0x3f_8000_0000 + at * 64)).collect();
         for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
             let places: Set<_> = hashes.iter().map(|hash| bits(*hash)).collect();

@@ -188,7 +188,7 @@ mod tests {
         packed.begin(7, 0);
         packed.begin(7, 0);
         packed.end(7);
-        // The first call is still under way while the second array is made.
+        // The call that began first is still under way while the array is made.
         packed.begin(7, BLOCK);
         packed.made(7, GRAIN);
         packed.measured(0, BLOCK);

@@ -621,8 +621,8 @@ impl Pools {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // A pool whose lock another thread holds is not counted as smaller here: that thread
-            // updates the pool's charge itself.
+            // Where another thread holds the pool's lock, this function does not compare the pool's
+            // charge: the other thread updates the charge itself.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);

@@ -1,4 +1,5 @@
-//! A group for tests, in a directory of its own, on a machine without a driver.
+//! A group for unit tests, which run on machines without a driver. Each group has a temporary
+//! directory of its own.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};

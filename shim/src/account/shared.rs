@@ -191,8 +191,8 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
 /// of memory that its present holder has charged. Where NVML does not tell, no orphan counts as
 /// needed. Returns false when the group has no orphans.
 ///
-/// `size` is the bytes that this process has just let go of, and `before` is [`hidden`] from before
-/// that.
+/// `size` is the number of bytes that this process has just let go of, and `before` is what
+/// [`hidden`] returned before this process let go of them.
 pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))

@@ -4,7 +4,7 @@ use super::capture::relaxed;
 use super::{answer, cuda};
 use crate::abi::{Context, Out, SUCCESS};
 
-/// A limit of a context.
+/// A limit of a CUDA context, as far as the driver reports it.
 pub enum ContextLimit {
     /// The driver does not report the limit, for instance because the handle is not a context.
     Unknown,

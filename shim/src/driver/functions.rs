@@ -76,7 +76,7 @@ macro_rules! functions {
             pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] =
                 [const { AtomicPtr::new(null_mut()) }; COUNT];
 
-            /// The real library.
+            /// The real library, CUDA or NVML.
             pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
 
             functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
@@ -109,9 +109,9 @@ macro_rules! functions {
                     return $missing;
                 }
             }
-            // SAFETY: the address is that of the driver's function of this name, and the row has
-            // the types of NVIDIA's header. The pointers among the arguments come from the
-            // program's own call or from `Out::of`.
+            // SAFETY: `address` is the address of the driver's function of this name, and the row
+            // of the hook table has the types of NVIDIA's header. The pointers among the arguments
+            // come from the program's own call or from `Out::of`.
             unsafe {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)

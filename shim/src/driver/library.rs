@@ -1,10 +1,10 @@
 //! The real libraries of the driver, CUDA and NVML, and the addresses of their functions.
 //!
-//! The library is found with `dlopen` by its soname, never through `RTLD_NEXT` or `RTLD_DEFAULT`,
-//! because other libraries export stubs under the names of driver functions. Looking up the
-//! addresses is idempotent and takes no lock, so it cannot deadlock in a program that forks or that
-//! calls a hook from a constructor. Two threads that look up the addresses at the same time store
-//! the same addresses twice.
+//! A library of the driver is found with `dlopen` by its soname, never through `RTLD_NEXT` or
+//! `RTLD_DEFAULT`, because other libraries export stubs under the names of driver functions.
+//! Looking up the addresses is idempotent and takes no lock, so it cannot deadlock in a program
+//! that forks or that calls a hook from a constructor. Two threads that look up the addresses at
+//! the same time store the same addresses twice.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -123,8 +123,8 @@ fn loads() -> u64 {
         _: libc::size_t,
         loads: *mut c_void,
     ) -> c_int {
-        // SAFETY: the linker passes a valid description of an object and the pointer to `loads`
-        // below.
+        // SAFETY: `dl_iterate_phdr` passes a valid description of an object, and the pointer to the
+        // variable `loads` that this function was given.
         unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         1
     }

@@ -28,7 +28,7 @@ fn charge(device: &Device, request: Request<'_>) -> bool {
     device.charge(request).map(Charged::spend).is_ok()
 }
 
-/// As [`charge`], but ahead.
+/// Charges the request permanently as idle bytes, where the group has room for it.
 fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
     device.charge_ahead(request).map(Charged::spend).is_ok()
 }

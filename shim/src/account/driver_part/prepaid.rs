@@ -26,8 +26,8 @@ impl<'a> Prepaid<'a> {
         Prepaid::lent(device, 0)
     }
 
-    /// Charges the bytes of `request` for a call that may take up to so many bytes. Bytes that the
-    /// reserve covers are not charged again.
+    /// Charges the bytes of `request` for a call that may take up to that number of bytes. Bytes
+    /// that the reserve covers are not charged again.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {

@@ -73,7 +73,7 @@ pub struct Execs {
     live: AtomicUsize,
     by_handle: RwLock<Map<GraphExec, Arc<Exec>>>,
     /// The bytes of local memory per thread that the kernels of each graph need; graphs that need
-    /// no extra local memory are left out.
+    /// no local memory are left out.
     per_thread: RwLock<Map<GraphExec, u64>>,
 }
 

@@ -32,7 +32,7 @@ pub struct Nodes {
     kernels: Set<Opaque>,
 }
 
-/// The first address of each allocation, and the address after its last byte.
+/// The address range of an allocation: its first address, and the address after its last byte.
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {

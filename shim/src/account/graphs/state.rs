@@ -313,8 +313,8 @@ mod tests {
         charged
     }
 
-    /// Ends `launch` when the driver has so many bytes reserved. Returns the bytes that are
-    /// uncharged.
+    /// Ends `launch` when the driver has `reserved` bytes of graph memory. Returns the bytes that
+    /// are uncharged.
     fn finish(state: &mut State, launch: &Launch<'_>, reserved: u64) -> u64 {
         state.end(launch);
         assert_eq!(state.see(reserved), 0);
@@ -412,7 +412,7 @@ mod tests {
         assert!(!state.may_gain(&other), "no launch is left to wait for");
         let (_, charged) = start(&mut state, &second, false, S);
         assert_eq!((charged, state.held()), (0, 100));
-        // 40 bytes are idle.
+        // 40 bytes of graph memory are idle.
         let (fits, more) = (need(40), need(41));
         let launches = [&fits, &more].map(|need| state.begin(need, false, S));
         assert_eq!(
@@ -618,7 +618,7 @@ mod tests {
         run(&mut state, &third, false, S, 64);
         assert_eq!(third.bytes(), 100);
         finish(&mut state, &backed, 64);
-        // No bytes were reserved.
+        // The driver has no graph memory reserved after the launch.
         state.see(0);
         run(&mut state, &third, false, S, 0);
         assert_eq!(third.bytes(), 100);

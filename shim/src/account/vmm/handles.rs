@@ -28,7 +28,7 @@ struct Slot<T> {
     entry: Option<T>,
 }
 
-/// A set of entries.
+/// A table of entries by handle and by number.
 pub struct Handles<T> {
     pieces: Vec<Vec<Slot<T>>>,
     /// The first entry of each hash bucket's chain. The number of buckets is a power of two, or 0.
@@ -194,8 +194,8 @@ mod tests {
     fn entries_are_found_until_they_are_removed() {
         let mut handles = Handles::default();
         for round in 0..3 {
-            // Handles are aligned. Every round of the loop inserts more handles than the round
-            // before.
+            // Like the driver's handles, the test's handles are aligned. Every round of the loop
+            // inserts more handles than the round before.
             for handle in 1..=5000 * (round + 1) {
                 handles.insert(handle * 64, handle);
             }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn an_allocation_takes_few_bytes() {
-        // Besides these bytes, there are one or two buckets of four bytes for each entry.
+        // Besides its slot, each entry takes one or two buckets of four bytes.
         assert!(size_of::<Slot<super::super::Allocation>>() <= 48);
     }
 }
