@@ -16,8 +16,8 @@ use crate::abi::Device as Ordinal;
 /// driver sometimes takes a 2 MiB block in calls that are not expected to take memory.
 pub const RESERVE: u64 = 4 << 20;
 
-/// The most times that the free bytes of the group and the idle bytes of this process are read
-/// again because a request of another thread changed them between the two reads.
+/// The most times that the group's free bytes and this process's charged but unused (idle) bytes
+/// are read again because a request of another thread changed them between the two reads.
 const SETTLING: u32 = 64;
 
 /// The most times that a thread publishes a figure again because other threads change it.
@@ -36,7 +36,7 @@ pub struct Book {
     /// The total of the bytes that were ever passed to [`Book::remove`].
     removed: AtomicU64,
     idle: AtomicI64,
-    /// The number of changes of the field `idle`.
+    /// The number of changes of the field `idle` so far.
     idle_changes: AtomicU64,
     /// Idle bytes (charged, not in use) that other requests of this process cannot use: bytes that
     /// pools keep for their own reuse, bytes paid ahead for launches of graphs, and bytes set aside
@@ -86,8 +86,8 @@ impl Book {
     /// Returns the same bytes as [`Book::free`]; `None` where a request of another thread changed
     /// the charged and idle bytes while they were read.
     pub(super) fn settled_free(&self) -> Option<u64> {
-        // The ledger marks a request under way as undecided, and such a request increments
-        // `idle_changes`.
+        // While a request is under way, the ledger marks its charge as undecided, and the request
+        // increments `idle_changes`.
         let changes = self.idle_changes.load(Ordering::Acquire);
         let before = self.member.is_decided(&self.device);
         let free = self.seen_free();
@@ -102,8 +102,8 @@ impl Book {
         self.group_free().saturating_add(idle)
     }
 
-    /// Returns the idle bytes that other requests of this process cannot use: the driver's reserve,
-    /// the pools' headroom and the bytes set aside for contexts.
+    /// Returns the charged but unused (idle) bytes that other requests of this process cannot use:
+    /// the driver's reserve, the pools' headroom and the bytes set aside for contexts.
     fn stays_idle(&self) -> u64 {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
@@ -121,7 +121,7 @@ impl Book {
             .charge(&self.device, bytes, pressure, insistence)
     }
 
-    /// Charges `bytes` like [`Book::charge`], but the bytes are not in use yet: they become idle.
+    /// Charges `bytes` like [`Book::charge`], but as idle: charged and not in use yet.
     pub fn charge_ahead(
         &self,
         bytes: u64,
@@ -140,8 +140,7 @@ impl Book {
         self.member.try_charge(&self.device, bytes)
     }
 
-    /// Tries to charge `bytes` like [`Book::try_charge`], but the bytes are not in use yet: they
-    /// become idle.
+    /// Tries to charge `bytes` like [`Book::try_charge`], but as idle: charged and not in use yet.
     pub fn try_charge_ahead(&self, bytes: u64) -> bool {
         let idle = Ahead(self, bytes);
         let charged = self.member.try_charge_ahead(&self.device, bytes, &idle);
@@ -254,24 +253,25 @@ impl Book {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Returns the idle bytes of this process. The counter may be negative for a moment, when one
-    /// thread counts bytes as used before another thread has counted them as idle; this function
-    /// then returns 0.
+    /// Returns the idle bytes of this process, which are charged and not in use. The counter may be
+    /// negative for a moment, when one thread counts bytes as used before another thread has
+    /// counted them as idle; this function then returns 0.
     fn idle(&self) -> u64 {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// Records `bytes`, which are charged already, as idle.
+    /// Records `bytes`, which are charged already, as idle (not in use).
     pub fn add_idle(&self, bytes: u64) {
         self.adjust_idle(bytes as i64);
     }
 
-    /// Subtracts `bytes` that have come into use from the idle bytes.
+    /// Subtracts `bytes` that have come into use from the idle bytes, which are charged and not in
+    /// use.
     pub fn remove_idle(&self, bytes: u64) {
         self.adjust_idle((bytes as i64).wrapping_neg());
     }
 
-    /// Changes the idle bytes by a signed amount.
+    /// Changes the number of idle bytes (charged, not in use) by a signed amount.
     pub fn adjust_idle(&self, change: i64) {
         if change != 0 {
             self.count_idle(change);
@@ -298,7 +298,7 @@ impl Book {
     }
 
     /// Returns the most bytes that this process could give back to the group when `idle` bytes are
-    /// idle.
+    /// charged and not in use.
     fn reclaimable(&self, idle: u64) -> u64 {
         // Pools and graphs may have reserved more bytes than are in use. Only the driver knows how
         // many, so all bytes of pools and graphs count as reclaimable.
@@ -306,7 +306,8 @@ impl Book {
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
-    /// Changes by a signed amount the idle bytes that other requests of this process cannot use.
+    /// Changes by a signed amount the number of idle bytes (charged, not in use) that other
+    /// requests of this process cannot use.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);

@@ -14,7 +14,7 @@ pub struct Charged<'a> {
 
 impl<'a> Charged<'a> {
     /// Makes a guard for `bytes` that have just been charged on `device`. `is_idle`: the bytes were
-    /// charged ahead and count as idle.
+    /// charged ahead and count as idle (not in use).
     #[inline]
     pub fn new(device: &'a Device, bytes: u64, is_idle: bool) -> Self {
         Charged {

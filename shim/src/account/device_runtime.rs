@@ -55,7 +55,8 @@ impl Runtime {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Keeps the bytes of the device `malloc` heap charged, out of the bytes in `paid`.
+    /// Keeps the bytes of the device `malloc` heap charged for later, out of the bytes that `paid`
+    /// has charged.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);

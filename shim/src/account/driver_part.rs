@@ -69,23 +69,25 @@ impl State {
         self.held.saturating_sub(self.needed())
     }
 
-    /// Returns the idle bytes that should be charged beyond the driver's own memory: the reserve,
+    /// Returns the bytes that should stay charged beyond the driver's own memory: [`RESERVE`],
     /// while the process has a context.
     fn wanted(&self) -> u64 {
         if self.alive { RESERVE } else { 0 }
     }
 
-    /// Returns the idle bytes beyond the wanted reserve.
+    /// Returns the charged but unused bytes beyond [`RESERVE`], or all of them where the process
+    /// has no context.
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.wanted())
     }
 
-    /// Returns the idle bytes that are missing from the wanted reserve.
+    /// Returns how many bytes of [`RESERVE`] are not charged or are in use.
     fn short(&self) -> u64 {
         self.wanted().saturating_sub(self.idle())
     }
 
-    /// Promises up to `bytes` of the idle bytes to a call. Returns the number of bytes promised.
+    /// Promises up to `bytes` of the charged but unused bytes to a call. Returns the number of
+    /// bytes promised.
     fn promise(&mut self, bytes: u64) -> u64 {
         let promised = self.idle().min(bytes);
         self.prepaid += promised;
@@ -120,8 +122,8 @@ impl State {
         }
     }
 
-    /// Returns how many of the `bytes` by which the driver's own memory has grown came out of the
-    /// reserve.
+    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
+    /// advance as [`RESERVE`].
     fn out_of_reserve(&self, bytes: u64) -> u64 {
         (self.counted() + self.reserved + RESERVE)
             .saturating_sub(self.held)
@@ -142,8 +144,8 @@ pub struct DriverPart {
 pub struct Total {
     pub figure: u64,
     pub named: u64,
-    /// Whether the driver's own memory may be larger than the difference: a thread is destroying a
-    /// context, so some of the named memory may already be freed.
+    /// Whether the driver's own memory may be larger than `figure - named`: a thread is destroying
+    /// a context, so some of the named memory may already be freed.
     pub at_least: bool,
 }
 
@@ -182,14 +184,14 @@ impl DriverPart {
         self.state.lock().used
     }
 
-    /// Returns how many of the `bytes` by which the driver's own memory has grown came out of the
-    /// reserve.
+    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
+    /// advance as [`RESERVE`].
     pub fn out_of_reserve(&self, bytes: u64) -> u64 {
         self.state.lock().out_of_reserve(bytes)
     }
 
-    /// Adds `bytes`, which are charged and idle, to the reserve. The next measurement uncharges
-    /// what exceeds the wanted reserve.
+    /// Adds `bytes`, which are charged and not in use, to the reserve for the driver's own memory.
+    /// The next measurement uncharges what exceeds [`RESERVE`].
     pub fn keep(&self, bytes: u64) {
         self.state.lock().held += bytes;
     }
@@ -309,7 +311,8 @@ impl DriverPart {
         overrun
     }
 
-    /// Uncharges the idle bytes beyond the reserve. Call after the driver's function has returned.
+    /// Uncharges the charged but unused bytes beyond [`RESERVE`]. Call after the driver's function
+    /// has returned.
     fn give_back(&self, book: &Book, state: &mut State) {
         let excess = state.excess();
         state.held -= excess;

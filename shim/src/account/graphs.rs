@@ -107,7 +107,8 @@ impl GraphMemory {
     }
 
     /// Trims the device's graph memory and then pays for `launch` like [`GraphMemory::pay`], but
-    /// without waiting. The bytes that the driver frees in the trim are used first.
+    /// without waiting. The bytes that the driver frees in the trim are promised to the launch
+    /// before any bytes are charged.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -159,8 +160,8 @@ impl GraphMemory {
         }
     }
 
-    /// Returns the event for which a launch that could not be paid for may wait. `waited`: the
-    /// launch has already waited for the work of its own stream.
+    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
     }
@@ -232,8 +233,8 @@ impl GraphMemory {
         book.add(Category::Graphs, grown);
         book.remove_idle(grown);
         if beyond > 0 {
-            // The driver has taken more graph memory than was paid for. No driver was ever observed
-            // to do so.
+            // The driver has taken more graph memory than was charged in advance. No driver was
+            // ever observed to do so.
             book.charge_over(beyond);
             book.add_idle(beyond);
         }

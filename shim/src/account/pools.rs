@@ -50,8 +50,8 @@ use steps::Steps;
 /// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The longest time that a stream-ordered allocation waits before it is refused: for allocations of
-/// other threads that use the pool's headroom, and for the GPU work in its stream.
+/// The longest time that a stream-ordered allocation waits before it is refused: for other threads'
+/// allocations that use bytes charged in advance for the pool, and for the GPU work in its stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The number of successive allocations after which a pool's reserved bytes need not be read. If a
@@ -73,11 +73,11 @@ struct State {
     reserved: u64,
     /// Bytes of `reserved` that a managed pool has given back and that the GPU still holds.
     kept: u64,
-    /// Whether the pool has grown by more than was paid for.
+    /// Whether the pool has grown by more bytes than were charged in advance.
     overrun: bool,
     /// The number of allocations since the pool's reserved bytes were last read.
     unseen: u32,
-    /// The number of calls under way that have paid for a growth of more than one step.
+    /// The number of calls under way that have charged a growth of more than one step (32 MiB).
     large: u32,
     /// The steps of address space in which allocations of the pool have lain.
     steps: Steps,
@@ -96,24 +96,25 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Returns the charged bytes that can pay for growth into memory that a managed pool has had
-    /// before.
+    /// Returns the charged bytes that are available for growth of a managed pool into memory that
+    /// the pool has had before.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
-    /// Returns the size of the pool's headroom: the bytes that must be charged beyond the reserved
-    /// bytes, whether they are promised to a call under way or not.
+    /// Returns the size of the pool's headroom: the bytes that must be charged beyond the pool's
+    /// reserved bytes, whether they are promised to a call under way or not.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
 
-    /// Returns how many bytes of the pool's headroom are not charged.
+    /// Returns how many bytes of the pool's headroom (the step that should be charged beyond its
+    /// reserved bytes) are not charged.
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
 
-    /// Returns the idle bytes of the pool beyond its headroom.
+    /// Returns the charged but unused bytes of the pool beyond its headroom of one step.
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.headroom())
     }
@@ -123,20 +124,23 @@ impl State {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Returns whether the pool's reserved bytes must be read before `bytes` are paid for. For more
-    /// than one step, growth that has not been noticed may have used the headroom already.
+    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. For more
+    /// than one step this is necessary, because growth that has not been noticed may have used the
+    /// pool's headroom already.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
     }
 
-    /// Returns whether calls under way use the part of the headroom that could pay for `bytes`.
+    /// Returns whether calls under way use the part of the pool's headroom that could otherwise be
+    /// used for `bytes`.
     fn is_lent(&self, bytes: u64) -> bool {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
     /// Returns whether the address range of the latest allocation shows that the pool has no more
-    /// memory than when its reserved bytes were last read, and still has its whole headroom.
+    /// memory than when its reserved bytes were last read, so that its whole headroom of one step
+    /// is still charged.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -145,8 +149,8 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
-    /// Returns whether the pool's reserved bytes need not be read after a call that has paid
-    /// `bytes` and was given the address range `range`.
+    /// Returns whether the pool's reserved bytes need not be read after a call for which `bytes`
+    /// were charged and which was given the address range `range`.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -154,8 +158,9 @@ impl State {
         spared
     }
 
-    /// Returns, after the pool's reserved bytes were read, whether the pool has its whole headroom.
-    /// If not, the pool has grown, and the caller must charge the growth or undo it.
+    /// Returns, after the pool's reserved bytes were read, whether its whole headroom (one step
+    /// beyond them) is charged. If not, the pool has grown, and the caller must charge the growth
+    /// or undo it.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
@@ -169,8 +174,8 @@ impl State {
         self.large += u32::from(bytes > STEP);
     }
 
-    /// Promises `bytes` of the pool's idle bytes to a call: all or none. Returns false when the
-    /// pool has too few idle bytes.
+    /// Promises `bytes` of the pool's charged but unused bytes to a call: all or none. Returns
+    /// false when the pool has too few such bytes.
     #[inline]
     fn prepay(&mut self, bytes: u64) -> bool {
         let enough = self.idle() >= bytes;
@@ -243,8 +248,8 @@ impl Pool {
             .unwrap_or(0)
     }
 
-    /// Pays for a growth of `bytes` out of the pool's idle bytes. Returns false when they are too
-    /// few; the caller then uses [`Pool::pay`].
+    /// Promises `bytes` of the pool's charged but unused bytes to a call that may make the pool
+    /// grow. Returns false when they are too few; the caller then uses [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -263,8 +268,8 @@ impl Pool {
         enough
     }
 
-    /// Returns whether the pool has grown by more than was paid for since the last call of this
-    /// function.
+    /// Returns whether the pool has grown by more bytes than were charged in advance since the last
+    /// call of this function.
     pub fn has_overrun(&self) -> bool {
         std::mem::take(&mut self.state.lock().overrun)
     }
@@ -276,9 +281,9 @@ impl Pool {
         }
     }
 
-    /// Pays for a growth of `bytes` out of the pool's idle bytes; `charge` charges the missing
-    /// bytes ahead. Before paying, waits no longer than `until` for calls of other threads that use
-    /// the headroom.
+    /// Pays for a growth of `bytes` out of the pool's charged but unused bytes; `charge` charges
+    /// the missing bytes ahead. Before paying, waits no longer than `until` for calls of other
+    /// threads that use the pool's headroom.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -347,8 +352,8 @@ impl Pool {
         whole
     }
 
-    /// Charges with `charge` the headroom that growth has used. If the group refuses, trims the
-    /// pool and tries again. Returns false when the headroom cannot be restored.
+    /// Charges with `charge` the pool's headroom again after growth has used it. If the group
+    /// refuses, trims the pool and tries again. Returns false when the headroom cannot be restored.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -403,8 +408,8 @@ impl Pool {
             // again: the growth may belong to such a call.
             let beyond = state.beyond();
             if beyond > 0 {
-                // The pool has grown by more than was paid for. Only managed pools were observed to
-                // do so.
+                // The pool has grown by more bytes than were charged in advance. Only managed pools
+                // were observed to do so.
                 state.overrun = true;
                 book.charge_over(beyond);
                 book.add_idle(beyond);

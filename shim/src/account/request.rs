@@ -15,7 +15,7 @@ pub struct Request<'a> {
     /// reported with this name.
     symbol: Option<&'static str>,
     /// The bytes that the program asks for, where `bytes` are only the part of them that is not
-    /// paid yet.
+    /// charged yet.
     of: Option<u64>,
     is_needed: Option<&'a dyn Fn() -> bool>,
 }

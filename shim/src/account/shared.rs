@@ -43,7 +43,8 @@ struct Borne {
     hidden: u64,
     /// The most bytes of `hidden` that may be memory of processes other than shared memory.
     overhead: u64,
-    /// Bytes of orphans that living members have charged.
+    /// Bytes that living members have charged as orphans: charges for shared memory that a process
+    /// left behind.
     orphaned: u64,
 }
 
@@ -57,9 +58,9 @@ impl Borne {
         }
     }
 
-    /// Returns how many bytes of the group's `orphans` must stay charged. `size` bytes of the
-    /// orphans belong to memory that a process has just let go of, and `before` is the value of
-    /// `hidden` before the process let go of it.
+    /// Returns how many bytes of the group's `orphans` (charges that processes left behind for
+    /// shared memory) must stay charged. `size` bytes of them belong to memory that a process has
+    /// just let go of, and `before` is the value of `hidden` before the process let go of it.
     fn needed(&self, orphans: u64, size: u64, before: Option<u64>) -> u64 {
         let gone = before.is_some_and(|before| self.hidden < before.saturating_add(size));
         let rest = orphans.saturating_sub(if gone { size } else { 0 });
@@ -177,8 +178,9 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // A block that the driver takes now and then is paid by the member's reserve, if the
-        // reserve is charged, and is measured later. So a small excess does not count as uncharged.
+        // A member may exceed its charge by up to its reserve, if the reserve is charged: the
+        // driver sometimes takes a block that is measured only later. Such an excess does not count
+        // as uncharged.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -277,10 +279,11 @@ mod tests {
         assert_eq!(bears(65), Some((0, 20 * MIB)));
         assert_eq!(bears(85), Some((20 * MIB, 20 * MIB)));
         assert_eq!(bears(40), Some((0, 20 * MIB)));
-        // An excess of up to the size of the reserve may have been paid by the reserve.
+        // A member whose figure exceeds its charge by up to the size of the reserve may have used
+        // the reserve.
         assert_eq!(bears(69), Some((0, 20 * MIB)));
         assert_eq!(bears(70), Some((5 * MIB, 20 * MIB)));
-        // The reserve is not charged in full.
+        // The member's reserve is not charged in full.
         let living = [holder(1, [100, 1, 0, 0])];
         assert_eq!(bear(0, &[(1, 100)], &living), Some((0, 0)));
         assert_eq!(bear(0, &[(1, 101)], &living), Some((2 * MIB, 0)));

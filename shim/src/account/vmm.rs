@@ -31,7 +31,7 @@ struct Allocation {
     references: u32,
     mappings: u32,
     announced: u32,
-    /// Whether the allocation counts as in use; false while an announced call may end it.
+    /// Whether the allocation counts as in use; false while a call under way may end it.
     named: bool,
     /// Whether other processes may hold the memory too.
     shared: bool,
@@ -89,7 +89,8 @@ struct State {
 }
 
 impl State {
-    /// Concludes one announced call. Returns the allocation when it has ended with the call.
+    /// Concludes one call that was announced because it may end the allocation. Returns the
+    /// allocation when it has ended with the call.
     fn conclude(&mut self, id: Id) -> Option<Allocation> {
         let allocation = self.allocations.get_mut(id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
@@ -100,7 +101,8 @@ impl State {
     }
 }
 
-/// An announced call under way that may end allocations.
+/// A call under way that may end allocations and was announced to the account before the driver was
+/// called.
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
@@ -285,8 +287,8 @@ impl Vmm {
         }
     }
 
-    /// Concludes an announced call that the driver has carried out. Returns the allocations that
-    /// have ended.
+    /// Concludes a call that may have ended allocations, after the driver has carried it out.
+    /// Returns the allocations that have ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
         let mut state = self.state.lock();
         let mappings = announced.mappings.into_iter().map(|(_, id)| id);
@@ -305,8 +307,9 @@ impl Vmm {
         ended.collect()
     }
 
-    /// Takes back the announcement of a call that the driver has refused. Calls `staying` with the
-    /// device and the bytes of each allocation that counts as in use again.
+    /// Takes back the announcement of a call that might have ended allocations and that the driver
+    /// has refused. Calls `staying` with the device and the bytes of each allocation that counts as
+    /// in use again.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some(id) = announced.handle
@@ -447,7 +450,8 @@ mod tests {
         vmm.imported(8, 0);
         let gone = vmm.done(vmm.releasing(8, ignore));
         assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
-        // An import that was never mapped takes over no more bytes than the group has orphans.
+        // An import that was never mapped takes over no more bytes than the group has charged as
+        // orphans.
         vmm.imported(9, 0);
         assert_eq!(take(0, 5 * size, size + 1), size);
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);

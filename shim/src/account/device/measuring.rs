@@ -47,13 +47,14 @@ impl Device {
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
-    /// Reads NVML's figure and the named bytes for a measurement. Returns the number of the
-    /// measurement, and its result.
+    /// Reads NVML's figure for this process, and the named bytes (those for which calls gave a
+    /// size). Returns the number of the measurement, and its result.
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
             // Memory of other processes that NVML has attributed to this process since the last
-            // measurement counts as named from now on.
+            // measurement is counted with the named bytes from now on, and no longer with the
+            // driver's own memory.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),
@@ -222,8 +223,8 @@ impl Device {
     pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
         let variables = &self.process.variables;
         variables.insert(code, context, self.ordinal, bytes);
-        // Variables smaller than a 2 MiB block fit into the driver's reserve, so they need no
-        // measurement.
+        // Variables smaller than a 2 MiB block fit into the reserve that is always charged for the
+        // driver, so they need no measurement.
         if bytes >= BLOCK && self.measure().is_none() {
             variables.note_assumed(code, context);
             self.assume(bytes as i64);

@@ -28,7 +28,8 @@ fn charge(device: &Device, request: Request<'_>) -> bool {
     device.charge(request).map(Charged::spend).is_ok()
 }
 
-/// Charges the request permanently as idle bytes, where the group has room for it.
+/// Charges the request permanently as idle bytes (charged, not in use), where the group has room
+/// for it.
 fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
     device.charge_ahead(request).map(Charged::spend).is_ok()
 }
@@ -39,7 +40,7 @@ fn usage(device: &Device) -> Usage {
     ledger.usage(ledger.find_device(&GPU).expect("known"))
 }
 
-/// Returns the charged and the idle bytes of the group, in MiB.
+/// Returns the charged bytes and the idle bytes (charged, not in use) of the group, in MiB.
 fn charged(device: &Device) -> (u64, u64) {
     let usage = usage(device);
     (usage.charged / MIB, usage.idle / MIB)
@@ -378,7 +379,8 @@ fn left_memory_is_given_back_where_the_driver_does_not_tell() {
 }
 
 /// Measures with `figure` as NVML's figure; calls `meanwhile` with the number of the attempt.
-/// Returns the named bytes and the driver's own memory, and the number of attempts.
+/// Returns the named bytes (those for which calls gave a size), the size of the driver's own
+/// memory, and the number of attempts.
 fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, u64)>, u32) {
     let looks = Cell::new(0);
     let own_bytes = || {
@@ -434,14 +436,14 @@ fn a_measurement_is_repeated_where_memory_changes_meanwhile() {
     };
     assert_eq!(twice(&take), (Some((120, 880)), 3));
     assert_eq!(twice(&free), (Some((100, 900)), 3));
-    // The sum of named bytes is the same as before, but memory may have been taken after other
+    // The sum of the allocations is the same as before, but memory may have been taken after other
     // memory was freed.
     let both = || {
         take();
         free();
     };
     assert_eq!(twice(&both), (Some((100, 900)), 3));
-    // The smallest sum of named bytes during the measurement counts.
+    // The measurement uses the smallest sum of the allocations that it has seen.
     let all_the_time = |change: &dyn Fn()| {
         let looked = look(device, 1000, |_| change());
         assert!(device.is_inexact());
@@ -459,7 +461,7 @@ fn a_call_that_ends_during_a_measurement_repeats_it() {
     let device = join(&group);
     look(device, 1000, |_| {});
     let mark = device.process.mark();
-    // The call has removed its memory from the named bytes before the measurement, and the driver
+    // The call has removed its allocation from the account before the measurement, and the driver
     // frees the memory after NVML's figure was read.
     let end_call = || {
         assert_eq!(device.process.mark(), mark, "the call sees no measurement");

@@ -27,7 +27,7 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Charges the bytes of `request` for a call that may take up to that number of bytes. Bytes
-    /// that the reserve covers are not charged again.
+    /// that are charged already as [`RESERVE`] are not charged again.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -36,9 +36,9 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Promises `bytes` of the reserve to a call that is expected not to need them. Returns no
-    /// guard, because programs make such calls by the million. Returns false when the reserve has
-    /// fewer bytes.
+    /// Promises `bytes` of the charged [`RESERVE`] to a call that is expected not to need them.
+    /// Returns no guard, because programs make such calls by the million. Returns false when the
+    /// reserve has fewer bytes left.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -62,9 +62,9 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises the promised bytes to the bytes of `request`: first out of the idle bytes, and the
-    /// rest is charged. On a refusal the guard keeps the bytes promised before; `Err` holds the
-    /// bytes that the call needs.
+    /// Raises the promised bytes to the bytes of `request`: first out of the charged but unused
+    /// bytes, and the rest is charged. On a refusal the guard keeps the bytes promised before;
+    /// `Err` holds the bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -117,8 +117,8 @@ impl<'a> Prepaid<'a> {
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// Returns the bytes to promise to a call that needs `bytes` and the unused rest of the
-    /// reserve; where this rest is less than a block, `bytes` and a whole reserve.
+    /// Returns the bytes to promise to a call that needs `bytes` and the unused rest of
+    /// [`RESERVE`]; where this rest is less than a block, `bytes` and a whole [`RESERVE`].
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {

@@ -22,8 +22,8 @@ pub struct Need {
     pub device: Ordinal,
     /// The most bytes that a launch of the graph takes on the device.
     bytes: AtomicU64,
-    /// The epoch in which the graph got its memory (see [`super::GraphMemory`]); 0 when the graph
-    /// has none.
+    /// The epoch (a period without a change of stream and without a trim) in which the graph got
+    /// its memory; 0 when the graph has none. See [`super::GraphMemory`].
     epoch: AtomicU64,
 }
 

@@ -18,14 +18,17 @@ pub struct State {
     reserved: u64,
     /// The number of launches for which bytes are being charged.
     paying: u32,
-    /// The total bytes that the backed launches under way need.
+    /// The total bytes that the backed launches under way need (launches of graphs that still have
+    /// their memory).
     backed: u64,
-    /// Bytes that stay charged while backed launches are under way.
+    /// Bytes that stay charged while backed launches (of graphs that still have their memory) are
+    /// under way.
     floor: u64,
-    /// The number of launches under way that began an epoch.
+    /// The number of launches under way that began an epoch, after which other graphs are no longer
+    /// sure of their memory.
     beginning: u32,
     epoch: u64,
-    /// The stream whose launches belong to the present epoch.
+    /// The stream in which all launches since the beginning of the present epoch were made.
     stream: Option<Identity>,
     /// The number of launches that have begun, and the number of launches that have ended.
     begun: u64,
@@ -41,20 +44,21 @@ pub struct Launch<'a> {
     pub(super) paid: u64,
     /// Whether the launch is backed: its graph has its memory already.
     pub(super) backed: bool,
-    /// Whether the launch begins an epoch.
+    /// Whether the launch begins an epoch, after which other graphs are no longer sure of their
+    /// memory.
     begins: bool,
     epoch: u64,
     number: u64,
     /// Bytes of graph memory that were reserved before the launch.
     reserved: u64,
-    /// Whether there was no graph memory and no other launch under way when this launch was paid
-    /// for.
+    /// Whether there was no graph memory and no other launch under way when the bytes for this
+    /// launch had been charged.
     alone: bool,
     /// The number of launches that had ended when the payment for this launch began.
     ended: u64,
 }
 
-/// The events for which a launch may wait when it could not be paid for.
+/// The events for which a launch may wait after the group has refused its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
     /// A launch of another thread has the bytes. That launch will end, or has ended meanwhile.
@@ -63,14 +67,16 @@ pub enum Hope {
     OwnWork,
 }
 
-/// The bytes that a launch has to pay, and the part of them that was idle and is already promised.
+/// The bytes that must be charged for a launch, and the part of them that was charged already and
+/// is now promised to it.
 pub struct Payment {
     due: u64,
     lent: u64,
 }
 
 impl Payment {
-    /// Charges with `charge` the bytes that were not idle, if there are any.
+    /// Charges with `charge` the bytes of the launch that were not charged already, if there are
+    /// any.
     pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
         match self.rest() {
             0 => Ok(()),
@@ -100,7 +106,8 @@ impl State {
             .saturating_sub(self.reserved.max(floor) + self.prepaid)
     }
 
-    /// Returns whether launches are under way that have paid, are paying, or are backed.
+    /// Returns whether launches are under way that have charged bytes, are charging them, or need
+    /// none because their graph still has its memory.
     fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
@@ -115,8 +122,8 @@ impl State {
     ) -> Launch<'a> {
         let bytes = need.bytes();
         let same = stream.is_some() && stream == self.stream;
-        // A launch that leaves memory allocated must not count as backed beside a backed launch of
-        // another thread.
+        // A launch that leaves memory allocated does not count as backed (not charged) while a
+        // backed launch of another thread is under way.
         let apart = self.beginning == 0 && !(keeps && self.backed > 0);
         let backed = same && apart && need.epoch() == self.epoch;
         let begins = keeps || !same;
@@ -145,8 +152,9 @@ impl State {
         }
     }
 
-    /// Returns the bytes to charge ahead for a launch. A launch that begins an epoch also pays for
-    /// the backed launches under way, because it may take their memory.
+    /// Returns the bytes to charge ahead for a launch. A launch that begins an epoch is also
+    /// charged for the launches under way that were not charged because their graphs had their
+    /// memory, because it may take that memory.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -161,8 +169,8 @@ impl State {
         launch.ended = self.ended;
     }
 
-    /// Returns the event for which a launch that could not be paid for may wait. `waited`: the
-    /// launch has already waited for the work of its own stream.
+    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -170,8 +178,8 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Returns whether the idle bytes are too few for `launch` but other launches under way may
-    /// leave more idle bytes when they end.
+    /// Returns whether the charged but unused graph memory is too little for `launch` and other
+    /// launches under way may leave more of it when they end.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
@@ -184,8 +192,8 @@ impl State {
         launch.reserved = self.reserved;
     }
 
-    /// Promises idle bytes to a launch, up to the bytes that it has to pay. The caller charges the
-    /// other bytes and then calls [`State::pay`].
+    /// Promises charged but unused bytes to a launch, up to the bytes that it needs. The caller
+    /// charges the missing bytes and then calls [`State::pay`].
     pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
         let due = self.due(launch);
         let lent = self.idle().min(due);
@@ -194,7 +202,7 @@ impl State {
         Payment { due, lent }
     }
 
-    /// Ends the payment for a launch. `charged`: the bytes that were not idle have been charged;
+    /// Ends the charging of bytes for a launch. `charged`: the missing bytes have been charged;
     /// otherwise the launch gets no bytes.
     pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
         self.paying -= 1;
@@ -208,8 +216,8 @@ impl State {
         }
     }
 
-    /// Records that the driver has `reserved` bytes of graph memory. Returns the growth beyond the
-    /// bytes that were paid, which the caller has to charge.
+    /// Records that the driver has `reserved` bytes of graph memory. Returns the bytes by which
+    /// this exceeds the charge for graph memory; the caller has to charge them.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -232,8 +240,8 @@ impl State {
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // A graph that got its memory during this launch, in a later epoch, is not sure of that
-            // memory.
+            // A graph that got its memory during this launch, in an epoch that began after this
+            // launch, is not sure of that memory.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {
@@ -285,7 +293,8 @@ mod tests {
         Need::new(0, bytes)
     }
 
-    /// Begins a launch and pays for it. Returns the launch, and the bytes that were charged for it.
+    /// Begins a launch and charges its bytes. Returns the launch, and the bytes that were charged
+    /// for it.
     fn start<'a>(
         state: &mut State,
         need: &'a Need,
@@ -328,7 +337,8 @@ mod tests {
         finish(state, &launch, reserved);
     }
 
-    /// Returns whether a launch of the graph would be backed, and so not charged.
+    /// Returns whether a launch of the graph would be backed: not charged, because the graph still
+    /// has its memory.
     fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
         let (launch, _) = start(state, need, keeps, stream);
         let reserved = state.reserved();
@@ -356,7 +366,8 @@ mod tests {
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.paid), (30, 100));
         assert_eq!(state.release(), 0);
-        // The whole launch is paid out of the idle bytes, where they are enough.
+        // All bytes of the launch come from the charged but unused graph memory, where that is
+        // enough.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);
@@ -412,7 +423,7 @@ mod tests {
         assert!(!state.may_gain(&other), "no launch is left to wait for");
         let (_, charged) = start(&mut state, &second, false, S);
         assert_eq!((charged, state.held()), (0, 100));
-        // 40 bytes of graph memory are idle.
+        // 40 bytes of graph memory are charged and not in use.
         let (fits, more) = (need(40), need(41));
         let launches = [&fits, &more].map(|need| state.begin(need, false, S));
         assert_eq!(
@@ -488,8 +499,8 @@ mod tests {
         assert!(running.backed);
         let (begins, charged) = start(&mut state, &other, false, T);
         assert_eq!(charged, 130);
-        // No launch is backed while another launch begins an epoch, not even a launch of the same
-        // graph.
+        // While one launch begins an epoch, other launches must be charged, even launches of the
+        // same graph.
         other.set_epoch(state.epoch);
         let (late, charged) = start(&mut state, &other, false, T);
         assert!(!late.backed && charged == 30);
@@ -514,7 +525,7 @@ mod tests {
         finish(&mut state, &running, 200);
     }
 
-    /// Other graphs may have taken the memory that a launch got in an earlier epoch.
+    /// Other graphs may have taken the memory that a graph got in an earlier epoch.
     #[test]
     fn an_epoch_that_passes_during_a_launch_leaves_it_unsure() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
@@ -566,7 +577,7 @@ mod tests {
         let mut anew = state.begin(&other, false, S);
         assert!(first.backed && !anew.backed);
         assert_eq!((state.see(64), state.release()), (0, 0));
-        // A second backed launch, which begins after the trim.
+        // A second launch that is not charged (backed), which begins after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
@@ -610,7 +621,8 @@ mod tests {
         state.see(0);
         finish(&mut state, &launch, 64);
         assert_eq!((other.bytes(), third.bytes()), (100, 100));
-        // A backed launch runs beside this launch, and the device was trimmed.
+        // A launch that is not charged (backed) runs beside this launch, and the device was
+        // trimmed.
         run(&mut state, &other, false, S, 64);
         let (backed, _) = start(&mut state, &other, false, S);
         assert!(backed.backed);

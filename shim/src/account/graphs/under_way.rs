@@ -22,8 +22,8 @@ impl UnderWay<'_> {
 }
 
 /// A guard that is dropped instead of settled was dropped by a panic, so it is unknown whether the
-/// driver was called. The bytes that were paid stay charged until the driver's reserved bytes are
-/// read again (`Process::recover`).
+/// driver was called. The charged bytes stay charged until the driver's reserved bytes are read
+/// again (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();
@@ -41,7 +41,7 @@ pub(super) struct Paying<'a, 'n> {
     pub book: &'a Book,
     pub launch: &'a mut Launch<'n>,
     pub payment: &'a Payment,
-    /// Whether the bytes that were not idle have been charged.
+    /// Whether the missing bytes of the launch have been charged.
     pub charged: bool,
 }
 

@@ -7,7 +7,7 @@ use super::Pool;
 use crate::abi::DevicePtr;
 use crate::account::book::Book;
 
-/// The paid part of the growth that a call may cause in its pool.
+/// The charged part of the growth that a call may cause in its pool.
 #[must_use = "dropping the guard ends the promise of bytes to the call"]
 pub struct Promise<'a> {
     pool: &'a Pool,
@@ -16,13 +16,14 @@ pub struct Promise<'a> {
 }
 
 impl<'a> Promise<'a> {
-    /// Makes a guard for a call whose whole possible `growth` has been paid.
+    /// Makes a guard for a call whose whole possible `growth` of the pool has been charged.
     #[inline(always)]
     pub fn new(pool: &'a Pool, growth: u64) -> Self {
         Promise::partly(pool, growth, growth)
     }
 
-    /// Makes a guard for a call for which `paid` bytes of the possible `growth` have been paid.
+    /// Makes a guard for a call for which `paid` bytes of the possible `growth` of the pool have
+    /// been charged.
     #[inline(always)]
     pub fn partly(pool: &'a Pool, paid: u64, growth: u64) -> Self {
         Promise { pool, paid, growth }
@@ -52,8 +53,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Ends the promise to a call that was not made, or that has panicked. The paid bytes stay charged
-/// until the pool's reserved bytes are read again (`Process::recover`).
+/// Ends the promise to a call that was not made, or that has panicked. The charged bytes stay
+/// charged until the pool's reserved bytes are read again (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {
@@ -61,8 +62,8 @@ fn abandon(pool: &Pool, paid: u64, growth: u64) {
     pool.settled.notify_all();
 }
 
-/// Growth of a pool that has used its headroom, as a guard that lives until the growth is charged
-/// or undone.
+/// Growth of a pool that has used the bytes charged in advance, as a guard that lives until the
+/// growth is charged or undone.
 pub struct Growth<'a>(pub &'a Pool);
 
 impl Drop for Growth<'_> {
