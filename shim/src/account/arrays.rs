@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::abi::{Array, Array3dDescriptor, Context, Device as Ordinal};
 use crate::account::maps::Map;
 
-/// The two kinds of array handles.
+/// The kind of an array handle: `CUarray` or `CUmipmappedArray`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Kind {
     Plain,
@@ -23,7 +23,7 @@ pub struct Handle {
     pub array: Array,
 }
 
-/// The way in which the memory of an array is counted.
+/// The way in which the account counts the memory of an array.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Memory {
     /// The array has this many bytes of device memory for itself.

@@ -31,7 +31,7 @@ const SHARDS: usize = 64;
 pub struct Large {
     pub device: Ordinal,
     pub context: Context,
-    /// The number of 2 MiB blocks.
+    /// The number of 2 MiB blocks that the allocation spans.
     pub blocks: u64,
     /// Whether other processes may have the allocation open.
     pub shared: bool,

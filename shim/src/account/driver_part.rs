@@ -31,7 +31,7 @@ struct State {
     /// Bytes of `used` that are not charged: the memory of contexts, in a group that does not count
     /// contexts.
     uncounted: u64,
-    /// Bytes of `held` that are promised to calls under way.
+    /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
     /// The number of calls under way for which bytes are being charged.
     paying: u32,
@@ -41,7 +41,7 @@ struct State {
     alive: bool,
     /// The sizes that were assumed for the contexts made since the last measurement.
     assumed: Vec<u64>,
-    /// The small arrays, whose blocks are part of `used`.
+    /// The figures of the small arrays, whose blocks are part of `used`.
     packed: Packed,
     /// The number of the latest measurement whose result was recorded.
     measured: u64,
@@ -135,7 +135,8 @@ impl State {
 #[derive(Default)]
 pub struct DriverPart {
     state: Mutex<State>,
-    /// Notified when a call under way has ended.
+    /// Notified when a call to which bytes were promised, or for which bytes were being charged,
+    /// has ended.
     settled: Condvar,
 }
 
@@ -156,7 +157,7 @@ impl Total {
     }
 }
 
-/// The result of a measurement.
+/// The result of measuring the driver's own memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
     /// The size of the driver's own memory, in bytes.

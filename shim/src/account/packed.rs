@@ -12,7 +12,7 @@ use crate::abi::Context;
 #[derive(Default)]
 struct ContextArrays {
     context: Context,
-    /// The number of calls under way that may change these figures.
+    /// The number of calls under way that make or destroy small arrays in the context.
     under_way: u32,
     /// The least and the most bytes that the small arrays take, including the arrays of calls under
     /// way.

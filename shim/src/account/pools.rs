@@ -63,7 +63,7 @@ const UNSEEN: u32 = 63;
 struct State {
     /// Bytes that are charged for the pool.
     held: u64,
-    /// Bytes of `held` that are promised to calls under way.
+    /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
     /// The number of calls that have made the pool grow and for which it is not decided yet whether
     /// the growth may stay.

@@ -25,7 +25,8 @@ use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 use handles::{Handles, Id};
 
 struct Allocation {
-    /// The size in bytes; 0 for an import that was never mapped, whose size is unknown.
+    /// The size of the allocation in bytes; 0 for an import that was never mapped, whose size is
+    /// unknown.
     size: u64,
     device: Ordinal,
     references: u32,

@@ -1,4 +1,4 @@
-//! The GPUs that this process sees, as the driver shows them to programs.
+//! The GPUs that this process sees, as the CUDA driver numbers and describes them.
 
 use gpulimit_base::device::{DeviceId, DeviceKind};
 

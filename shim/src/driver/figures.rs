@@ -208,7 +208,8 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // A process that is listed with 0 bytes may be about to take or to lose memory.
+            // A process that NVML lists with 0 bytes may be about to take or to lose memory, so it
+            // counts as holding memory where no charge covers it.
             Some(held) => Some(held > covered || covered == 0),
             // A list that lacks the calling process may not cover its PID namespace at all.
             None => self_listed.then_some(false),

@@ -1,7 +1,7 @@
 //! Typed calls of the driver's functions, one for each row of the hook table.
 #![allow(
     unsafe_code,
-    reason = "the calls that the macro expands to; their SAFETY comments are in this file"
+    reason = "the macro expands to unsafe driver calls; their SAFETY comments are in this file"
 )]
 
 use std::ffi::CStr;
@@ -99,7 +99,10 @@ macro_rules! functions {
         /// Calls the driver's own function of this name. Returns a fixed error when this driver
         /// lacks the function.
         #[$inline]
-        #[allow(dead_code, reason = "for some functions only `has` is used")]
+        #[allow(
+            dead_code,
+            reason = "gpulimit never calls some of the functions and only asks whether they exist"
+        )]
         pub fn $name($($arg: $ty),*) -> Status {
             let address = &ADDRESSES[Index::$name as usize];
             let mut address = address.load(std::sync::atomic::Ordering::Relaxed);

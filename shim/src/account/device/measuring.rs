@@ -23,7 +23,7 @@ pub(super) const ATTEMPTS: u32 = 12;
 #[derive(Default)]
 pub(super) struct Measuring {
     nvml: figures::Handle,
-    /// The number of measurements that have begun.
+    /// The number of measurements of the driver's own memory that have begun.
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,

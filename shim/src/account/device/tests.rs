@@ -282,7 +282,7 @@ fn a_pool_is_asked_for_once() {
     assert!(handle().is_err());
 }
 
-/// Records an import of `bytes` that is mapped.
+/// Records a mapped import of `bytes`, memory that another process has exported.
 fn import(device: &Device, handle: u64, bytes: u64) {
     device.process.vmm.imported(handle, 0);
     device.process.vmm.mapped(handle << 40, handle, bytes);

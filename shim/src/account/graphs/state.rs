@@ -38,7 +38,7 @@ pub struct State {
 /// A launch or an upload of a graph that is under way.
 pub struct Launch<'a> {
     need: &'a Need,
-    /// The most bytes that the launch takes.
+    /// The most bytes of graph memory that the launch takes.
     pub bytes: u64,
     /// Bytes that are charged and promised to the launch.
     pub(super) paid: u64,
