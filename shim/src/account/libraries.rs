@@ -1,5 +1,5 @@
-//! The libraries (`CUlibrary`) whose image says that they take memory besides their code, and the
-//! contexts in which they are loaded.
+//! The libraries (`CUlibrary`) whose image says that they take much memory besides their code, and
+//! the contexts in which they are loaded.
 //!
 //! The driver loads a library lazily, once for each context that first needs something of the
 //! library, and cannot unload the library from a single context. So every call that may load a
@@ -19,12 +19,13 @@ pub struct Library {
     loaded: Vec<Context>,
 }
 
-/// The open libraries of a process that take memory besides their code. Most programs have none.
+/// The open libraries of a process that take much memory besides their code: at least a block of
+/// variables, or memory for the device runtime. Most programs have none.
 #[derive(Default)]
 pub struct Libraries(RwLock<Map<Opaque, Library>>);
 
 impl Libraries {
-    /// Records a library that the program has opened.
+    /// Records a library that the program has opened and that takes much memory besides its code.
     pub fn insert(&self, library: Opaque, needs: Needs) {
         let entry = Library {
             needs,
@@ -33,7 +34,7 @@ impl Libraries {
         self.0.write().insert(library, entry);
     }
 
-    /// Returns whether the process has no libraries that take memory besides their code.
+    /// Returns whether the process has no libraries that take much memory besides their code.
     pub fn is_empty(&self) -> bool {
         self.0.read().is_empty()
     }

@@ -10,7 +10,8 @@ use crate::message;
 
 impl Device {
     /// Uncharges the bytes that this process holds unused, because another member of the group has
-    /// asked for memory. Uncharges none while the group's usage is at or below its setting `low`.
+    /// asked for memory. Uncharges none while the usage of the group or of an ancestor is at or
+    /// below its setting `low` or `min`.
     pub fn give_back_unused(&self) {
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
