@@ -1,14 +1,14 @@
-//! The driver's C types, as plain integers.
+//! The C types of the CUDA driver and NVML, as plain integers.
 //!
-//! A C enum is not a Rust enum here: a program or a newer driver may pass a value that today's
-//! headers do not name. Opaque handles are `usize`. The layouts are those of cuda.h 11.7–13.5 and
-//! nvml.h 11.7–13.5; they are the same in all of these versions.
+//! C enums are integers in this module, not Rust enums: a program or a newer driver may pass a
+//! value that today's headers do not name. Opaque handles are `usize`. The structures have the
+//! layouts of cuda.h 11.7–13.5 and nvml.h 11.7–13.5, which are the same in all of these versions.
 
 mod place;
 
 pub use place::{FileName, Image, In, Out};
 
-/// A status of the driver, `CUresult` or `nvmlReturn_t`: 0 is success.
+/// The status that a function of the driver returns, `CUresult` or `nvmlReturn_t`: 0 is success.
 pub type Status = i32;
 
 pub const SUCCESS: Status = 0;
@@ -23,10 +23,10 @@ pub const NVML_ERROR_INSUFFICIENT_SIZE: Status = 7;
 pub const NVML_ERROR_FUNCTION_NOT_FOUND: Status = 13;
 pub const NVML_ERROR_UNKNOWN: Status = 999;
 
-/// A device address.
+/// An address in device memory.
 pub type DevicePtr = u64;
-/// A device address of the 32-bit interface that CUDA had before version 3.2. Its functions have no
-/// suffix such as `_v2`.
+/// A device address of the 32-bit interface that CUDA had before version 3.2. The functions of that
+/// interface have no suffix such as `_v2`.
 pub type DevicePtrV1 = u32;
 /// A CUDA ordinal: the index of a GPU among those that `CUDA_VISIBLE_DEVICES` leaves visible.
 pub type Device = i32;
@@ -44,7 +44,7 @@ pub type AllocationHandle = u64;
 pub type Array = usize;
 /// `nvmlDevice_t`.
 pub type NvmlDevice = usize;
-/// An argument that the library only passes on to the driver.
+/// An argument that gpulimit passes on to the driver without looking at it.
 pub type Opaque = usize;
 
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
@@ -110,7 +110,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Returns the ordinal of the device that the memory lies on; `None` for host memory.
+    /// Returns the CUDA ordinal of the device on which the memory lies; `None` for host memory.
     pub fn device(self) -> Option<Device> {
         match self.kind {
             LOCATION_DEVICE => Some(self.id),
@@ -120,8 +120,8 @@ impl Location {
     }
 }
 
-/// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes), which
-/// are the same in both structures.
+/// The first 16 bytes of `CUmemAllocationProp` (32 bytes) and of `CUmemPoolProps` (88 bytes). Both
+/// structures begin with the same fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllocationProp {
@@ -203,7 +203,7 @@ pub struct ArrayMemoryRequirements {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemAllocNodeParams {
     pub pool: AllocationProp,
-    /// The rest of `CUmemPoolProps`.
+    /// The bytes of `CUmemPoolProps` that follow the fields of [`AllocationProp`].
     pub pool_rest: [u64; 9],
     pub access: Opaque,
     pub access_count: usize,
@@ -211,8 +211,8 @@ pub struct MemAllocNodeParams {
     pub dptr: DevicePtr,
 }
 
-/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes). The driver writes into the
-/// other 16.
+/// The first 16 bytes of `CUDA_GRAPH_INSTANTIATE_PARAMS` (32 bytes). The driver writes its results
+/// into the other 16 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GraphInstantiateParams {
@@ -235,7 +235,7 @@ pub struct KernelNodeParams {
 }
 
 impl KernelNodeParams {
-    /// Returns the `CUfunction`, or the `CUkernel` where the function is null.
+    /// Returns the `CUfunction` of the node, or its `CUkernel` where the function is null.
     pub fn handle(&self) -> Option<Opaque> {
         [self.function, self.kernel]
             .into_iter()
@@ -251,7 +251,7 @@ pub struct KernelNodeParamsV1 {
 }
 
 /// The first 88 bytes of `CUgraphNodeParams` (256 bytes). The bytes after `reserved` depend on the
-/// kind of the node; they are read as those of a kernel node.
+/// kind of the node; this structure reads them as the parameters of a kernel node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NodeParams {
@@ -261,8 +261,8 @@ pub struct NodeParams {
 }
 
 impl NodeParams {
-    /// Returns the child graph, where this is a child graph node: the handle is the first member of
-    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`.
+    /// Returns the child graph of a child graph node, whose handle is the first member of
+    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`. Meaningless for other kinds of nodes.
     pub fn child(&self) -> Graph {
         self.kernel.function
     }
@@ -276,9 +276,9 @@ pub struct ConditionalNodeParams {
     pub reserved: [i32; 3],
     pub handle: u64,
     pub conditional: i32,
-    /// The number of `graphs`.
+    /// The number of graphs in the list `graphs`.
     pub size: u32,
-    /// The driver's own list of graphs, valid once the node has been added.
+    /// The list of the node's graphs, in the driver's memory; valid once the node has been added.
     pub graphs: In<Graph>,
 }
 
@@ -398,7 +398,8 @@ mod tests {
 
     use super::*;
 
-    /// cudarc generates its layouts from NVIDIA's headers, independently of this file.
+    /// cudarc generates its layouts from NVIDIA's headers, so they are independent of those in
+    /// `abi.rs`.
     #[test]
     fn layouts_match_cudarc() {
         assert_eq!(size_of::<Location>(), size_of::<sys::CUmemLocation>());

@@ -1,9 +1,10 @@
-//! The memory that this process holds on each device, and what it has charged to its group.
+//! The account of this process: the memory that the process holds on each GPU, and the bytes that
+//! it has charged to its group.
 //!
-//! The invariant of this room: at every instant the bytes that are charged are at least the bytes
-//! that the driver has given to this process. So bytes are charged before the driver is called and
-//! uncharged after it has freed them. Bytes that are charged but not in use, before or after, are
-//! *idle*.
+//! The invariant of the account: at every instant the process has charged at least as many bytes to
+//! its group as the driver has given to it. So bytes are charged before the driver is called to
+//! allocate them, and uncharged after the driver has freed them. Charged bytes that the process
+//! does not use at the moment are *idle*.
 
 pub mod arrays;
 pub mod blocks;
@@ -71,7 +72,7 @@ use vmm::Vmm;
 /// The most CUDA devices that a process can have.
 const MAX_ORDINALS: usize = 64;
 
-/// The devices of a process, by ordinal. Each is opened at its first use.
+/// The GPUs of a process, indexed by CUDA ordinal. Each [`Device`] is opened when it is first used.
 struct Devices([OnceBox<Device>; MAX_ORDINALS]);
 
 impl Default for Devices {
@@ -80,18 +81,19 @@ impl Default for Devices {
     }
 }
 
-/// The account of this process: what it holds and what it has charged. The default holds nothing,
-/// has joined no group and has called no driver function. Once published, an account is never
-/// dropped (see `current`).
+/// The account of this process: the memory that the process holds and the bytes that it has
+/// charged. The default account holds no memory, has joined no group and has called no driver
+/// function. A published account is never dropped (see `current`).
 #[derive(Default)]
 pub struct Process {
     joining: Mutex<()>,
-    /// Held while the driver's own symbols are redirected to the library's functions.
+    /// Held while the driver's own symbols are redirected to the hooks of gpulimit.
     pub redirecting: Mutex<()>,
     member: OnceBox<Result<Member, Failed>>,
     devices: Devices,
     count: AtomicI32,
-    /// The number of measurements so far: a call under way tells by it whether one ran meanwhile.
+    /// The number of measurements of NVML's figure so far. A call under way compares this number
+    /// before and after to tell whether a measurement ran meanwhile.
     pub measurements: AtomicU64,
     pub blocks: Blocks,
     pub arrays: Arrays,
@@ -109,14 +111,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns the membership in the group, which the process joins at first use. Where joining
-    /// failed, returns the status for every call that would take memory; the reason was printed
-    /// once. Where the program is to run without a limit in that case, the status is a different
-    /// one.
+    /// Returns the process's membership in its group, which the process joins at the first call of
+    /// this function. Where joining has failed, returns the status that every call that would take
+    /// memory must return; the reason was printed once. The status is `CUDA_ERROR_UNKNOWN` where
+    /// the program is to run without a limit instead.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
-            // Joined once per process, not once per thread: a second claim would be a second
-            // process in the ledger.
+            // The process joins once, not once per thread: a second claim of a slot would appear in
+            // the ledger as a second process.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
@@ -128,8 +130,8 @@ impl Process {
         }
     }
 
-    /// Returns the device with this ordinal. Fails with the driver's status (not initialised, no
-    /// such device), or when the process could not join its group.
+    /// Returns the device with this CUDA ordinal. Fails with the driver's status (not initialised,
+    /// no such device), or when the process could not join its group.
     #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         match self.place(ordinal).and_then(OnceBox::get) {
@@ -158,9 +160,10 @@ impl Process {
         self.devices.0.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// Gives back what this process holds unused, if another member of the group has asked for it.
-    /// Every hook calls this, except those of pools. Costs one load per level where no member has
-    /// asked.
+    /// Uncharges the bytes that this process holds unused, if another member of the group has asked
+    /// for memory. Every hook calls this function, except the hooks of memory pools. Where no
+    /// member has asked, the check costs one load for each group from the process's own group up to
+    /// the root.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()
@@ -177,8 +180,8 @@ impl Process {
         }
     }
 
-    /// Brings the charges that calls had paid ahead in line with what the driver has. Call after a
-    /// panic inside the library.
+    /// Corrects the process's charges to what the driver has really allocated. Call after a panic
+    /// inside gpulimit, which may leave bytes charged ahead for a call that was never made.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -186,31 +189,33 @@ impl Process {
         }
     }
 
-    /// Returns the devices that are open.
+    /// Returns the devices that this process has opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.0.iter().filter_map(OnceBox::get)
     }
 
-    /// Returns the number of contexts that this process has.
+    /// Returns the number of CUDA contexts that this process has.
     pub fn context_count(&'static self) -> usize {
         self.devices().map(|device| device.contexts.count()).sum()
     }
 
-    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` is
-    /// remembered only while there is one context, as it has code of its own in each.
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. The need of a
+    /// `CUkernel` is remembered only while the process has one context, because a `CUkernel` has
+    /// separate code in each context.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
         if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);
         }
     }
 
-    /// Returns a mark to pass to [`Device::renew`] after a call that takes or frees memory.
+    /// Returns the present number of measurements. A call that takes or frees memory gets this mark
+    /// before it and passes the mark to [`Device::renew`] after it.
     #[inline]
     pub fn mark(&self) -> u64 {
         self.measurements.load(Ordering::SeqCst)
     }
 
-    /// Returns the number of devices that this process sees; 0 before `cuInit`.
+    /// Returns the number of CUDA devices that this process sees; 0 before `cuInit`.
     pub fn device_count(&self) -> i32 {
         let known = self.count.load(Ordering::Relaxed);
         if known > 0 {
@@ -221,7 +226,8 @@ impl Process {
         count
     }
 
-    /// Returns the compute capabilities of these devices, each once: 90 for 9.0.
+    /// Returns the compute capabilities of the devices that this process sees, each once, as
+    /// numbers such as 90 for 9.0.
     pub fn capabilities(&self) -> Vec<u32> {
         let mut found: Vec<u32> = (0..self.device_count())
             .filter_map(|ordinal| {
@@ -235,7 +241,7 @@ impl Process {
         found
     }
 
-    /// Returns the device of the current context.
+    /// Returns the device of the calling thread's current CUDA context.
     #[inline]
     pub fn current_device(&'static self) -> Result<&'static Device, Status> {
         if self.count.load(Ordering::Relaxed) == 1 {
@@ -251,12 +257,12 @@ impl Process {
         answer(cuda::cuCtxGetDevice)
     }
 
-    /// Returns the device that work in `stream` runs on; `None` for an unknown stream where there
-    /// are several devices.
+    /// Returns the device on which the work in `stream` runs; `None` for an unknown stream where
+    /// the process sees several devices.
     #[inline(always)]
     pub fn stream_device(&'static self, stream: Stream) -> Option<Result<&'static Device, Status>> {
-        // 0, 1 and 2 are the default, legacy default and per-thread default streams of the current
-        // context.
+        // The stream handles 0, 1 and 2 are the default, legacy default and per-thread default
+        // streams of the current context.
         if stream <= 2 || self.count.load(Ordering::Relaxed) == 1 {
             return Some(self.current_device());
         }
@@ -269,22 +275,22 @@ impl Process {
         self.context_device(origin.context)
     }
 
-    /// Returns the device of a context; `None` for an unknown context.
+    /// Returns the device of a CUDA context; `None` for an unknown context.
     pub fn context_device(&'static self, context: Context) -> Option<&'static Device> {
         let holder = self.greens.holder(context);
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
-            // The current context is one of the driver's, even where no hook has seen it being
-            // made.
+            // The current context is a valid context of the driver, even where no hook has seen its
+            // creation.
             let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
             let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
             self.device(ordinal).ok()
         })
     }
 
-    /// Records what pools have given back inside a synchronise call: they shrink there when they
-    /// are above their release threshold. `all`: no work of this process is left that could let a
-    /// pool shrink later.
+    /// Records the memory that pools have given back inside a synchronise call, in which the driver
+    /// shrinks the pools above their release threshold. `all`: the process has no unfinished work
+    /// left, so no pool shrinks at a later synchronise call.
     #[inline]
     pub fn synchronized(&'static self, all: bool) {
         if self.pools.is_touched(all) {
@@ -296,7 +302,7 @@ impl Process {
         }
     }
 
-    /// Reads how much every pool has reserved.
+    /// Reads from the driver how many bytes every pool has reserved.
     pub fn refresh_pools(&'static self) {
         for pool in self.pools.all() {
             if let Ok(device) = self.device(pool.device) {
@@ -305,7 +311,7 @@ impl Process {
         }
     }
 
-    /// Gives back the charge of destroyed managed pools whose last allocation has been freed.
+    /// Uncharges the bytes of destroyed managed pools whose last allocation has been freed.
     pub fn release_lent(&'static self) {
         for pool in self.pools.lent.left() {
             if let Ok(device) = self.device(pool.device) {
@@ -324,7 +330,7 @@ impl Process {
         }
     }
 
-    /// Returns the devices on which this process has contexts.
+    /// Returns the devices on which this process has CUDA contexts.
     pub fn devices_in_use(&'static self) -> Vec<&'static Device> {
         self.devices()
             .filter(|device| device.contexts.count() > 0)
@@ -332,8 +338,8 @@ impl Process {
     }
 }
 
-/// Joins the group. A process that cannot join runs without a limit from here on, where the
-/// administrator's rule says so.
+/// Joins the group. Where joining fails and the administrator's rule allows it, the process runs
+/// without a limit from then on.
 fn join() -> Result<Member, Failed> {
     let capacity = |ordinal: u32| devices::capacity(ordinal.try_into().ok()?).ok();
     let joined = membership::join(&devices::all, &capacity);
@@ -343,7 +349,7 @@ fn join() -> Result<Member, Failed> {
     joined
 }
 
-/// Returns a compute capability as one number.
+/// Returns a compute capability as one number, such as 90 for 9.0.
 fn capability(major: u32, minor: u32) -> u32 {
     major * 10 + minor
 }

@@ -1,7 +1,7 @@
-//! The real libraries, CUDA and NVML: the addresses of their functions, typed calls, and what the
-//! library asks them.
+//! The real libraries, CUDA and NVML: the addresses of their functions, typed calls of these
+//! functions, and the questions that gpulimit asks the driver.
 //!
-//! This room does not know the hooks that stand in front of the driver.
+//! The code in this folder does not use the hooks that stand in front of the driver.
 
 pub mod capture;
 pub mod context_limit;
@@ -17,8 +17,8 @@ pub use functions::{cuda, nvml};
 pub use library::Library;
 pub use real::Real;
 
-/// Calls the driver with a place for its answer. Returns the answer, or the status with which the
-/// call fails.
+/// Calls a driver function with a pointer to a place for its result. Returns the result, or the
+/// status with which the call failed.
 #[inline]
 pub fn answer<T: Copy + Default>(call: impl FnOnce(Out<T>) -> Status) -> Result<T, Status> {
     let mut value = T::default();

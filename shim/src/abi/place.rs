@@ -1,27 +1,27 @@
-//! Pointers that a C caller passes, as small values. Handlers read and write through these types
-//! only.
+//! Pointers that a C program passes to CUDA functions, as small values. Hook handlers read and
+//! write the program's memory through these types only.
 #![allow(unsafe_code)]
 
 use std::fmt;
 
-/// A place that the callee writes. Same ABI as `T *`.
+/// A pointer to a value that the called function writes. Same ABI as `T *`.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
-/// A place that the callee reads. Same ABI as `const T *`.
+/// A pointer to a value that the called function reads. Same ABI as `const T *`.
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
-/// The address of a code image, or 0. Same ABI as `const void *`.
+/// The address of a code image (a cubin, PTX or fatbin), or 0. Same ABI as `const void *`.
 ///
-/// A value of this type comes only from a call of the program, so the memory behind it may be read
-/// until that call returns.
+/// An `Image` comes only from a CUDA call of the program, so the memory behind the address may be
+/// read until that call returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);
 
-/// The address of a file name that ends with a NUL, or 0. Same ABI as `const char *`. As with
-/// [`Image`], a value comes only from a call of the program.
+/// The address of a file name that ends with a NUL, or 0. Same ABI as `const char *`. Like an
+/// [`Image`], a `FileName` comes only from a CUDA call of the program.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct FileName(usize);
@@ -31,7 +31,7 @@ impl Image {
         self.0
     }
 
-    /// Makes the value that a program would pass.
+    /// Makes the pointer that a program would pass to a CUDA function.
     #[cfg(test)]
     pub fn at(address: usize) -> Self {
         Image(address)
@@ -43,7 +43,7 @@ impl FileName {
         self.0
     }
 
-    /// Makes the value that a program would pass.
+    /// Makes the pointer that a program would pass to a CUDA function.
     #[cfg(test)]
     pub fn at(address: usize) -> Self {
         FileName(address)
@@ -79,49 +79,51 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Returns the place `index` elements further on in an array.
+    /// Returns a pointer to the array element that lies `index` elements further on.
     pub fn at(self, index: usize) -> Self {
         Out(self.0.wrapping_add(index))
     }
 
-    /// Returns the same address, for a callee that writes another type there.
+    /// Returns the same pointer, for a function that writes a value of type `U` to it.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// Returns the place for a call that the library or a test makes: `place` must outlive that
-    /// call.
+    /// Returns a pointer to `place` for a call that gpulimit or a test makes; `place` must outlive
+    /// the call.
     pub fn of(place: &mut T) -> Self {
         Out(place)
     }
 
-    /// As [`Out::of`], for a callee that fills an array.
+    /// Returns a pointer to the first of `places`, for a function that fills an array; `places`
+    /// must outlive the call.
     pub fn of_all(places: &mut [T]) -> Self {
         Out(places.as_mut_ptr())
     }
 
-    /// Returns the value at the place; `None` for a null pointer. Call only after the callee that
-    /// writes the place has succeeded.
+    /// Returns the value that the pointer leads to; `None` for a null pointer. Call only after the
+    /// function that writes this value has succeeded.
     pub fn read(self) -> Option<T> {
         // SAFETY: the caller of a CUDA function promises the driver that a non-null out-pointer is
         // valid for one T until the call returns.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
-    /// Writes `value` to the place; does nothing for a null pointer.
+    /// Writes `value` through the pointer; does nothing where the pointer is null.
     pub fn write(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the caller promises that the pointer is valid, as in `read`, and that the
-            // callee may write there.
+            // SAFETY: the caller of a CUDA function promises the driver that a non-null out-pointer
+            // is valid for one T until the call returns, and that the called function may write
+            // through it.
             unsafe { self.0.write_unaligned(value) }
         }
     }
 }
 
 impl<T: Copy + Ord> Out<T> {
-    /// Lowers the value at the place to `most`, where it is larger.
+    /// Lowers the value that the pointer leads to to `most`, where the value is larger than `most`.
     pub fn reduce(self, most: T) {
         if let Some(value) = self.read() {
             self.write(value.min(most));
@@ -130,18 +132,18 @@ impl<T: Copy + Ord> Out<T> {
 }
 
 impl<T: Copy> In<T> {
-    /// Returns the place for a call that the library makes: `place` must outlive that call.
+    /// Returns a pointer to `place` for a call that gpulimit makes; `place` must outlive the call.
     pub fn of(place: &T) -> Self {
         In(place)
     }
 
-    /// Returns the same address, for reading another type there.
+    /// Returns the same pointer, for reading a value of type `U` from it.
     pub fn cast<U>(self) -> In<U> {
         In(self.0.cast())
     }
 
-    /// Returns the place of element `index` of a list. The caller promises that the list has that
-    /// many elements. A null pointer stays null.
+    /// Returns a pointer to element `index` of a list whose first element this pointer leads to.
+    /// The caller promises that the list has that many elements. A null pointer stays null.
     pub fn at(self, index: usize) -> Self {
         if self.0.is_null() {
             return self;
@@ -149,7 +151,7 @@ impl<T: Copy> In<T> {
         In(self.0.wrapping_add(index))
     }
 
-    /// Returns the value at the place; `None` for a null pointer.
+    /// Returns the value that the pointer leads to; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
         // SAFETY: the caller of a CUDA function promises the driver that a non-null in-pointer is
         // valid for one T until the call returns.

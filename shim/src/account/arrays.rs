@@ -1,15 +1,15 @@
-//! Arrays and mipmapped arrays by handle, and the memory that the driver requires for their
-//! descriptors.
+//! The arrays and mipmapped arrays of the process by handle, and the memory that the driver
+//! requires for arrays of a given descriptor.
 //!
-//! An entry is removed before the driver is asked to destroy the array: the driver may hand out the
-//! handle again during the call.
+//! The entry of an array is removed before the driver is asked to destroy the array, because the
+//! driver may hand out the same handle for a new array during that call.
 
 use parking_lot::Mutex;
 
 use crate::abi::{Array, Array3dDescriptor, Context, Device as Ordinal};
 use crate::account::maps::Map;
 
-/// The two kinds of array handles.
+/// The kind of an array handle: `CUarray` or `CUmipmappedArray`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Kind {
     Plain,
@@ -23,13 +23,14 @@ pub struct Handle {
     pub array: Array,
 }
 
-/// The way in which the memory of an array is counted.
+/// The way in which the account counts the memory of an array.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Memory {
-    /// The array has this many bytes of its own.
+    /// The array has this many bytes of device memory for itself.
     Own(u64),
-    /// The array shares blocks with others, or its place is unknown:
-    /// [`Packed`](super::packed::Packed) counts it. It takes at least and at most this many bytes.
+    /// The array shares 2 MiB blocks with other arrays, or its position is unknown, so
+    /// [`Packed`](super::packed::Packed) counts its memory. The array takes at least `least` and at
+    /// most `most` bytes.
     Packed { least: u64, most: u64 },
 }
 
@@ -41,7 +42,7 @@ pub struct Entry {
     pub memory: Memory,
 }
 
-/// Everything that decides how much memory an array takes.
+/// The properties of an array that decide how much memory it takes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Shape {
     pub kind: Kind,
@@ -49,7 +50,8 @@ pub struct Shape {
     pub levels: u32,
 }
 
-/// The number of shapes that are remembered. The driver is asked about others each time.
+/// The number of array shapes whose memory requirement is remembered. For further shapes the driver
+/// is asked each time.
 const REMEMBERED: usize = 256;
 
 /// The arrays of a process.
@@ -64,20 +66,20 @@ impl Arrays {
         self.live.lock().insert(handle, entry);
     }
 
-    /// Removes and returns an array; `None` when it is unknown.
+    /// Removes the record of an array and returns it; `None` when the array is unknown.
     pub fn take(&self, handle: Handle) -> Option<Entry> {
         self.live.lock().remove(&handle)
     }
 
-    /// Removes all arrays of `context`, which is gone. Calls `gone` with each.
+    /// Removes all arrays of the destroyed context `context`. Calls `gone` with each array.
     pub fn drain(&self, context: Context, gone: impl FnMut(Entry)) {
         let mut live = self.live.lock();
         let drained = live.extract_if(|_, entry| entry.context == context);
         drained.map(|(_, entry)| entry).for_each(gone);
     }
 
-    /// Returns the bytes that an array of this shape requires on the device: the remembered figure,
-    /// or else what `ask` returns.
+    /// Returns the bytes that an array of this shape requires on the device: the remembered number,
+    /// or else the number that `ask` returns.
     pub fn required(
         &self,
         device: Ordinal,

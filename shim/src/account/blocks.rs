@@ -1,18 +1,20 @@
 //! The 2 MiB blocks of device memory that `cuMemAlloc` holds.
 //!
-//! An address tells its block. In every mix of sizes that was measured, the physical memory of the
-//! process was exactly 2 MiB × the number of distinct 2 MiB-aligned blocks that its live
-//! allocations touch. A request of up to 2 MiB lies in one block, which it shares with others where
-//! there is room (measured: 1,048,577 bytes beside 700,000). A larger one starts on a block
-//! boundary and shares no block. So allocations need no entries of their own: a block counts its
-//! live small allocations, and the first block of a large allocation says how many blocks it spans.
+//! The address of an allocation tells which blocks it lies in. In every mix of sizes that was
+//! measured, the physical memory of the process was exactly 2 MiB × the number of distinct 2
+//! MiB-aligned blocks that its live allocations touch. An allocation of up to 2 MiB (a small one)
+//! lies in one block, which it shares with other small allocations where the block has room
+//! (measured: 1,048,577 bytes beside 700,000). A larger allocation starts on a block boundary and
+//! shares no block. So allocations need no entries of their own: the entry of a block counts the
+//! live small allocations in it, and the first block of a large allocation says how many blocks the
+//! allocation spans.
 //!
-//! Order: a small allocation is removed from the map *after* the driver has freed it. Until then
-//! its block stays held, so a thread that is given an address in the same block meanwhile finds the
-//! block counted. A large allocation is removed *before* the call, because the driver may hand out
-//! its address again during the call. The same holds for a small allocation in a block that another
-//! process may have open: the other process keeps the block alive, and the address may come back in
-//! another block.
+//! Order of removal: a small allocation is removed from the map *after* the driver has freed it.
+//! The block stays recorded during the free, so a thread that is given an address in the same block
+//! meanwhile finds the block counted. A large allocation is removed *before* the driver is called,
+//! because the driver may hand out its address again during the call. A small allocation in a block
+//! that another process may have open is also removed before the call: the other process keeps the
+//! block alive, and the driver may hand out the address again in another block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,41 +26,41 @@ use crate::account::maps::Map;
 
 const SHARDS: usize = 64;
 
-/// An allocation that spans several blocks.
+/// A `cuMemAlloc` allocation that spans several 2 MiB blocks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Large {
     pub device: Ordinal,
     pub context: Context,
-    /// The number of 2 MiB blocks.
+    /// The number of 2 MiB blocks that the allocation spans.
     pub blocks: u64,
-    /// Other processes may have the allocation open.
+    /// Whether other processes may have the allocation open.
     pub shared: bool,
 }
 
 impl Large {
-    /// Returns the bytes of device memory.
+    /// Returns the bytes of device memory of the allocation.
     pub fn bytes(self) -> u64 {
         self.blocks * BLOCK
     }
 }
 
-/// The effect of taking out a small allocation.
+/// The effect of removing a small allocation from its block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Departure {
-    /// The address lies in a block that is not known to hold small allocations.
+    /// The address lies in a block that is not recorded as holding small allocations.
     Unknown,
     /// Other small allocations remain in the block.
     Held,
-    /// No small allocation remains in the block, which the driver has freed.
+    /// The block holds no further small allocation, and the driver has freed the block.
     Emptied(Ordinal),
 }
 
-/// A small allocation that was removed from a block that other processes may have open.
+/// A small allocation that was removed from a block which other processes may have open.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Taken {
     pub device: Ordinal,
     context: Context,
-    /// No small allocation remains in the block.
+    /// Whether the block holds no further small allocation.
     pub last: bool,
 }
 
@@ -69,12 +71,13 @@ const LARGE: usize = 1;
 struct Block {
     device: Ordinal,
     context: Context,
-    /// The number of live small allocations.
+    /// The number of live small allocations in the block.
     small: u32,
-    /// The number of blocks of the large allocation that starts here; 0 for none.
+    /// The number of blocks of the large allocation that starts at this block; 0 when no large
+    /// allocation starts here.
     large: u64,
-    /// Whether other processes may have open, by index, this block of small allocations (`SMALL`)
-    /// and the large allocation that starts here (`LARGE`).
+    /// Whether other processes may have memory of this block open: index `SMALL` is for the block
+    /// of small allocations, and index `LARGE` for the large allocation that starts at the block.
     shared: [bool; 2],
 }
 
@@ -95,7 +98,7 @@ type Shard = Mutex<Map<u64, Block>>;
 /// The blocks of a process.
 pub struct Blocks {
     shards: Box<[Shard]>,
-    /// Whether any allocation was ever exported.
+    /// Whether this process has ever exported an allocation to other processes.
     has_exports: AtomicBool,
 }
 
@@ -113,8 +116,8 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// Records a small allocation at `address`. True when its block was not held before; only then
-    /// `context` is called.
+    /// Records a small allocation at `address`. Returns true when the block of that address held no
+    /// allocation before; only then `context` is called, which tells the context of the block.
     #[inline]
     pub fn enter_small(
         &self,
@@ -126,8 +129,8 @@ impl Blocks {
         let mut shard = self.shard(block).lock();
         if let Some(held) = shard.get_mut(&block) {
             held.small += 1;
-            // A large allocation that is still entered here is being freed and its blocks are no
-            // longer counted, so this block is a new one.
+            // The large allocation that is still recorded at this block is being freed, and its
+            // blocks are no longer counted. So the small allocation has begun a new block.
             return held.small == 1;
         }
         let new = Block {
@@ -138,7 +141,7 @@ impl Blocks {
         true
     }
 
-    /// Removes a small allocation that the driver has freed.
+    /// Removes a small allocation that the driver has freed from its block.
     #[inline]
     pub fn leave_small(&self, address: DevicePtr) -> Departure {
         let block = address / BLOCK;
@@ -160,9 +163,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Returns an address that lies in the same allocation or in the same block as `address`, as
-    /// blocks are exported whole: the start of the block where a large allocation starts there,
-    /// else `address` itself. `None` where the block is unknown.
+    /// Returns an address in the memory that the driver exports together with `address`, because
+    /// the driver exports whole blocks: the start of the block where a large allocation starts at
+    /// that block, else `address` itself. `None` where the block is unknown.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -174,7 +177,8 @@ impl Blocks {
     }
 
     /// Notes that other processes may open the allocation that starts at `address` from now on; a
-    /// small one is exported with its whole block. Returns device and bytes, the first time only.
+    /// small allocation is exported with its whole block. Returns the device and the bytes of the
+    /// exported memory at its first export, and `None` at later exports.
     pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
         self.has_exports.store(true, Ordering::Release);
         let block = address / BLOCK;
@@ -189,7 +193,7 @@ impl Blocks {
     }
 
     /// Removes the small allocation at `address` from a block that other processes may have open.
-    /// Call before the driver is asked to free it.
+    /// Call before the driver is asked to free the allocation.
     #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
         if !self.has_exports.load(Ordering::Relaxed) {
@@ -222,8 +226,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Puts back a small allocation that the driver has not freed after all. True when its block
-    /// was no longer held.
+    /// Puts back a small allocation that was removed but that the driver has not freed. Returns
+    /// true when its block had no entry any more.
     pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
@@ -250,8 +254,8 @@ impl Blocks {
             });
     }
 
-    /// Removes and returns the large allocation at `address`. Call before the driver is asked to
-    /// free it.
+    /// Removes the large allocation at `address` and returns it. Call before the driver is asked to
+    /// free the allocation.
     pub fn take_large(&self, address: DevicePtr) -> Option<Large> {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
@@ -272,11 +276,12 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Removes all blocks of `context`, which is gone. Calls `gone` with device, number of
-    /// blocks, and whether other processes may have them open.
+    /// Removes all blocks of the destroyed context `context`. Calls `gone` with the device, the
+    /// number of blocks, and whether other processes may have these blocks open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
-            // With `extract_if` here the compiler would no longer inline `remove` into the hooks.
+            // A loop over `extract_if` in this function would keep the compiler from inlining
+            // `remove` into the hooks.
             shard.lock().retain(|_, block| {
                 let stays = block.context != context;
                 if !stays {
@@ -313,8 +318,8 @@ mod tests {
     fn an_address_handed_out_again_before_the_old_owner_left_is_counted_once() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
-        // The driver has freed the only allocation and has given the address to a second thread
-        // before the first thread takes its allocation out.
+        // The driver has freed the only allocation of the block and has given its address to a
+        // second thread, before the first thread removes its allocation from the map.
         assert!(!blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.leave_small(BASE), Departure::Held);
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));
@@ -370,7 +375,7 @@ mod tests {
         assert!(!take(BASE).last);
         let last = take(BASE + 512);
         assert!(last.last);
-        // The driver hands out the address again, in another block.
+        // The driver hands out the freed address again, now in another block.
         assert!(blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.take_shared(BASE), None);
         assert!(!blocks.put_back(BASE + 512, last), "counted twice");

@@ -1,9 +1,9 @@
-//! The charges of this process on one GPU, and how many of the bytes are in use by category: the
-//! figures that the process publishes in the group's ledger.
+//! The book of one GPU: the bytes that this process has charged there, and how many of these bytes
+//! are in use in each category. The process publishes these figures in the group's ledger.
 //!
-//! The book knows no CUDA and gives no bytes back by itself. Spare blocks, pools, graphs and the
-//! driver's part change its figures. [`Device`](super::device::Device) knows all of these, and so
-//! what can be given back where the group is full.
+//! The book does not call CUDA and does not decide which bytes to uncharge. Spare blocks, memory
+//! pools, graphs and the driver's own memory change its figures. [`Device`](super::device::Device)
+//! knows all of these, and therefore which bytes the process can give back in a full group.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -12,33 +12,35 @@ use gpulimit_ledger::{Category, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
 
-/// Bytes that stay charged beyond the driver's part while the process has a context: now and then
-/// the driver takes a block in calls that are not expected to take memory.
+/// Bytes that stay charged beyond the driver's own memory while the process has a CUDA context: the
+/// driver sometimes takes a 2 MiB block in calls that are not expected to take memory.
 pub const RESERVE: u64 = 4 << 20;
 
-/// The most times that two figures are read again because a request of another thread fell between
-/// them.
+/// The most times that the group's free bytes and this process's charged but unused (idle) bytes
+/// are read again because a request of another thread changed them between the two reads.
 const SETTLING: u32 = 64;
 
-/// The most times that a figure is published again because other threads change it.
+/// The most times that a thread publishes a figure again because other threads change it.
 const SHOWINGS: u32 = 1_000;
 
-/// The figures of one GPU.
+/// The charges of this process on one GPU.
 pub struct Book {
     /// The CUDA ordinal, by which the program names the GPU.
     pub ordinal: Ordinal,
     pub(super) member: &'static Member,
     pub(super) device: MemberDevice,
     used: [AtomicU64; Category::COUNT],
-    /// Bytes of the driver's part in which small arrays lie: published as arrays.
+    /// Bytes of the driver's own memory in which small arrays lie. The ledger shows these bytes as
+    /// arrays.
     packed: AtomicU64,
-    /// The sum of all bytes that were ever passed to [`Book::remove`].
+    /// The total of the bytes that were ever passed to [`Book::remove`].
     removed: AtomicU64,
     idle: AtomicI64,
-    /// The number of changes of `idle`.
+    /// The number of changes of the field `idle` so far.
     idle_changes: AtomicU64,
-    /// Idle bytes that no other request of this process can use: those that pools keep for their
-    /// own reuse, those paid ahead for launches of graphs, and those set aside for contexts.
+    /// Idle bytes (charged, not in use) that other requests of this process cannot use: bytes that
+    /// pools keep for their own reuse, bytes paid ahead for launches of graphs, and bytes set aside
+    /// for contexts.
     headroom: AtomicI64,
 }
 
@@ -57,19 +59,20 @@ impl Book {
         }
     }
 
-    /// Returns the smallest limit of the group and its ancestors, in bytes; `u64::MAX` for none.
+    /// Returns the smallest limit among the group and its ancestors, in bytes; `u64::MAX` where
+    /// none of them has a limit.
     pub fn max(&self) -> u64 {
         self.member.max(&self.device)
     }
 
-    /// Returns the bytes that the group could still charge.
+    /// Returns the bytes that can still be charged to the group.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.device)
     }
 
-    /// Returns the bytes that this process could still get: what is free in the group plus what is
-    /// idle here, less what stays idle (the driver's reserve, the pools' headroom and what is set
-    /// aside for contexts).
+    /// Returns the bytes that this process could still allocate: the free bytes of the group plus
+    /// the idle bytes of this process, less the idle bytes that must stay idle (the driver's
+    /// reserve, the pools' headroom and the bytes set aside for contexts).
     pub fn free(&self) -> u64 {
         for _ in 0..SETTLING {
             if let Some(free) = self.settled_free() {
@@ -80,10 +83,11 @@ impl Book {
         self.seen_free()
     }
 
-    /// As [`Book::free`]; `None` where a request of another thread changes the charged and idle
-    /// bytes meanwhile.
+    /// Returns the same bytes as [`Book::free`]; `None` where a request of another thread changed
+    /// the charged and idle bytes while they were read.
     pub(super) fn settled_free(&self) -> Option<u64> {
-        // A request under way is undecided in the ledger, and it counts up `idle_changes`.
+        // While a request is under way, the ledger marks its charge as undecided, and the request
+        // increments `idle_changes`.
         let changes = self.idle_changes.load(Ordering::Acquire);
         let before = self.member.is_decided(&self.device);
         let free = self.seen_free();
@@ -98,14 +102,14 @@ impl Book {
         self.group_free().saturating_add(idle)
     }
 
-    /// Returns the idle bytes that no other request can use: the driver's reserve, the pools'
-    /// headroom and what is set aside for contexts.
+    /// Returns the charged but unused (idle) bytes that other requests of this process cannot use:
+    /// the driver's reserve, the pools' headroom and the bytes set aside for contexts.
     fn stays_idle(&self) -> u64 {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// Charges `bytes` that are in use at once. Where the group is full, `pressure` says what can
-    /// be given back.
+    /// Charges `bytes` that are in use at once. In a full group, `pressure` says which bytes the
+    /// process can give back first.
     #[inline]
     pub fn charge(
         &self,
@@ -117,7 +121,7 @@ impl Book {
             .charge(&self.device, bytes, pressure, insistence)
     }
 
-    /// As [`Book::charge`], for bytes that are not in use yet: they become idle.
+    /// Charges `bytes` like [`Book::charge`], but as idle: charged and not in use yet.
     pub fn charge_ahead(
         &self,
         bytes: u64,
@@ -131,12 +135,12 @@ impl Book {
         Ok(())
     }
 
-    /// Tries once to charge `bytes`.
+    /// Tries once to charge `bytes`, without waiting or reclaim.
     pub fn try_charge(&self, bytes: u64) -> bool {
         self.member.try_charge(&self.device, bytes)
     }
 
-    /// As [`Book::try_charge`], for bytes that are not in use yet: they become idle.
+    /// Tries to charge `bytes` like [`Book::try_charge`], but as idle: charged and not in use yet.
     pub fn try_charge_ahead(&self, bytes: u64) -> bool {
         let idle = Ahead(self, bytes);
         let charged = self.member.try_charge_ahead(&self.device, bytes, &idle);
@@ -146,20 +150,20 @@ impl Book {
         charged
     }
 
-    /// Charges memory that the driver has already given out, even above the limit. Growth is
-    /// refused until usage is below the limit again.
+    /// Charges memory that the driver has already given to the process, even above the group's
+    /// limit. The group's requests are then refused until its usage is below the limit again.
     pub fn charge_over(&self, bytes: u64) {
         self.member.charge_unchecked(&self.device, bytes);
     }
 
-    /// Uncharges `bytes`. Call after the driver has freed them.
+    /// Uncharges `bytes` from the group. Call after the driver has freed them.
     pub fn uncharge(&self, bytes: u64) {
         if bytes > 0 {
             self.member.uncharge(&self.device, bytes);
         }
     }
 
-    /// As [`Book::uncharge`], for idle bytes.
+    /// Uncharges `bytes` that were idle (charged, not in use).
     pub fn uncharge_idle(&self, bytes: u64) {
         if bytes > 0 {
             self.member
@@ -168,13 +172,13 @@ impl Book {
         }
     }
 
-    /// Notes the present usage for the group's peak, after bytes that were charged ahead have come
-    /// into use.
+    /// Updates the group's peak with its present usage. Call after bytes that were charged ahead
+    /// have come into use.
     pub fn note_usage(&self) {
         self.member.note_usage(&self.device);
     }
 
-    /// Records `bytes` that are charged as in use in `category`.
+    /// Records `bytes`, which are charged already, as in use in `category`.
     pub fn add(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.wrapping_add(bytes));
     }
@@ -218,14 +222,15 @@ impl Book {
         used.map_or(0, |used| used.load(Ordering::Acquire))
     }
 
-    /// Sets the driver's part, which went from `before` to `after` bytes.
+    /// Sets the size of the driver's own memory in this process, which went from `before` to
+    /// `after` bytes.
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
             self.shift(Category::Driver, |_| after);
         }
     }
 
-    /// Sets how many bytes of the driver's part small arrays lie in.
+    /// Sets how many bytes of the driver's own memory hold small arrays.
     pub fn set_packed(&self, bytes: u64) {
         if self.packed.swap(bytes, Ordering::AcqRel) != bytes {
             self.show(Category::Arrays);
@@ -233,8 +238,8 @@ impl Book {
         }
     }
 
-    /// Returns the named bytes: those in use here that NVML's figure for this process includes,
-    /// without the driver's part.
+    /// Returns the bytes for which calls of this process gave a size (the named bytes): the bytes
+    /// in use that NVML's figure for this process includes, without the driver's own memory.
     pub fn named(&self) -> u64 {
         Category::ALL
             .iter()
@@ -243,28 +248,30 @@ impl Book {
             .sum()
     }
 
-    /// Returns the sum of all bytes that were ever passed to [`Book::remove`].
+    /// Returns the total of the bytes that were ever passed to [`Book::remove`].
     pub fn removed(&self) -> u64 {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Returns the idle bytes. The counter may be below zero for a moment, when one thread counts
-    /// bytes as used before another has counted them as idle; that is shown as zero.
+    /// Returns the idle bytes of this process, which are charged and not in use. The counter may be
+    /// negative for a moment, when one thread counts bytes as used before another thread has
+    /// counted them as idle; this function then returns 0.
     fn idle(&self) -> u64 {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// Records `bytes` that are charged as idle.
+    /// Records `bytes`, which are charged already, as idle (not in use).
     pub fn add_idle(&self, bytes: u64) {
         self.adjust_idle(bytes as i64);
     }
 
-    /// Removes `bytes` that were idle and have come into use.
+    /// Subtracts `bytes` that have come into use from the idle bytes, which are charged and not in
+    /// use.
     pub fn remove_idle(&self, bytes: u64) {
         self.adjust_idle((bytes as i64).wrapping_neg());
     }
 
-    /// Changes the idle bytes by a signed amount.
+    /// Changes the number of idle bytes (charged, not in use) by a signed amount.
     pub fn adjust_idle(&self, change: i64) {
         if change != 0 {
             self.count_idle(change);
@@ -281,8 +288,8 @@ impl Book {
         );
     }
 
-    /// Publishes how much other members may ask this process for. Not called inside of a charge, as
-    /// it reads the figures of the whole group.
+    /// Publishes how many bytes other members may ask this process to give back. Not called during
+    /// a charge, because this function reads the figures of the whole group.
     fn show_reclaimable(&self) {
         publish(
             || self.reclaimable(self.idle()),
@@ -290,22 +297,24 @@ impl Book {
         );
     }
 
-    /// Returns what this process could give back at most when so many bytes are idle.
+    /// Returns the most bytes that this process could give back to the group when `idle` bytes are
+    /// charged and not in use.
     fn reclaimable(&self, idle: u64) -> u64 {
-        // Pools and graphs may hold more than is in use; only the driver knows how much, so all of
-        // their bytes count.
+        // Pools and graphs may have reserved more bytes than are in use. Only the driver knows how
+        // many, so all bytes of pools and graphs count as reclaimable.
         let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
-    /// Changes the idle bytes that no other request can use by a signed amount.
+    /// Changes by a signed amount the number of idle bytes (charged, not in use) that other
+    /// requests of this process cannot use.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);
         }
     }
 
-    /// Marks `bytes` of the charge as shareable with other processes.
+    /// Marks `bytes` of this process's charge as memory that other processes may hold too.
     pub fn mark_shared(&self, bytes: u64) {
         self.member.mark_shared(&self.device, bytes as i64);
     }
@@ -317,8 +326,8 @@ impl Book {
         self.member.charged(&self.device) > own
     }
 
-    /// Returns the bytes of a context on this GPU, as last measured by a process of the group; 0
-    /// before the first measurement.
+    /// Returns the bytes that a CUDA context takes on this GPU, as last measured by a process of
+    /// the group; 0 before the first measurement.
     pub fn context_hint(&self) -> u64 {
         self.member.context_hint(&self.device)
     }
@@ -327,15 +336,17 @@ impl Book {
         self.member.set_context_hint(&self.device, bytes);
     }
 
-    /// Returns whether the group counts the memory of contexts.
+    /// Returns whether the group counts the memory of CUDA contexts towards its usage.
     pub fn counts_contexts(&self) -> bool {
         self.member.counts_contexts()
     }
 }
 
-/// Publishes a figure in the ledger. Threads may publish in another order than they changed the
-/// figure, so each thread publishes again until the figure stands still: the last thread publishes
-/// the right one. Where it never stands still, the next change corrects what is published.
+/// Publishes `figure` in the ledger with `show`. Threads may publish in another order than that in
+/// which they changed the figure, so each thread publishes again until the figure has not changed
+/// meanwhile: the thread that publishes last writes the right value. If the figure changes all the
+/// time, the thread stops after a bounded number of attempts, and the thread that changes the
+/// figure next corrects the ledger.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();
@@ -346,8 +357,8 @@ fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     }
 }
 
-/// Bytes that are charged ahead: idle from the moment in which the ledger grants them until it
-/// takes them back.
+/// Bytes that are charged ahead: idle from the moment in which the ledger grants them until the
+/// ledger takes them back.
 struct Ahead<'a>(&'a Book, u64);
 
 impl Idle for Ahead<'_> {

@@ -1,11 +1,11 @@
-//! The charge for one call, as a guard: the bytes are uncharged where the call takes no memory,
-//! also on a panic.
+//! The charge for one call, as a guard: dropping the guard uncharges the bytes, also on a panic,
+//! unless the call has taken the memory.
 
 use super::device::Device;
 
-/// Bytes that are charged for a call. Dropping the guard gives them back, unless the call has taken
-/// them.
-#[must_use = "bytes that are not spent are given back at once"]
+/// Bytes that are charged for one call. Dropping the guard uncharges the bytes, unless the call has
+/// taken the memory.
+#[must_use = "dropping the guard uncharges the bytes that the call has not taken"]
 pub struct Charged<'a> {
     device: &'a Device,
     bytes: u64,
@@ -13,8 +13,8 @@ pub struct Charged<'a> {
 }
 
 impl<'a> Charged<'a> {
-    /// Guards `bytes` that have just been charged on `device`. `is_idle`: they were charged ahead
-    /// and count as idle.
+    /// Makes a guard for `bytes` that have just been charged on `device`. `is_idle`: the bytes were
+    /// charged ahead and count as idle (not in use).
     #[inline]
     pub fn new(device: &'a Device, bytes: u64, is_idle: bool) -> Self {
         Charged {
@@ -24,14 +24,14 @@ impl<'a> Charged<'a> {
         }
     }
 
-    /// Keeps the bytes charged: the call has taken the memory, or another record of the account has
-    /// the bytes now.
+    /// Keeps the bytes charged: the call has taken the memory, or another record of the account now
+    /// counts these bytes.
     #[inline(always)]
     pub fn spend(self) {
         std::mem::forget(self);
     }
 
-    /// Raises or lowers the charge to `bytes`, which the call has taken.
+    /// Raises or lowers the charge to `bytes`, the number of bytes that the call has really taken.
     pub fn spend_as(self, bytes: u64) {
         let (device, charged) = (self.device, self.bytes);
         self.spend();
@@ -43,7 +43,8 @@ impl<'a> Charged<'a> {
     }
 }
 
-/// The fields are passed on one by one, so that the compiler can keep a guard in registers.
+/// `drop` passes the fields one by one to `give_back`, so that the compiler can keep a guard in
+/// registers.
 impl Drop for Charged<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -55,8 +56,8 @@ impl Drop for Charged<'_> {
 #[inline(never)]
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
-        // It is not known whether the call was made: the bytes stay charged until a measurement
-        // tells (`Process::recover`).
+        // After a panic it is unknown whether the driver was called, so the bytes stay charged
+        // until a measurement shows whether they are used (`Process::recover`).
         (true, true) => device.driver_part.keep(bytes),
         (true, false) => {
             device.book.add_idle(bytes);

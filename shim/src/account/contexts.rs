@@ -1,4 +1,4 @@
-//! The contexts that this process has on one device.
+//! The CUDA contexts that this process has on one device.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,30 +9,31 @@ use super::book::Book;
 use crate::abi::{Context, Out};
 use crate::driver::cuda;
 
-/// The bits of a context's flags that say how it waits, and the value `CU_CTX_SCHED_BLOCKING_SYNC`
-/// of them.
+/// The bits of a context's flags that say how a thread waits for the GPU, and their value
+/// `CU_CTX_SCHED_BLOCKING_SYNC`.
 const SCHED_MASK: u32 = 7;
 const SCHED_BLOCKING_SYNC: u32 = 4;
 
-/// Whether a context of this process was seen that sleeps while it waits for the GPU.
+/// Whether a hook has seen a context of this process in which threads sleep while they wait for the
+/// GPU.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Notes the flags of a context.
+/// Notes the flags of a new context, which say whether threads sleep while they wait for the GPU.
 pub fn note_flags(flags: u32) {
     if flags & SCHED_MASK == SCHED_BLOCKING_SYNC {
         SLEEPS.store(true, Ordering::Relaxed);
     }
 }
 
-/// Returns whether a context of this process may sleep while it waits for the GPU. Calls that wait,
-/// as `cuMemFree` does, are cancellation points of a thread then (measured, H200, 580.159).
+/// Returns whether a thread of this process may sleep while it waits for the GPU. Calls that wait,
+/// such as `cuMemFree`, are then cancellation points of the thread (measured, H200, 580.159).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
 }
 
-/// Returns the current context of this thread, 0 for none. For a green context this is the context
-/// that it is part of.
+/// Returns the current context of the calling thread, 0 for none. Where a green context is current,
+/// this is the context that the green context is part of.
 pub fn current_context() -> Context {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
@@ -42,17 +43,17 @@ pub fn current_context() -> Context {
 /// The contexts of one device.
 #[derive(Default)]
 pub struct Contexts {
-    /// Held while a context is made.
+    /// Held while a context is being made.
     pub making: Mutex<()>,
     all: RwLock<Vec<Context>>,
-    /// The handle of the primary context; 0 until it was retained.
+    /// The handle of the device's primary context; 0 before the program first retains that context.
     pub primary: AtomicUsize,
     /// The number of times that the primary context is retained, as far as hooks have seen.
     retained: AtomicUsize,
 }
 
 impl Contexts {
-    /// Records a context that was made.
+    /// Records a context that the driver has made.
     pub fn insert(&self, context: Context) {
         let mut contexts = self.all.write();
         if !contexts.contains(&context) {
@@ -60,7 +61,7 @@ impl Contexts {
         }
     }
 
-    /// Removes a context that is gone.
+    /// Removes a context that has been destroyed.
     pub fn remove(&self, context: Context) {
         self.all.write().retain(|known| *known != context);
     }
@@ -83,7 +84,8 @@ impl Contexts {
         self.retained.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Counts one release of the primary context. `has_ended`: the context has ended with it.
+    /// Counts one release of the primary context. `has_ended`: the driver has destroyed the context
+    /// at this release.
     pub fn released(&self, has_ended: bool) {
         let left = |count: usize| {
             Some(if has_ended {
@@ -97,20 +99,20 @@ impl Contexts {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, left);
     }
 
-    /// Returns whether the primary context may end with its next release.
+    /// Returns whether the next release of the primary context may destroy it.
     pub fn is_last_release(&self) -> bool {
         self.retained.load(Ordering::Acquire) <= 1
     }
 
-    /// Returns the bytes of the driver's part that the group does not count: those of the contexts,
-    /// where the group's options leave contexts out. The driver's part has `used` bytes.
+    /// Returns how many of the `used` bytes of the driver's own memory the group does not count:
+    /// the bytes of contexts, where the group's options leave contexts out.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
         if book.counts_contexts() {
             return 0;
         }
         match (self.count() as u64, book.context_hint()) {
             (0, _) => 0,
-            // The first context on this machine, not measured yet.
+            // This is the first context on this machine, and its size has not been measured yet.
             (_, 0) => used,
             (contexts, each) => used.min(contexts.saturating_mul(each)),
         }

@@ -1,11 +1,12 @@
-//! The place of this process's own [`Process`], which its forked children do not share.
+//! The pointer to this process's account ([`Process`]), which forked children do not share.
 //!
-//! CUDA contexts, the slot in the ledger and every lock of the library end with `fork`. One pointer
-//! leads to all of them; it lies in a page that the kernel wipes in the child (`MADV_WIPEONFORK`).
-//! A child that was made by fork, clone or a raw system call finds null there and starts as a new
-//! process at its first use. Children of vfork and CLONE_VM share the parent's memory until they
-//! exec, and see the parent's pointer. Linux before 4.14 cannot wipe a page: there the pid tells
-//! children apart, which costs a system call at each use.
+//! CUDA contexts, the process's slot in the ledger and every lock of gpulimit are invalid in a
+//! forked child. One pointer leads to all of them; it lies in a page that the kernel wipes in the
+//! child (`MADV_WIPEONFORK`). A child that was made by fork, clone or a raw system call finds a
+//! null pointer in that page, and makes an account of its own when it first needs one. Children of
+//! vfork and CLONE_VM share the parent's memory until they exec, and use the parent's account.
+//! Linux before 4.14 cannot wipe a page: on such kernels the account is stored with the pid of its
+//! process, which costs a system call at each use.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -15,11 +16,12 @@ use gpulimit_group::Undisturbed;
 
 use super::Process;
 
-/// The page with the pointer. Null until first use, and for ever where the kernel cannot wipe
-/// pages.
+/// The page that holds the pointer to the account. Null until the account is first used, and always
+/// null where the kernel cannot wipe pages.
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
 
-/// The account, where the kernel cannot wipe pages: forked children see that of their parent.
+/// The account and the pid of its process, used where the kernel cannot wipe pages: a forked child
+/// finds its parent's pid in it.
 static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
 
 struct Owned {
@@ -49,7 +51,8 @@ impl Process {
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
-    // The account's maps get random numbers from the kernel.
+    // The account's maps read random numbers from the kernel, a call in which `pthread_cancel` may
+    // end the thread.
     let _undisturbed = Undisturbed::new();
     let Some(page) = page() else {
         return by_pid();
@@ -58,8 +61,8 @@ fn first_use() -> &'static Process {
     publish(unsafe { &*page }, null_mut(), Process::default())
 }
 
-/// Publishes `fresh` in `place`, where `known` was read before. Returns what another thread has
-/// published meanwhile, if one has.
+/// Publishes `fresh` in `place`, from which the caller has read the pointer `known`. Where another
+/// thread has published a value since that read, returns the value of the other thread.
 fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
     let mine = Box::into_raw(Box::new(fresh));
     // SAFETY: `mine` comes from Box::into_raw. It is either published and so leaked or, when
@@ -87,7 +90,8 @@ fn by_pid() -> &'static Process {
     &publish(&OWNED, known, Owned { pid, process }).process
 }
 
-/// Returns the page; `None` where the kernel cannot wipe pages.
+/// Returns the page that holds the pointer to the account; `None` where the kernel cannot wipe
+/// pages.
 fn page() -> Option<*mut AtomicPtr<Process>> {
     let known = PAGE.load(Ordering::Acquire);
     if !known.is_null() {
@@ -99,17 +103,18 @@ fn page() -> Option<*mut AtomicPtr<Process>> {
     let fresh = wiped_page()?.cast::<AtomicPtr<Process>>();
     match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(fresh),
-        // The page of the thread that comes second stays mapped: 4 KiB, once.
+        // Another thread has published its page first. The page of this thread stays mapped, which
+        // costs 4 KiB once.
         Err(theirs) => Some(theirs),
     }
 }
 
 const PAGE_BYTES: usize = 4096;
 
-/// Maps a zeroed page that is zero again in every forked child; `None` where the kernel cannot do
-/// that, or has no memory.
+/// Maps a zeroed page that the kernel zeroes again in every forked child; `None` where the kernel
+/// cannot do that or has no memory left.
 fn wiped_page() -> Option<*mut libc::c_void> {
-    // SAFETY: makes a new anonymous private mapping.
+    // SAFETY: the call makes a new anonymous private mapping and touches no other memory.
     let page = unsafe {
         libc::mmap(
             null_mut(),
@@ -123,7 +128,7 @@ fn wiped_page() -> Option<*mut libc::c_void> {
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the page was mapped above, and no other code knows it.
+    // SAFETY: this function has just mapped the page, and no other code knows its address.
     unsafe {
         if libc::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) == 0 {
             return Some(page);

@@ -1,6 +1,7 @@
-//! One GPU of this process: its [`Book`], the parts that change its figures, and what needs all of
-//! them together. This is requests to the group ([`Device::charge`]), giving back ([`reclaim`]),
-//! measuring ([`measuring`]), and memory that other processes hold too ([`inherited`]).
+//! One GPU of this process: its [`Book`], the parts of the account that change the book's figures,
+//! and the operations that need several of these parts. The operations are requests to the group
+//! ([`Device::charge`]), giving bytes back to the group ([`reclaim`]), measuring NVML's figure
+//! ([`measuring`]), and handling memory that other processes hold too ([`inherited`]).
 
 mod inherited;
 mod measuring;
@@ -36,7 +37,8 @@ pub struct Device {
     /// The CUDA ordinal, by which the program names the GPU.
     pub ordinal: Ordinal,
     pub id: DeviceId,
-    /// The least bytes of a context on this GPU, known without making one.
+    /// A lower bound of the bytes that a CUDA context takes on this GPU, known before any context
+    /// is made.
     pub least_context: u64,
     /// The memory of the GPU according to CUDA, in bytes.
     pub capacity: u64,
@@ -47,14 +49,14 @@ pub struct Device {
     pub graphs: GraphMemory,
     /// The contexts that this process has on this GPU.
     pub contexts: Contexts,
-    /// The number of allocations of other processes on this GPU that this process has open.
+    /// The number of allocations of other processes that this process has open on this GPU.
     opened: AtomicUsize,
     current_pool: CurrentPool,
     measuring: Measuring,
 }
 
 impl Device {
-    /// Looks the device up and adds it to the ledger.
+    /// Looks up the GPU with this CUDA ordinal and adds it to the group's ledger.
     pub fn open(
         process: &'static Process,
         ordinal: Ordinal,
@@ -74,7 +76,7 @@ impl Device {
     ) -> Result<Device, Status> {
         let device = member.device(id, capacity).map_err(|error| {
             message::line(format_args!(
-                "this program gets no memory of GPU {ordinal}: {error}"
+                "this program cannot allocate memory on GPU {ordinal}: {error}"
             ));
             CUDA_ERROR_NOT_PERMITTED
         })?;
@@ -97,8 +99,8 @@ impl Device {
         })
     }
 
-    /// Returns whether a request for `bytes` is to be charged. For 0 bytes, or more than the GPU
-    /// has, every function of the driver fails by itself, with its own code.
+    /// Returns whether an allocation of `bytes` needs a charge. For 0 bytes, or for more than the
+    /// GPU has, every allocation function of the driver fails by itself with its own error code.
     #[inline]
     pub fn may_hold(&self, bytes: u64) -> bool {
         (1..=self.capacity).contains(&bytes)
@@ -108,7 +110,7 @@ impl Device {
         self.process
     }
 
-    /// Charges the bytes of a request, which are in use at once.
+    /// Charges the bytes of `request` to the group as bytes that are in use at once.
     #[inline]
     pub fn charge(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
@@ -117,7 +119,7 @@ impl Device {
         Ok(Charged::new(self, request.bytes, false))
     }
 
-    /// Charges the bytes of a request ahead: they are not in use yet, and count as idle.
+    /// Charges the bytes of `request` ahead: they are not in use yet, and count as idle.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
@@ -147,7 +149,7 @@ impl Device {
         }
     }
 
-    /// Counts and reports a refusal that was decided outside of a charge.
+    /// Counts and reports a refusal that was decided without an attempt to charge.
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
         let Book { member, device, .. } = &self.book;
         let verdict = Refusal {
@@ -178,7 +180,7 @@ impl Device {
         self.current_pool.get(&self.process.pools, self.ordinal)
     }
 
-    /// Forgets the current pool: the driver is asked for it at the next use.
+    /// Forgets the current pool of this device; the next use asks the driver for it again.
     pub fn forget_current_pool(&self) {
         self.current_pool.set(None);
     }

@@ -1,5 +1,5 @@
-//! The memory that the driver sets up in a context for the device's runtime, when the first code
-//! that uses the runtime is loaded there.
+//! The memory that the driver sets up in a context for the CUDA device runtime (device-side
+//! `printf`, `assert` and `malloc`), when the first code that uses it is loaded in the context.
 
 use std::sync::atomic::Ordering;
 
@@ -11,21 +11,22 @@ use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
 use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;
 
-/// Returns the bytes that a heap of device `malloc` takes at the first launch that needs it: its
-/// limit rounded up to blocks, and one block more (measured).
+/// Returns the bytes that a device `malloc` heap with the limit `bytes` takes at the first launch
+/// that needs the heap: the limit rounded up to blocks, and one block more (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// The memory that code takes because its image says that it uses the device's runtime, in bytes.
+/// The bytes that loading code takes for the device runtime, because the code's image says that it
+/// uses device `printf`, `assert` or `malloc`.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
-    /// Bytes that the context has for the runtime once the code is loaded.
+    /// The total bytes that the context has taken for the device runtime once the code is loaded.
     level: u64,
-    /// Bytes that the context takes for the runtime when the code is loaded.
+    /// The further bytes that the context takes for the device runtime when the code is loaded.
     pub tables: u64,
-    /// Bytes that the context takes for the heap when the code is launched, where these are not
-    /// charged already.
+    /// The bytes that the context takes for the device `malloc` heap when the code is launched; 0
+    /// where these bytes are already charged.
     pub heap: u64,
 }
 
@@ -48,12 +49,14 @@ impl Runtime {
         }
     }
 
-    /// Returns whether code with these needs takes memory for the runtime.
+    /// Returns whether loading code whose image says `says` takes further memory for the device
+    /// runtime.
     pub fn is_new(says: Needs, device: &Device, memory: &ContextMemory) -> bool {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Keeps the heap charged, for which `paid` has paid.
+    /// Keeps the bytes of the device `malloc` heap charged for later, out of the bytes that `paid`
+    /// has charged.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
@@ -61,8 +64,8 @@ impl Runtime {
         }
     }
 
-    /// Records the outcome of loading the code. The driver's part has `grown` by so many bytes,
-    /// where that could be measured.
+    /// Records the outcome of loading the code. `grown` is the measured growth of the driver's own
+    /// memory; `None` where NVML gives no figure.
     pub fn conclude(
         self,
         device: &Device,
@@ -73,8 +76,9 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // The driver's part does not grow where other code, whose image does not say so, has used
-        // the runtime before; that code may have had the heap taken already.
+        // The driver's own memory does not grow where earlier code has already set up the device
+        // runtime, although the image of that code does not say so. The heap may already be taken
+        // too, so the bytes kept for it are uncharged.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

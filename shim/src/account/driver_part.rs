@@ -1,13 +1,14 @@
-//! The driver's part: the memory of this process that no call gives a size for. This is contexts,
-//! code, streams and the driver's own buffers.
+//! The driver's own memory in this process ("the driver's part"): the memory for which no call of
+//! the process gives a size. It consists of contexts, code, streams and the driver's own buffers.
 //!
-//! Its size is NVML's figure for this process less the memory that calls have named. Calls that may
-//! let it grow pay for an estimate in advance ([`Prepaid`]), and it is measured after them
-//! ([`Device::measure`](super::device::Device::measure)). Between them the [`RESERVE`] stays
-//! charged.
+//! The size of the driver's own memory is NVML's figure for this process less the memory for which
+//! calls gave a size (the named bytes). Calls that may increase the driver's own memory pay for an
+//! estimate in advance ([`Prepaid`]), and afterwards the account measures it
+//! ([`Device::measure`](super::device::Device::measure)). Between such calls the [`RESERVE`] stays
+//! charged beyond the last measured size.
 //!
-//! The blocks that small arrays share are measured with the driver's part and published as arrays
-//! ([`Packed`]).
+//! The blocks that small arrays share are measured together with the driver's own memory and
+//! published as arrays ([`Packed`]).
 
 mod prepaid;
 
@@ -23,40 +24,43 @@ pub use prepaid::Prepaid;
 
 #[derive(Default)]
 struct State {
-    /// Bytes that are charged for the driver's part.
+    /// Bytes that are charged for the driver's own memory.
     held: u64,
-    /// The driver's part as last measured.
+    /// The size of the driver's own memory at the last measurement, in bytes.
     used: u64,
-    /// Bytes of `used` that are not charged: contexts, in a group that does not count them.
+    /// Bytes of `used` that are not charged: the memory of contexts, in a group that does not count
+    /// contexts.
     uncounted: u64,
-    /// Bytes of `held` that are promised to calls under way.
+    /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
-    /// The number of calls that are being charged for.
+    /// The number of calls under way for which bytes are being charged.
     paying: u32,
-    /// Bytes of `held` that are kept for what contexts will take later.
+    /// Bytes of `held` that stay charged for memory that contexts will take later.
     reserved: u64,
-    /// The driver lists this process: it has a context.
+    /// Whether the driver lists this process, which means that the process has a context.
     alive: bool,
-    /// The sizes that were assumed for contexts made since the last measurement.
+    /// The sizes that were assumed for the contexts made since the last measurement.
     assumed: Vec<u64>,
-    /// The small arrays, whose blocks are part of `used`.
+    /// The figures of the small arrays, whose blocks are part of `used`.
     packed: Packed,
-    /// The number of the latest measurement that was entered.
+    /// The number of the latest measurement whose result was recorded.
     measured: u64,
 }
 
 impl State {
-    /// Returns the bytes of the driver's part that count towards the group.
+    /// Returns the bytes of the driver's own memory that count towards the group's usage.
     fn counted(&self) -> u64 {
         self.used - self.uncounted
     }
 
-    /// Returns the bytes that have to be charged.
+    /// Returns the bytes that have to be charged for the driver's own memory, including bytes
+    /// promised to calls and kept for contexts.
     fn needed(&self) -> u64 {
         self.counted() + self.prepaid + self.reserved
     }
 
-    /// Returns the bytes that have to be charged and are not.
+    /// Returns the bytes that have to be charged for the driver's own memory but are not charged
+    /// yet.
     fn missing(&self) -> u64 {
         self.needed().saturating_sub(self.held)
     }
@@ -65,47 +69,50 @@ impl State {
         self.held.saturating_sub(self.needed())
     }
 
-    /// Returns the idle bytes that should be there.
+    /// Returns the bytes that should stay charged beyond the driver's own memory: [`RESERVE`],
+    /// while the process has a context.
     fn wanted(&self) -> u64 {
         if self.alive { RESERVE } else { 0 }
     }
 
-    /// Returns the idle bytes beyond those that should be there.
+    /// Returns the charged but unused bytes beyond [`RESERVE`], or all of them where the process
+    /// has no context.
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.wanted())
     }
 
-    /// Returns the idle bytes that are missing from those that should be there.
+    /// Returns how many bytes of [`RESERVE`] are not charged or are in use.
     fn short(&self) -> u64 {
         self.wanted().saturating_sub(self.idle())
     }
 
-    /// Promises up to `bytes` of the idle bytes to a call. Returns the bytes that are promised.
+    /// Promises up to `bytes` of the charged but unused bytes to a call. Returns the number of
+    /// bytes promised.
     fn promise(&mut self, bytes: u64) -> u64 {
         let promised = self.idle().min(bytes);
         self.prepaid += promised;
         promised
     }
 
-    /// Ends a call to which `bytes` were promised.
+    /// Ends the promise of `bytes` to a call.
     fn release(&mut self, bytes: u64) {
         self.prepaid = self.prepaid.saturating_sub(bytes);
     }
 
-    /// Promises `bytes` of those kept for contexts to a call.
+    /// Promises `bytes` of those that are kept for later needs of contexts to a call.
     fn offer(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_sub(bytes);
         self.prepaid += bytes;
     }
 
-    /// Ends a call to which `bytes` kept for contexts were offered, and which has `taken` some of
-    /// them. The others are kept again.
+    /// Ends a call to which `bytes` kept for contexts were offered and which has used `taken` of
+    /// them. The remaining bytes are kept for contexts again.
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
     }
 
-    /// Returns the driver's part according to `total`.
+    /// Returns the size of the driver's own memory according to the measurement `total`.
     fn seen(&self, total: Total) -> u64 {
         let seen = total.beyond_named();
         if total.at_least {
@@ -115,8 +122,8 @@ impl State {
         }
     }
 
-    /// Returns how many of the `bytes` by which the driver's part has grown came out of the
-    /// reserve.
+    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
+    /// advance as [`RESERVE`].
     fn out_of_reserve(&self, bytes: u64) -> u64 {
         (self.counted() + self.reserved + RESERVE)
             .saturating_sub(self.held)
@@ -124,72 +131,73 @@ impl State {
     }
 }
 
-/// The driver's part on one device.
+/// The driver's own memory of this process on one device.
 #[derive(Default)]
 pub struct DriverPart {
     state: Mutex<State>,
-    /// Notified when a call under way has ended.
+    /// Notified when a call to which bytes were promised, or for which bytes were being charged,
+    /// has ended.
     settled: Condvar,
 }
 
-/// NVML's figure for this process, and the bytes of it that calls have named.
+/// NVML's figure for this process, and the bytes of that figure for which calls gave a size.
 #[derive(Clone, Copy, Debug)]
 pub struct Total {
     pub figure: u64,
     pub named: u64,
-    /// The driver's part may be larger than this shows: a thread is destroying a context, so some
-    /// of the named memory may be gone already.
+    /// Whether the driver's own memory may be larger than `figure - named`: a thread is destroying
+    /// a context, so some of the named memory may already be freed.
     pub at_least: bool,
 }
 
 impl Total {
-    /// Returns the driver's part, bytes.
+    /// Returns the size of the driver's own memory, in bytes.
     pub fn beyond_named(self) -> u64 {
         self.figure.saturating_sub(self.named)
     }
 }
 
-/// The result of a measurement.
+/// The result of measuring the driver's own memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Measured {
-    /// The driver's part, bytes.
+    /// The size of the driver's own memory, in bytes.
     pub used: u64,
-    /// Bytes that were charged although the group had no room for them.
+    /// Bytes that were charged above the limit, because the group had no room for them.
     pub overrun: u64,
-    /// Another thread is destroying a context: memory that was taken or given back meanwhile may
-    /// not show.
+    /// Another thread is destroying a context, so memory that was taken or freed meanwhile may be
+    /// missing from this result.
     pub at_least: bool,
 }
 
 impl DriverPart {
-    /// Waits, no longer than `until`, for a call of another thread that has paid ahead or is about
-    /// to: it may not need all of its estimate, or may do what this call wanted to. False when
-    /// there is no such call, or no time left. The caller must have no bytes promised to itself:
-    /// two such callers would wait for each other.
+    /// Waits, no longer than `until`, for another thread's call that has paid ahead or is about to
+    /// pay: that call may not need its whole estimate, or may load what this call wanted to load.
+    /// Returns false when no such call is under way, or at the end of the time. The caller must
+    /// have no bytes promised to itself, because two such callers would wait for each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
             && !self.settled.wait_until(&mut state, until).timed_out()
     }
 
-    /// Returns the driver's part as last measured, bytes.
+    /// Returns the size of the driver's own memory at the last measurement, in bytes.
     pub fn used(&self) -> u64 {
         self.state.lock().used
     }
 
-    /// Returns how many of the `bytes` by which the driver's part has grown came out of the
-    /// reserve.
+    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
+    /// advance as [`RESERVE`].
     pub fn out_of_reserve(&self, bytes: u64) -> u64 {
         self.state.lock().out_of_reserve(bytes)
     }
 
-    /// Adds `bytes` that are charged and idle to the reserve. The next measurement gives back what
-    /// is too much.
+    /// Adds `bytes`, which are charged and not in use, to the reserve for the driver's own memory.
+    /// The next measurement uncharges what exceeds [`RESERVE`].
     pub fn keep(&self, bytes: u64) {
         self.state.lock().held += bytes;
     }
 
-    /// Gives back `bytes` that were kept for what contexts take later.
+    /// Uncharges `bytes` that were kept for memory that contexts take later.
     pub fn unreserve(&self, book: &Book, bytes: u64) {
         let mut state = self.state.lock();
         state.reserved = state.reserved.saturating_sub(bytes);
@@ -197,19 +205,19 @@ impl DriverPart {
         self.give_back(book, &mut state);
     }
 
-    /// Changes the figures of small arrays.
+    /// Calls `change` with the figures of small arrays.
     pub fn packed<T>(&self, change: impl FnOnce(&mut Packed) -> T) -> T {
         change(&mut self.state.lock().packed)
     }
 
-    /// Removes the blocks of small arrays of a context that is gone.
+    /// Removes the figures of the small arrays of a destroyed context.
     pub fn forget_packed(&self, book: &Book, context: Context) {
         let mut state = self.state.lock();
         state.packed.forget(context);
         book.set_packed(state.packed.bytes());
     }
 
-    /// Removes the assumed size of a context that is gone, where nothing can be measured.
+    /// Removes the assumed size of a destroyed context, where NVML gives no figure.
     pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
@@ -219,8 +227,8 @@ impl DriverPart {
         }
     }
 
-    /// Changes the driver's part by so many bytes where it cannot be measured, for as long as its
-    /// context lives.
+    /// Changes the recorded size of the driver's own memory by `change` bytes where NVML gives no
+    /// figure. The change holds for as long as the context lives.
     pub fn assume(&self, book: &Book, contexts: &Contexts, change: i64) {
         let mut state = self.state.lock();
         if let Some(context) = state.assumed.last_mut() {
@@ -231,7 +239,8 @@ impl DriverPart {
         self.give_back(book, &mut state);
     }
 
-    /// Corrects the charge after measurement `number`.
+    /// Corrects the charge for the driver's own memory after measurement `number`, which has found
+    /// `total`.
     pub fn conclude(
         &self,
         book: &Book,
@@ -250,8 +259,9 @@ impl DriverPart {
         number: u64,
         total: Total,
     ) -> Measured {
-        // A measurement with a higher number began later. Where one has been entered, it has
-        // already seen everything that this one has.
+        // A measurement with a higher number began later. If such a measurement has already been
+        // recorded, it has seen every change that this older measurement has seen, so the older
+        // result is dropped.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));
@@ -273,16 +283,16 @@ impl DriverPart {
         }
     }
 
-    /// Records that the driver's part is `used` bytes. Returns the bytes that had to be charged
-    /// over the limit.
+    /// Records that the driver's own memory is `used` bytes. Returns the bytes that had to be
+    /// charged above the limit.
     fn enter(&self, book: &Book, contexts: &Contexts, state: &mut State, used: u64) -> u64 {
         let (before, counted_before) = (state.used, state.counted());
         state.used = used;
         state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
         book.set_driver(before, used);
-        // Bytes that came into use are no longer idle. Bytes that are charged below count as idle
-        // until then, and come into use here.
+        // Bytes that came into use are no longer idle. This also covers the missing bytes, which
+        // are charged at the end of this function and added to the idle bytes then.
         book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {
@@ -302,7 +312,8 @@ impl DriverPart {
         overrun
     }
 
-    /// Gives back what is idle beyond the reserve. Call after a call of the driver.
+    /// Uncharges the charged but unused bytes beyond [`RESERVE`]. Call after the driver's function
+    /// has returned.
     fn give_back(&self, book: &Book, state: &mut State) {
         let excess = state.excess();
         state.held -= excess;

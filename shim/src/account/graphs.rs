@@ -1,32 +1,34 @@
-//! Graph memory: the memory that the memory nodes of graphs allocate.
+//! Graph memory: the device memory that the memory nodes of CUDA graphs allocate.
 //!
-//! A launch or an upload takes it from one pool per device, in steps of 32 MiB. That pool shrinks
-//! only when it is trimmed and when the device's last context goes (measured). Adding nodes and
-//! instantiating take no memory. A launch cannot be undone, and one that does not fit keeps what it
-//! has taken. So its largest possible growth, which its nodes tell ([`nodes`]), is charged before
-//! the call, and the pool's attribute is read after it.
+//! A launch or an upload of a graph takes graph memory from one pool per device, in steps of 32
+//! MiB. That pool shrinks only when it is trimmed and when the device's last context is destroyed
+//! (measured). Adding nodes to a graph and instantiating it take no memory. A launch cannot be
+//! undone, and a launch that finds too little memory keeps what it has taken. So the largest
+//! possible growth of the pool, which the graph's nodes tell ([`nodes`]), is charged before the
+//! launch, and the pool's reserved bytes are read after it.
 //!
 //! **Graphs that have their memory.** In a full group no bytes can be charged ahead, but a graph
 //! that has been launched before must still run. NVIDIA's programming guide says when a launch may
-//! need new memory: the driver retains a graph's mappings between launches, and remaps where the
-//! graph goes to another stream, where the pool was trimmed, and where an allocation that another
-//! graph has left unfreed lies in the same memory. Graphs in one stream share memory because they
-//! cannot run at the same time. A graph that may run beside others needs its own memory, and may
-//! get that of a graph in an idle stream. So a launch takes no new memory if, since the graph's
-//! last launch or upload, all launches of graphs with memory nodes were in the same stream, no
-//! other graph has left anything allocated, and the pool was not trimmed.
+//! need new memory: the driver retains a graph's mappings between launches, and remaps the graph's
+//! memory where the graph is launched in another stream, where the pool was trimmed, and where an
+//! allocation that another graph has left unfreed lies in the same memory. Graphs in one stream
+//! share memory because they cannot run at the same time. A graph that may run beside other graphs
+//! needs memory of its own, and may get the memory of a graph in an idle stream. So a launch takes
+//! no new memory if three conditions have held since the graph's last launch or upload: all
+//! launches of graphs with memory nodes were in the same stream, no other graph has left memory
+//! allocated, and the pool was not trimmed.
 //!
-//! An *epoch* is a time in which all of this holds, in one stream. Three things begin a new epoch:
-//! a launch in another stream, a launch of a graph that leaves something allocated (only that graph
-//! is sure of its memory afterwards), and a trim. A graph that got its memory in the present epoch
-//! is *backed*, and its launch is not charged. Where one thread's launch begins an epoch while
-//! another thread's backed launch is under way, the former pays for both. A trim cannot take away
-//! the charge of a backed launch that is under way: what was reserved when that launch began stays
-//! charged until it is over.
+//! An *epoch* is a period in which these three conditions hold for one stream. Three events begin a
+//! new epoch: a launch in another stream, a launch of a graph that leaves memory allocated (after
+//! which only that graph is sure of its memory), and a trim of the pool. A graph that got its
+//! memory in the present epoch is *backed*, and its launch is not charged. Where a launch of one
+//! thread begins an epoch while a backed launch of another thread is under way, the launch that
+//! begins the epoch pays for both. A trim cannot take away the charge of a backed launch that is
+//! under way: the bytes that were reserved when that launch began stay charged until it is over.
 //!
-//! Any other launch is charged as if it were the first. In a full group that means a trim, which
-//! gives back what the graph itself had before. Memory that the graph's own stream still uses is
-//! waited for.
+//! A launch that is not backed is charged like the graph's first launch. In a full group the pool
+//! is trimmed for this charge, which frees the memory that the graph itself had before. If work in
+//! the graph's own stream still uses the memory, the launch waits for that work.
 
 pub mod bodies;
 pub mod execs;
@@ -49,10 +51,10 @@ pub use state::{Hope, Identity, Launch};
 use under_way::Paying;
 pub use under_way::UnderWay;
 
-/// Graph memory grows in multiples of this (measured).
+/// Graph memory grows in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The graph memory of a device.
+/// The graph memory of one device.
 #[derive(Default)]
 pub struct GraphMemory {
     state: Mutex<State>,
@@ -61,9 +63,9 @@ pub struct GraphMemory {
 }
 
 impl GraphMemory {
-    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph that `keeps`
-    /// something allocated or not. [`GraphMemory::pay`] pays for the launch, and
-    /// [`UnderWay::settle`] ends it.
+    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph. `keeps`: the
+    /// graph leaves memory allocated after the launch. [`GraphMemory::pay`] charges the bytes for
+    /// the launch, and [`UnderWay::settle`] ends it.
     pub fn begin<'a>(
         &'a self,
         book: &'a Book,
@@ -79,9 +81,9 @@ impl GraphMemory {
         }
     }
 
-    /// Pays for what `launch` may take: out of the idle bytes, and for the rest by `charge`, which
-    /// charges ahead. Before that it waits, no longer than `until`, for launches of other threads
-    /// that have the bytes.
+    /// Pays for the bytes that `launch` may take: first out of the idle bytes of graph memory, and
+    /// `charge` charges the rest ahead. Before paying, waits no longer than `until` for launches of
+    /// other threads to which idle bytes are promised.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -104,8 +106,9 @@ impl GraphMemory {
         self.pay_now(book, state, launch, charge)
     }
 
-    /// As [`GraphMemory::pay`], after a trim and without waiting: what the driver gives back pays
-    /// first.
+    /// Trims the device's graph memory and then pays for `launch` like [`GraphMemory::pay`], but
+    /// without waiting. The bytes that the driver frees in the trim are promised to the launch
+    /// before any bytes are charged.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -135,14 +138,14 @@ impl GraphMemory {
             payment: &payment,
             charged: false,
         };
-        // Charging may wait, so it happens outside of the lock.
+        // `charge` may wait for room in the group, so it is called while no lock is held.
         let charged = payment.complete(charge);
         paying.charged = charged.is_ok();
         charged
     }
 
-    /// Ends a launch: reads how much is reserved now. A call that failed may keep what it took; the
-    /// pool is trimmed then.
+    /// Ends a launch: reads how much graph memory the driver has reserved now. A failed launch may
+    /// keep the memory that it took; the device's graph memory is then trimmed.
     fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
         state.end(launch);
@@ -157,33 +160,34 @@ impl GraphMemory {
         }
     }
 
-    /// Returns what a launch may wait for that could not be paid for. `waited`: it has waited for
-    /// the work of its own stream already.
+    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
     }
 
-    /// Reads how much is reserved, outside of a launch.
+    /// Reads, outside of a launch, how much graph memory the driver has reserved.
     pub fn refresh(&self, book: &Book) {
         let mut state = self.state.lock();
         self.look(book, &mut state);
         self.give_back(book, &mut state);
     }
 
-    /// Lets the driver free the memory that no graph uses.
+    /// Lets the driver free the graph memory that no graph uses.
     pub fn trim(&self, book: &Book) {
         relaxed(|| cuda::cuDeviceGraphMemTrim(book.ordinal));
         self.trimmed(book);
     }
 
-    /// Records that the driver was asked to free the memory that no graph uses.
+    /// Records that the driver was asked to free the graph memory that no graph uses.
     pub fn trimmed(&self, book: &Book) {
         self.state.lock().trimmed();
         self.refresh(book);
     }
 
-    /// Gives back what no launch needs: the charge in any case, the memory too if `trim`. True when
-    /// the charge has shrunk.
+    /// Uncharges the graph memory bytes that no launch needs. With `trim`, the driver first frees
+    /// the memory that no graph uses. Returns true when the charge for graph memory has become
+    /// smaller.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let before = self.state.lock().held();
         if before == 0 {
@@ -197,7 +201,7 @@ impl GraphMemory {
         self.state.lock().held() < before
     }
 
-    /// Records that the device's last context is gone, and all graph memory with it.
+    /// Records that the device's last context is destroyed, and all graph memory with it.
     pub fn clear(&self, book: &Book) {
         let mut state = self.state.lock();
         let gone = state.clear();
@@ -207,13 +211,14 @@ impl GraphMemory {
     }
 
     fn look(&self, book: &Book, state: &mut State) {
-        // The attribute is read under the lock so that looks are in order. The driver takes no lock
-        // in this call that a callback of gpulimit could hold.
+        // The reserved bytes are read under the lock, so that the readings of several threads are
+        // recorded in order. During this call the driver takes no lock that a callback of gpulimit
+        // could hold.
         let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();
-        // In a context with a fault the call fails, and the memory is held until the context is
-        // destroyed.
+        // In a context with a sticky error the call fails; the graph memory stays reserved until
+        // the context is destroyed.
         let reserved = relaxed(|| answer(ask)).unwrap_or(before);
         if reserved == before {
             return;
@@ -228,7 +233,8 @@ impl GraphMemory {
         book.add(Category::Graphs, grown);
         book.remove_idle(grown);
         if beyond > 0 {
-            // No driver was ever observed to take more than was paid.
+            // The driver has taken more graph memory than was charged in advance. No driver was
+            // ever observed to do so.
             book.charge_over(beyond);
             book.add_idle(beyond);
         }

@@ -1,19 +1,20 @@
-//! Green contexts, which are parts of a device's primary context. Memory that is allocated in one
-//! belongs to the primary context, and stays there when the green context goes (measured, H100,
-//! 580.159.04).
+//! Green contexts, which are parts of a device's primary context. Memory that is allocated in a
+//! green context belongs to the primary context, and stays allocated when the green context is
+//! destroyed (measured, H100, 580.159.04).
 
 use parking_lot::RwLock;
 
 use crate::abi::{Context, Device as Ordinal, Opaque};
 use crate::account::maps::Map;
 
-/// A green context.
+/// The record of a green context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Green {
     pub device: Ordinal,
-    /// The handle that stands for it where a `CUcontext` is expected.
+    /// The `CUcontext` handle that stands for the green context where a function expects a
+    /// `CUcontext`.
     pub context: Context,
-    /// The primary context that it is part of.
+    /// The primary context that the green context is part of.
     pub primary: Context,
 }
 
@@ -41,7 +42,7 @@ impl Greens {
         of.map_or(context, |green| green.primary)
     }
 
-    /// Removes the green contexts of a primary context that is gone, and returns them.
+    /// Removes the green contexts of a destroyed primary context, and returns them.
     pub fn forget(&self, primary: Context) -> Vec<Context> {
         let mut greens = self.0.write();
         let gone = greens.extract_if(|_, green| green.primary == primary);

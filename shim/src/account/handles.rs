@@ -1,21 +1,22 @@
-//! Handles that the driver has handed out to this process and has not taken back.
+//! The handles that the driver has handed out to this process and that are not destroyed yet.
 //!
-//! Some functions of the driver crash when they get a handle that has been destroyed (measured:
-//! `cuMemPoolGetAttribute`). So the library passes a program's handle to another function than the
-//! one that the program calls only if the handle is known here. An unknown handle may still be
-//! valid, when it was made in a way that no hook sees. The program's call with such a handle pays
-//! for as much as it can take, and the driver is asked about the handle after it has accepted it.
+//! Some functions of the driver crash when they get the handle of a destroyed object (measured:
+//! `cuMemPoolGetAttribute`). So gpulimit passes a handle from the program to further driver
+//! functions only if the handle is in this table. An unknown handle may still be valid, when the
+//! object was made in a way that no hook sees. A call with an unknown handle pays in advance for as
+//! much memory as it can take, and gpulimit asks the driver about the handle after the driver has
+//! accepted the call.
 //!
-//! Streams, code, graphs and executable graphs are kept here. Contexts, pools, blocks of device
-//! memory and green contexts have tables of their own. Other handles (events, arrays, nodes,
-//! physical memory) are never passed to another function.
+//! The table holds streams, code, graphs and executable graphs. Contexts, pools, blocks of device
+//! memory and green contexts have tables of their own. gpulimit never passes other kinds of handles
+//! (events, arrays, nodes, physical memory) to further functions.
 
 use parking_lot::RwLock;
 
 use crate::abi::Context;
 use crate::account::maps::Map;
 
-/// A kind of handle.
+/// The kind of a driver handle.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Kind {
     /// `CUstream`.
@@ -32,16 +33,17 @@ pub enum Kind {
     Exec,
 }
 
-/// The origin of a handle. The handle ends with its context, and with its owner.
+/// The origin of a handle: the context and the module or library that it belongs to. The handle
+/// becomes invalid when either of them is destroyed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Origin {
     /// The context that the handle belongs to; 0 for none.
     pub context: Context,
-    /// The module or library that the handle was got from; 0 for none.
+    /// The module or library from which the program got the handle; 0 for none.
     pub owner: usize,
 }
 
-/// Handles that were removed together, with their origins.
+/// Handles that were removed from the table together, with their origins.
 pub type Taken = Vec<((Kind, usize), Origin)>;
 
 /// The known handles of a process.
@@ -54,27 +56,27 @@ impl Handles {
         self.0.write().insert((kind, handle), origin);
     }
 
-    /// Returns whether the driver has handed out `handle` and has not taken it back.
+    /// Returns whether the driver has handed out `handle` and the handle is not destroyed yet.
     pub fn knows(&self, kind: Kind, handle: usize) -> bool {
         self.origin(kind, handle).is_some()
     }
 
-    /// Returns where `handle` comes from; `None` when it is unknown.
+    /// Returns the origin of `handle`; `None` when the handle is unknown.
     #[inline(never)]
     pub fn origin(&self, kind: Kind, handle: usize) -> Option<Origin> {
         self.0.read().get(&(kind, handle)).copied()
     }
 
-    /// Removes `handle`. Call before the driver is asked to destroy it, as the driver may hand out
-    /// the same handle again at once.
+    /// Removes `handle` from the table. Call before the driver is asked to destroy the handle,
+    /// because the driver may hand out the same number again at once.
     pub fn take(&self, kind: Kind, handle: usize) -> Taken {
         let key = (kind, handle);
         let origin = self.0.write().remove(&key);
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Removes everything that was got from a module or library, and code of unknown origin. Call
-    /// before the driver is asked to unload it.
+    /// Removes all handles that the program got from a module or library, and code of unknown
+    /// origin. Call before the driver is asked to unload that module or library.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
         let modules: Vec<usize> = known
@@ -90,12 +92,12 @@ impl Handles {
         known.extract_if(goes).collect()
     }
 
-    /// Puts back handles that were removed for a call that the driver has refused.
+    /// Puts back handles that were removed for a call which the driver has then refused.
     pub fn restore(&self, taken: Taken) {
         self.0.write().extend(taken);
     }
 
-    /// Removes the handles of a context that is gone.
+    /// Removes the handles that belong to a destroyed context.
     pub fn forget_context(&self, context: Context) {
         self.0
             .write()

@@ -1,15 +1,17 @@
-//! The memory that a context sets aside for its kernels: local memory for every thread that the GPU
-//! can hold, the heap of device `malloc`, and what the device's runtime needs besides. The limits
-//! of the context (`cuCtxSetLimit`) and the needs of its kernels tell how much, before it is taken.
+//! The device memory that a CUDA context sets aside for its kernels: local memory for every thread
+//! that the GPU can hold, the heap of device `malloc`, and the tables of the device runtime. The
+//! limits of the context (`cuCtxSetLimit`) and the needs of its kernels tell the size of this
+//! memory before the driver takes it.
 //!
-//! Measured (H100, 580.159.04): local memory is a multiple of 16 bytes per thread, times the
-//! threads, rounded *down* to whole blocks. It is taken when the stack limit is set, or at the
-//! first launch of a kernel that needs more, which raises the limit. Lowering the limit gives it
-//! back. A launch that the GPU has no room for frees the local memory that there is. Code that uses
-//! device `printf`, `assert` or `malloc` takes 62, 90 or 138 MiB when the first such code is
-//! loaded, each including the one before, whatever the limits are. The heap is taken in full at the
-//! first launch of a kernel that uses `malloc`; it is charged ahead where its limit is set, or when
-//! such code is loaded.
+//! Measured (H100, 580.159.04): the local memory of a context is a multiple of 16 bytes per thread,
+//! times the threads that the GPU can hold, rounded *down* to whole blocks. The driver takes it
+//! when the program sets the stack limit, or at the first launch of a kernel that needs more local
+//! memory, which raises the limit. Lowering the limit frees it. A launch for whose local memory the
+//! GPU has no room frees the context's present local memory. Code that uses device `printf`,
+//! `assert` or `malloc` takes 62, 90 or 138 MiB when the first such code is loaded, whatever the
+//! limits are; each of these sizes includes the one before it. The heap of device `malloc` is taken
+//! in full at the first launch of a kernel that uses `malloc`; its bytes are charged ahead when the
+//! program sets the heap limit, or when such code is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,41 +27,42 @@ use crate::account::maps::Map;
 use crate::driver::devices;
 use crate::image::Needs;
 
-/// Local memory per thread that every context has from the start, bytes.
+/// The local memory per thread that every context has from the start, in bytes.
 const START: u64 = 1024;
-/// Local memory per thread is a multiple of this, bytes.
+/// The local memory per thread is a multiple of this many bytes.
 const GRAIN: u64 = 16;
 
-/// Bytes that the first code in a context that uses device `malloc` takes beside 1 MiB for each
-/// multiprocessor. Together these are 138 MiB on an H100 (measured); it is not known which part of
-/// that depends on the multiprocessors.
+/// Bytes that the first code in a context that uses device `malloc` takes beyond 1 MiB for each
+/// multiprocessor. The total is 138 MiB on an H100 (measured); which part of it depends on the
+/// number of multiprocessors is not known.
 const TABLES: u64 = 6 << 20;
 
-/// Bytes that the first code in a context that uses device `assert`, or `printf`, takes.
+/// Bytes that the first code in a context that uses device `assert` takes, and (`PRINTF`) the first
+/// code that uses device `printf`.
 const ASSERT: u64 = 90 << 20;
 const PRINTF: u64 = 62 << 20;
 
-/// The memory for kernels on one device.
+/// The memory that contexts of one device set aside for kernels.
 pub struct KernelMemory {
     multiprocessors: u64,
-    /// The number of threads that the device can hold at once.
+    /// The number of threads that the GPU can hold at once.
     threads: u64,
     contexts: RwLock<Map<Context, Arc<ContextMemory>>>,
 }
 
-/// The memory for kernels of one context.
+/// The memory that one context sets aside for kernels.
 pub struct ContextMemory {
-    /// Held exclusively through a call that may change this memory, and shared through launches
-    /// that rely on more than a context has from the start.
+    /// Held exclusively during a call that may change this memory, and shared during launches of
+    /// kernels that need more local memory than a context has from the start.
     pub alone: RwLock<()>,
-    /// The stack limit in bytes: the local memory that every thread has, or gets with the next
-    /// growth.
+    /// The stack limit in bytes: the local memory that every thread has, or gets when the driver
+    /// next enlarges the local memory.
     per_thread: AtomicU64,
-    /// Bytes of device memory behind `per_thread`; 0 after the driver has dropped it.
+    /// Bytes of device memory behind `per_thread`; 0 after the driver has freed the local memory.
     backing: AtomicU64,
-    /// Bytes that are charged ahead for the heap.
+    /// Bytes that are charged ahead for the heap of device `malloc`.
     pub heap: AtomicU64,
-    /// Bytes that code has taken for the device's runtime.
+    /// Bytes that loaded code has taken for the device runtime.
     pub runtime: AtomicU64,
 }
 
@@ -80,12 +83,12 @@ impl KernelMemory {
         }
     }
 
-    /// Returns the bytes of local memory that every context takes from the start.
+    /// Returns the bytes of device memory that the local memory of a new context takes.
     pub fn start(&self) -> u64 {
         self.backing(START)
     }
 
-    /// Returns the bytes that a context has taken for the device's runtime once code with these
+    /// Returns the total bytes that a context has taken for the device runtime once code with these
     /// needs is loaded.
     pub fn runtime(&self, needs: Needs) -> u64 {
         let malloc = round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK);
@@ -99,19 +102,20 @@ impl KernelMemory {
         .unwrap_or(0)
     }
 
-    /// Returns whether kernels with this need rely on more local memory than every context has from
-    /// the start. That surplus may be lowered again.
+    /// Returns whether kernels that need `per_thread` bytes use more local memory than every
+    /// context has from the start. The program may lower a context's local memory above that size
+    /// again.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }
 
-    /// Returns the bytes of device memory behind `per_thread` bytes of local memory.
+    /// Returns the bytes of device memory that `per_thread` bytes of local memory per thread take.
     pub fn backing(&self, per_thread: u64) -> u64 {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
     }
 
-    /// Returns the memory of a context of this device. A context that is not known yet is recorded
-    /// as one that was just made.
+    /// Returns the kernel memory of a context of this device. An unknown context is recorded with
+    /// the memory of a new context.
     pub fn context(&self, context: Context) -> Arc<ContextMemory> {
         if let Some(known) = self.contexts.read().get(&context) {
             return Arc::clone(known);
@@ -128,25 +132,26 @@ impl KernelMemory {
         }))
     }
 
-    /// Removes a context that is gone. Returns the bytes that were charged ahead for its heap.
+    /// Removes the record of a destroyed context. Returns the bytes that were charged ahead for its
+    /// heap.
     pub fn forget(&self, context: Context) -> u64 {
         let Some(gone) = self.contexts.write().remove(&context) else {
             return 0;
         };
-        // Waits until calls under way in the context have settled.
+        // Waits until the calls under way in the context have settled their charges.
         let _alone = hold(Place::Alone, || gone.alone.write());
         gone.heap.swap(0, Ordering::AcqRel)
     }
 
     /// Returns the bytes by which the local memory of `context` grows at the launch of a kernel
-    /// that needs `per_thread` bytes.
+    /// that needs `per_thread` bytes of it.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
         self.backing(per_thread.max(context.per_thread()))
             .saturating_sub(context.backing())
     }
 
     /// Records that every thread of `context` has `per_thread` bytes of local memory. Returns the
-    /// change in bytes of device memory.
+    /// change of the device memory behind it, in bytes.
     pub fn set(&self, context: &ContextMemory, per_thread: u64) -> i64 {
         let backing = self.backing(per_thread);
         context.per_thread.store(per_thread, Ordering::Release);
@@ -156,21 +161,22 @@ impl KernelMemory {
 }
 
 impl ContextMemory {
-    /// Returns the stack limit, bytes.
+    /// Returns the stack limit of the context, in bytes per thread.
     pub fn per_thread(&self) -> u64 {
         self.per_thread.load(Ordering::Acquire)
     }
 
-    /// Returns the bytes of device memory behind the stack limit.
+    /// Returns the bytes of device memory that the context's local memory takes.
     pub fn backing(&self) -> u64 {
         self.backing.load(Ordering::Acquire)
     }
 
-    /// Returns whether the driver has dropped the local memory, after a call failed for which it
-    /// was to grow. The driver's part went from `before` to `after` bytes.
+    /// Returns whether the driver has freed the context's local memory during a failed call that
+    /// was to enlarge it. During that call the driver's own memory went from `before` to `after`
+    /// bytes.
     pub fn is_dropped(&self, before: u64, after: u64) -> bool {
-        // Half of the local memory is enough as evidence, because other threads take and free
-        // memory too.
+        // A decrease by half of the local memory is taken as evidence, because other threads take
+        // and free memory meanwhile too.
         let backing = self.backing();
         let dropped = backing > 0 && before.saturating_sub(after) >= backing / 2;
         if dropped {
@@ -186,7 +192,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The figures are those of an H100 with driver 580.159.04.
+    /// The expected sizes were measured on an H100 with driver 580.159.04.
     #[test]
     fn grows_as_measured() {
         let memory = KernelMemory::with(132, 2048);

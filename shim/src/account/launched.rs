@@ -1,8 +1,9 @@
-//! The kernels and graphs that have been launched before.
+//! The kernels and graphs that this process has launched before.
 //!
 //! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for the very
-//! first launch of PyTorch), later launches do not. So every launch looks its function up here,
-//! first in a table of those that were launched lately.
+//! first launch of PyTorch), later launches take none. So the hook of every launch looks up the
+//! launched function, first in a table of recently launched functions and then in the set of all of
+//! them.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -11,27 +12,28 @@ use parking_lot::{Mutex, RwLock};
 use crate::abi::{Context, Opaque};
 use crate::account::maps::{Map, Set};
 
-/// Set in a kernel's handle, this bit stands for "needs no local memory". Handles are aligned, so
-/// the bit is free.
+/// The bit that, set in a kernel's handle, makes the number that stands for "this kernel needs no
+/// local memory". Handles are aligned, so the bit is 0 in every handle.
 const NEEDS_NONE: Opaque = 2;
 
 /// Returns the number that stands for "the code of this handle is loaded". The handle itself stands
-/// for "launched".
+/// for "this function has been launched".
 pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
 }
 
-/// The number of places in the table of recent launches. A training step of PyTorch launches some
-/// seventy kernels.
+/// The number of entries in the table of recently launched functions. A training step of PyTorch
+/// launches some seventy kernels.
 const PLACES: usize = 4096;
 
-/// The functions that were launched lately, each in the place of its handle. The exports of
-/// launches read this table by themselves (`hook::pass`). It is written under the lock of
-/// [`Launched::functions`], so that no thread records what another thread has just forgotten.
+/// The functions that were launched recently, each at the index that its handle hashes to. The
+/// exported launch functions read this table without calling a handler (`hook::pass`). Threads
+/// write it only under the lock of [`Launched::functions`], so that no thread enters a function
+/// that another thread has just removed.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
-/// The place of a handle in the table: the handle XOR itself shifted right by `FOLD`, times
-/// `SPREAD`, shifted right by `DOWN`.
+/// The hash that gives a handle's index in [`RECENT`]: the handle XOR itself shifted right by
+/// `FOLD`, times `SPREAD`, shifted right by `DOWN`.
 pub const FOLD: u32 = 3;
 pub const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 pub const DOWN: u32 = usize::BITS - PLACES.trailing_zeros();
@@ -41,15 +43,16 @@ fn place(function: Opaque) -> Option<&'static AtomicUsize> {
     RECENT.get(((function >> FOLD) ^ function).wrapping_mul(SPREAD) >> DOWN)
 }
 
-/// Returns whether `function` is known to have been launched. Nearly every launch costs no more
-/// than this.
+/// Returns whether `function` is in the table of recently launched functions. For nearly every
+/// launch this is the only look-up.
 #[inline]
 pub fn is_recent(function: Opaque) -> bool {
     function != 0 && place(function).is_some_and(|at| at.load(Ordering::Relaxed) == function)
 }
 
-/// Returns whether the code of `handle` is known to be loaded wherever it is needed. Nearly every
-/// call that asks about a function costs no more than this.
+/// Returns whether the table of recently launched functions says that the code of `handle` is
+/// loaded in every context that needs it. For nearly every call that asks about a function this is
+/// the only look-up.
 #[inline]
 pub fn is_recently_loaded(handle: Opaque) -> bool {
     is_recent(loaded(handle))
@@ -67,38 +70,41 @@ fn forget_all() {
     }
 }
 
-/// A `CUkernel`, or the odd number beside a handle that stands for code which the driver loads in
-/// every context by itself.
+/// The record of a `CUkernel`. A record under an odd number (see [`loaded`]) stands for code that
+/// the driver loads into each context separately.
 #[derive(Default)]
 struct Kernel {
     library: Opaque,
-    /// The contexts in which the kernel has been launched, or loaded.
+    /// The contexts in which the kernel has been launched, or in which its code is loaded.
     contexts: Vec<Context>,
 }
 
-/// The functions that this process has launched.
+/// The functions that this process has launched or whose code is loaded.
 ///
 /// A `CUfunction` belongs to one context. A `CUkernel` can be launched in any context, and counts
-/// as launched once it was launched in all of them.
+/// as launched once it has been launched in all contexts of the process.
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// The local memory per thread of kernels and graphs that need more than a context has from the
-    /// start, by the context in which they were launched: the context may have lost it since.
+    /// The bytes of local memory per thread of the launched kernels and graphs that need more than
+    /// a new context has, by the context in which they were launched. The need is kept because the
+    /// context may have lost that local memory since the launch.
     large: RwLock<Map<(Opaque, Context), u64>>,
-    /// The local memory per thread that kernels need, bytes. Kernels that need none are in
+    /// The bytes of local memory per thread that kernels need. Kernels that need none are in
     /// `functions` instead, marked with [`NEEDS_NONE`].
     needs: RwLock<Map<Opaque, u64>>,
-    /// Whether any launch was made. Functions whose code is only known to be loaded do not count.
+    /// Whether this process has launched any kernel. Functions whose code is only known to be
+    /// loaded do not count.
     begun: AtomicBool,
-    /// Held through a launch on several devices, which may wait for other launches in the context
-    /// of each.
+    /// Held during a launch on several devices, which may have to wait for other launches in the
+    /// context of each device.
     pub on_many: Mutex<()>,
 }
 
 impl Default for Launched {
     fn default() -> Self {
-        // The table is static, so a forked child's account begins with what its parent entered.
+        // The table is static, so a forked child inherits the entries of its parent. The child's
+        // account removes them here.
         forget_all();
         Launched {
             functions: RwLock::default(),
@@ -144,14 +150,15 @@ impl Launched {
         remember(function);
     }
 
-    /// Records that `kernel` is a `CUkernel` of this library; 0 stands for an unknown library.
+    /// Records that `kernel` is a `CUkernel` of the library `library`; 0 stands for an unknown
+    /// library.
     pub fn note_kernel(&self, kernel: Opaque, library: Opaque) {
         if !self.is_kernel(kernel) {
             self.kernels.write().entry(kernel).or_default().library = library;
         }
     }
 
-    /// Returns the library of a `CUkernel`; `None` where no hook has seen the program get the
+    /// Returns the library of a `CUkernel`; `None` where no hook has seen how the program got the
     /// kernel.
     pub fn library_of(&self, kernel: Opaque) -> Option<Opaque> {
         let kernels = self.kernels.read();
@@ -164,7 +171,7 @@ impl Launched {
         self.kernels.read().contains_key(&handle)
     }
 
-    /// Returns whether `handle` is a kernel that has been launched in this context.
+    /// Returns whether `handle` is a `CUkernel` that has been launched in `context`.
     pub fn contains_in(&self, handle: Opaque, context: Context) -> bool {
         let kernels = self.kernels.read();
         kernels
@@ -172,7 +179,8 @@ impl Launched {
             .is_some_and(|kernel| kernel.contexts.contains(&context))
     }
 
-    /// Records that `function` has been launched in `context`, one of so many contexts.
+    /// Records that `function` has been launched in `context`. `contexts` is the number of contexts
+    /// of the process: a `CUkernel` counts as launched once it has been launched in all of them.
     pub fn insert_in(&self, function: Opaque, context: Context, contexts: usize) {
         if let Some(kernel) = self.kernels.write().get_mut(&function) {
             if !kernel.contexts.contains(&context) {
@@ -185,19 +193,20 @@ impl Launched {
         self.insert(function);
     }
 
-    /// Records that `function` has been launched in this context and needs so many bytes of local
-    /// memory per thread. It counts as launched only while the context has as much.
+    /// Records that `function` has been launched in `context` and needs `per_thread` bytes of local
+    /// memory per thread. The function counts as launched only while the context has that much
+    /// local memory.
     pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
         self.large.write().insert((function, context), per_thread);
     }
 
-    /// Returns the need that [`Launched::insert_large`] has entered.
+    /// Returns the local memory per thread that [`Launched::insert_large`] has recorded.
     pub fn need(&self, function: Opaque, context: Context) -> Option<u64> {
         self.large.read().get(&(function, context)).copied()
     }
 
-    /// Returns the bytes of local memory that every thread of this kernel needs; `None` where the
-    /// driver has not been asked.
+    /// Returns the bytes of local memory that every thread of `kernel` needs; `None` where the
+    /// driver has not been asked yet.
     pub fn need_of(&self, kernel: Opaque) -> Option<u64> {
         if self.contains(kernel | NEEDS_NONE) {
             return Some(0);
@@ -205,7 +214,7 @@ impl Launched {
         self.needs.read().get(&kernel).copied()
     }
 
-    /// Records what [`Launched::need_of`] returns from here on.
+    /// Records the number of bytes that [`Launched::need_of`] returns for `kernel` from now on.
     pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
         match per_thread {
             0 => self.insert(kernel | NEEDS_NONE),
@@ -213,8 +222,8 @@ impl Launched {
         }
     }
 
-    /// Forgets what is known of `CUkernel` handles: there is a new context, in which none of them
-    /// has been launched or loaded.
+    /// Forgets which `CUkernel`s count as launched or loaded, and their needs. Called when a
+    /// context is made, because none of them has been launched or loaded in the new context.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
         let is_kernel = |handle: &Opaque| {
@@ -226,17 +235,17 @@ impl Launched {
         forget_all();
     }
 
-    /// Records that a launch has been made.
+    /// Records that this process has launched a kernel.
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether a launch has been made.
+    /// Returns whether this process has launched a kernel.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Removes a handle that was destroyed.
+    /// Removes the handle of a destroyed function or graph.
     pub fn remove(&self, function: Opaque) {
         self.large
             .write()
@@ -249,8 +258,8 @@ impl Launched {
         }
     }
 
-    /// Forgets everything but which handles are kernels: handles may come back as other functions,
-    /// and may need what they needed before.
+    /// Forgets all launches and needs, but not which handles are `CUkernel`s. The driver may hand
+    /// out the known handles again for other functions, whose needs differ.
     pub fn forget(&self) {
         for kernel in self.kernels.write().values_mut() {
             kernel.contexts.clear();
@@ -263,8 +272,8 @@ impl Launched {
         forget_all();
     }
 
-    /// Forgets the kernels of a library or module that was unloaded, and those of an unknown
-    /// library, which may have been this one.
+    /// Forgets the `CUkernel`s of a library or module that was unloaded, and those of an unknown
+    /// library, which may have been the same library.
     pub fn forget_library(&self, library: Opaque) {
         self.kernels
             .write()
@@ -277,7 +286,8 @@ impl Launched {
 mod tests {
     use super::*;
 
-    /// The table belongs to the whole process, so these tests run one at a time.
+    /// Held by each test of the table of recent launches, because that table belongs to the whole
+    /// process.
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]

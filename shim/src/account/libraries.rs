@@ -1,9 +1,9 @@
-//! Libraries whose image says that they take more memory than their code, and the contexts in which
-//! they have been loaded.
+//! The libraries (`CUlibrary`) whose image says that they take much memory besides their code, and
+//! the contexts in which they are loaded.
 //!
-//! The driver loads a library lazily, once for each context that first needs something of it, and
-//! cannot unload it from a single context. So what the library will take is charged ahead at every
-//! call that may load it.
+//! The driver loads a library lazily, once for each context that first needs something of the
+//! library, and cannot unload the library from a single context. So every call that may load a
+//! library charges ahead for the memory that the library will take.
 
 use parking_lot::RwLock;
 
@@ -11,7 +11,7 @@ use crate::abi::{Context, Opaque};
 use crate::account::maps::Map;
 use crate::image::Needs;
 
-/// A library that is open.
+/// The record of a library (`CUlibrary`) that the program has open.
 #[derive(Default)]
 pub struct Library {
     needs: Needs,
@@ -19,13 +19,13 @@ pub struct Library {
     loaded: Vec<Context>,
 }
 
-/// The libraries of a process that take enough memory to be worth an entry. Most programs have
-/// none.
+/// The open libraries of a process that take much memory besides their code: at least a block of
+/// variables, or memory for the device runtime. Most programs have none.
 #[derive(Default)]
 pub struct Libraries(RwLock<Map<Opaque, Library>>);
 
 impl Libraries {
-    /// Records a library that has been opened.
+    /// Records a library that the program has opened and that takes much memory besides its code.
     pub fn insert(&self, library: Opaque, needs: Needs) {
         let entry = Library {
             needs,
@@ -34,13 +34,14 @@ impl Libraries {
         self.0.write().insert(library, entry);
     }
 
-    /// Returns whether there are no such libraries.
+    /// Returns whether the process has no libraries that take much memory besides their code.
     pub fn is_empty(&self) -> bool {
         self.0.read().is_empty()
     }
 
-    /// Returns what the library takes when it is first needed in this context; for an unknown
-    /// library (`None`), the most that any would take.
+    /// Returns the needs of a library that is not loaded in `context` yet: the memory that loading
+    /// it will take. For an unknown library (`None`), returns the most that any open library would
+    /// need.
     pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {
@@ -56,8 +57,8 @@ impl Libraries {
         }
     }
 
-    /// Records that the library is loaded in this context. Returns the bytes of variables that it
-    /// has taken for certain.
+    /// Records that the library is loaded in `context`. Returns the bytes of variables that the
+    /// library has certainly taken there.
     pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
         match self.0.write().get_mut(&library) {
             Some(entry) if !entry.loaded.contains(&context) => {
@@ -68,17 +69,19 @@ impl Libraries {
         }
     }
 
-    /// Removes a library that is about to be closed: its handle may come back.
+    /// Removes a library that the program is about to close, because the driver may hand out its
+    /// handle again.
     pub fn take(&self, library: Opaque) -> Option<Library> {
         self.0.write().remove(&library)
     }
 
-    /// Puts back a library that has not been closed after all.
+    /// Puts back a library that the driver has refused to close.
     pub fn put_back(&self, handle: Opaque, library: Library) {
         self.0.write().insert(handle, library);
     }
 
-    /// Forgets a context that is gone, as its handle may come back.
+    /// Removes a destroyed context from the records of all libraries, because the driver may hand
+    /// out the context's handle again.
     pub fn forget_context(&self, context: Context) {
         for entry in self.0.write().values_mut() {
             entry.loaded.retain(|loaded| *loaded != context);

@@ -1,4 +1,4 @@
-//! Whether this process is to be limited by a group at all.
+//! Whether gpulimit limits this process by a group at all.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,11 +8,12 @@ use gpulimit_group::Undisturbed;
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
 const LIMITED: u8 = 2;
-/// Whether the administrator's rules or the environment ask for a limit. The answer is the same in
-/// forked children, so it is not part of [`super::Process`].
+/// Whether the administrator's rules or the environment ask for a limit on this process. The answer
+/// is the same in forked children, so it is not part of [`super::Process`].
 static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Returns whether this process is to be limited, also when the limit cannot be applied.
+/// Returns whether this process is to be limited. Returns true also when the limit cannot be
+/// applied.
 #[inline]
 pub fn limited() -> bool {
     match ASKED.load(Ordering::Relaxed) {
@@ -21,7 +22,8 @@ pub fn limited() -> bool {
     }
 }
 
-/// Returns whether this process is known not to be [`limited`]. Costs one load.
+/// Returns whether an earlier call of [`limited`] has found that this process is not to be limited.
+/// Costs one load.
 #[inline]
 pub fn unlimited() -> bool {
     ASKED.load(Ordering::Relaxed) == UNLIMITED
@@ -31,7 +33,7 @@ pub fn unlimited() -> bool {
 fn ask() -> bool {
     let _undisturbed = Undisturbed::new();
     crate::message::tell_panics();
-    // After a panic in the library itself the process is still limited.
+    // After a panic inside gpulimit, the process stays limited.
     let asked = catch_unwind(|| {
         crate::fault::point("question");
         !matches!(crate::membership::assignment(), Ok(None))

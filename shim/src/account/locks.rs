@@ -1,8 +1,8 @@
-//! The locks of the library: their order, and what may be done while one is held.
+//! The locks of `libgpulimit.so`: their order, and what a thread may do while it holds one.
 //!
-//! All of them belong to one process and are new in a forked child (`account::current`). A thread
-//! may take a lock while it holds locks further up in this table, but not while it holds one
-//! further down:
+//! All locks belong to one process and are new in a forked child (`account::current`). While a
+//! thread holds a lock, it may take locks that come later in the following table, but not locks
+//! that come earlier:
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|
@@ -10,30 +10,31 @@
 //! | `Process::redirecting` | the driver's symbol table while it is changed | the driver and the ledger are not called |
 //! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
 //! | `Contexts::making` | making a context: two threads that retain the same context make it once | the driver is called |
-//! | `ContextMemory::alone` | a change of what a context sets aside for kernels; launches that rely on it share the lock; several of these locks are held only below `on_many` | the driver is called |
-//! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: the list is copied out |
-//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the figure that is to be entered, so that looks are in order, or told to trim the pool; the ledger is changed |
-//! | `DriverPart::state` | figures of the driver's part | the ledger is changed |
+//! | `ContextMemory::alone` | a change of the memory that a context sets aside for kernels; launches that rely on this memory share the lock; a thread holds several of these locks only while it holds `on_many` | the driver is called |
+//! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: a thread copies the list first |
+//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes, so that readings are recorded in order, or told to trim the pool; the ledger is changed |
+//! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
-//! | `Launched::{kernels, needs, functions, large}`, in this order | what has been launched | the driver and the ledger are not called |
+//! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
-//! **While a lock is held, no request waits in the group's line and no request has other processes
-//! killed**: another thread that is about to free memory may need the lock. A call first pays
-//! quietly under the lock. Where that fails, it releases the lock, waits with no bytes promised to
-//! it, and then begins anew (`handler::payment`). A quiet request still asks other members for what
-//! they hold unused (for 100 ms at most), and waits until the memory of members that have died is
-//! freed.
+//! **While a thread holds a lock, its requests never wait for room in the group and never have
+//! other processes killed**: another thread that is about to free memory may need the lock. A call
+//! first tries to pay under the lock without insisting. If that fails, the call releases the lock,
+//! waits with no bytes promised to it, and then starts again (`handler::payment`). A request that
+//! does not insist still asks other members to give back memory that they hold unused (for 100 ms
+//! at most), and waits until the memory of dead members is freed.
 //!
-//! `Kept::groups` of the crate `group` is taken inside of a charge, below all of these; directories
-//! are read while it is held.
+//! The lock `Kept::groups` of the crate `group` is taken during a charge, after every lock of this
+//! table; directories are read while it is held.
 //!
-//! Builds with debug assertions check the locks from the top down to `alone` whenever one is taken,
-//! and whenever a request is about to wait.
+//! Builds with debug assertions check the order of the locks from the top of the table down to
+//! `alone` whenever a thread takes one of them, and check that the thread holds none of them
+//! whenever a request is about to wait.
 
 use std::ops::Deref;
 
-/// The place in the order of a lock that is checked.
+/// The locks whose order is checked, in that order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
 pub enum Place {
     /// `Process::joining`.
@@ -48,13 +49,13 @@ pub enum Place {
     Alone,
 }
 
-/// A lock that is held.
+/// A lock that the thread holds, as a guard.
 pub struct Held<G> {
     guard: G,
     place: Place,
 }
 
-/// Takes a lock; builds with debug assertions panic where that breaks the order.
+/// Takes a lock. Builds with debug assertions panic when taking it breaks the order of the locks.
 #[inline]
 pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
     if cfg!(debug_assertions) {
@@ -66,8 +67,8 @@ pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
     }
 }
 
-/// Checks that this thread holds none of the checked locks, before a request waits for room in its
-/// group.
+/// Checks that the calling thread holds none of the checked locks; called before a request waits
+/// for room in its group.
 #[inline]
 pub fn assert_none_held() {
     if cfg!(debug_assertions) {
@@ -97,7 +98,7 @@ mod checked {
     use std::cell::RefCell;
 
     thread_local! {
-        /// The locks that this thread holds, in the order in which it took them.
+        /// The checked locks that this thread holds, in the order in which it took them.
         static HELD: RefCell<Vec<Place>> = const { RefCell::new(Vec::new()) };
     }
 
@@ -106,7 +107,10 @@ mod checked {
             let several = place == Place::Alone && held.contains(&Place::OnMany);
             let last = held.last().copied();
             let in_order = last.is_none_or(|last| last < place || several && last == place);
-            assert!(in_order, "{place:?} is taken while {held:?} are held");
+            assert!(
+                in_order,
+                "lock order: {place:?} is taken while this thread holds {held:?}"
+            );
             held.push(place);
         });
     }
@@ -119,7 +123,12 @@ mod checked {
     }
 
     pub fn assert_none() {
-        HELD.with_borrow(|held| assert!(held.is_empty(), "a wait while {held:?} are held"));
+        HELD.with_borrow(|held| {
+            assert!(
+                held.is_empty(),
+                "lock order: a request waits while this thread holds {held:?}"
+            )
+        });
     }
 }
 

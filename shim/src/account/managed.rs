@@ -1,5 +1,5 @@
-//! Managed memory. It is charged in full at allocation, because NVML shows it in no process's
-//! figure and the device may come to hold all of it.
+//! Managed memory (`cuMemAllocManaged`). It is charged in full at allocation, because NVML shows it
+//! in the figure of no process and the device may come to hold all of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
 use crate::account::maps::Map;
 
-/// A managed allocation.
+/// The record of a managed allocation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Allocation {
     pub device: Ordinal,
@@ -30,14 +30,14 @@ impl Managed {
         self.live.store(map.len(), Ordering::Release);
     }
 
-    /// Returns whether there are no managed allocations, as in most programs.
+    /// Returns whether the process has no managed allocations, as is the case in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.live.load(Ordering::Acquire) == 0
     }
 
-    /// Removes and returns the allocation at `address`. Call before the driver is asked to free it,
-    /// as its address may be handed out again at once.
+    /// Removes the managed allocation at `address` and returns it. Call before the driver is asked
+    /// to free the allocation, because the driver may hand out its address again at once.
     pub fn take(&self, address: DevicePtr) -> Option<Allocation> {
         if self.is_empty() {
             return None;
@@ -48,8 +48,8 @@ impl Managed {
         taken
     }
 
-    /// Removes all allocations of `context`, which is gone. Calls `gone` with device and bytes of
-    /// each.
+    /// Removes all managed allocations of the destroyed context `context`. Calls `gone` with the
+    /// device and the bytes of each allocation.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64)) {
         let mut map = self.by_address.lock();
         for (_, allocation) in map.extract_if(|_, allocation| allocation.context == context) {

@@ -1,15 +1,15 @@
-//! Maps whose keys the driver hands out: addresses, blocks, handles.
+//! Hash maps and sets whose keys come from the driver: addresses, blocks, handles.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map that hashes with [`Mix`].
+/// A hash map that hashes with [`Mix`].
 pub type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
-/// A set that hashes with [`Mix`].
+/// A hash set that hashes with [`Mix`].
 pub type Set<K> = HashSet<K, BuildHasherDefault<Mix>>;
 
-/// Multiplicative hashing. It suits keys that are dense, and that are chosen by the driver rather
-/// than by an attacker.
+/// A hasher that multiplies by a constant. It suits dense keys that the driver chooses, and not
+/// keys that an attacker can choose.
 #[derive(Default)]
 pub struct Mix(u64);
 
@@ -30,8 +30,8 @@ impl Hasher for Mix {
         self.write_u64(number.into());
     }
 
-    // Without these two methods the standard library hashes handles, and the kinds of enumerations,
-    // byte by byte.
+    // Without these two methods, the standard library would hash handles and the discriminants of
+    // enums byte by byte.
     #[inline]
     fn write_usize(&mut self, number: usize) {
         self.write_u64(number as u64);
@@ -58,7 +58,8 @@ mod tests {
             hasher.write_u64(block);
             hasher.finish()
         };
-        // Blocks of one shard. Hash tables use the lowest and the highest bits.
+        // Block numbers that fall into one shard. Hash tables use the lowest and the highest bits
+        // of a hash, so these bits must differ between neighbouring blocks.
         let hashes: Vec<_> = (0..1024).map(|at| hash(0x3f_8000_0000 + at * 64)).collect();
         for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
             let places: Set<_> = hashes.iter().map(|hash| bits(*hash)).collect();
@@ -76,7 +77,7 @@ mod tests {
         let wide = hash(&|hasher| hasher.write_u64(5));
         assert_eq!(hash(&|hasher| hasher.write_u32(5)), wide);
         assert_eq!(hash(&|hasher| hasher.write(&[5])), wide);
-        // Hashed in one step, because most calls look up a handle.
+        // Handles are hashed in one step, because most calls look up a handle.
         assert_eq!(hash(&|hasher| hasher.write_usize(5)), wide);
         assert_eq!(hash(&|hasher| hasher.write_isize(5)), wide);
         let pairs = (0..4096).map(|at| {

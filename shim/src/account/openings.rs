@@ -1,8 +1,9 @@
 //! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
 //!
-//! Such memory counts for its owner for as long as the owner has it. When the owner has freed it or
-//! has ended, NVML attributes it to the process that has it open (measured, H100, 580.159.04). No
-//! call tells this: it may be what NVML shows more for this process ([`Openings::take_over`]).
+//! NVML attributes such memory to its owner for as long as the owner has it. When the owner has
+//! freed the memory or has ended, NVML attributes it to the process that has it open (measured,
+//! H100, 580.159.04). No CUDA call tells that process so. The memory is recognised when NVML's
+//! figure for the process has grown by at least its size ([`Openings::take_over`]).
 
 use gpulimit_base::order;
 use parking_lot::Mutex;
@@ -10,27 +11,28 @@ use parking_lot::Mutex;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
 use crate::account::maps::Map;
 
-/// Memory of another process that is open at an address.
+/// Memory of another process that this process has open at an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Opening {
     pub device: Ordinal,
     pub context: Context,
-    /// The bytes of the blocks that the memory touches.
+    /// The total size of the 2 MiB blocks that the memory touches, in bytes.
     pub size: u64,
-    /// Bytes that are charged to this process: all or nothing.
+    /// Bytes that are charged to this process for the memory: `size`, or 0.
     pub bytes: u64,
-    /// The number of times that the memory is open.
+    /// The number of times that this process has opened the memory and not closed it yet.
     pub count: u32,
 }
 
-/// The memory of other processes that a process has open.
+/// The memory of other processes that this process has open.
 #[derive(Default)]
 pub struct Openings {
     open: Mutex<Map<DevicePtr, Opening>>,
 }
 
 impl Openings {
-    /// Counts an opening of memory that is open already; false when it is not known yet.
+    /// Counts one more opening of memory that is open already. Returns false when the memory at
+    /// `address` is not known to be open.
     pub fn again(&self, address: DevicePtr) -> bool {
         match self.open.lock().get_mut(&address) {
             Some(known) => {
@@ -41,7 +43,8 @@ impl Openings {
         }
     }
 
-    /// Records an opening, or one that was not closed after all. True when it was not known.
+    /// Records an opening of memory, also one whose close has failed. Returns true when the memory
+    /// was not recorded as open before.
     pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
         let mut open = self.open.lock();
         match open.get_mut(&address) {
@@ -56,7 +59,8 @@ impl Openings {
         }
     }
 
-    /// Counts a close that is about to happen. The last one takes the entry out and returns it.
+    /// Counts a close that the program is about to make. The last close removes the entry of the
+    /// memory and returns it.
     pub fn close(&self, address: DevicePtr) -> Option<Opening> {
         let mut open = self.open.lock();
         let known = open.get_mut(&address)?;
@@ -67,9 +71,10 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// Takes over memory when the driver shows `grown` bytes more for this process: memory that
-    /// fits into these belongs to it from now on, the largest first. Calls `charge` with the bytes
-    /// of each, and returns their sum.
+    /// Takes over memory of other processes, the largest first, when NVML's figure for this process
+    /// has grown by `grown` bytes: memory whose size fits into these bytes counts as attributed to
+    /// this process from now on. Calls `charge` with the bytes of each memory, and returns their
+    /// total.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;
@@ -86,7 +91,7 @@ impl Openings {
         taken
     }
 
-    /// Removes and returns everything that was open in `context`, which is gone.
+    /// Removes everything that was open in the destroyed context `context`, and returns it.
     pub fn drain(&self, context: Context) -> Vec<Opening> {
         let mut open = self.open.lock();
         let gone = open.extract_if(|_, opening| opening.context == context);

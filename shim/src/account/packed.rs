@@ -1,26 +1,27 @@
-//! The blocks that small arrays share, context by context.
+//! The 2 MiB blocks that small arrays share, recorded for each context.
 //!
-//! Neither the call nor the handle tells in which block a small array lies, unlike the address of a
-//! linear allocation. So these blocks are measured as part of the driver's own memory, and this
-//! file keeps how much of that belongs to small arrays: the growth and shrinkage during their
-//! calls, within the bounds that the live arrays set.
+//! Neither the driver's call nor the array's handle tells in which block a small array lies, unlike
+//! the address of a linear allocation. So these blocks are measured as part of the driver's own
+//! memory, and this file records how much of that memory belongs to small arrays: its growth and
+//! shrinkage during calls that make or destroy arrays, within the bounds that the live arrays set.
 
 use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;
 
-/// The small arrays of a context.
+/// The figures of the small arrays in one context.
 #[derive(Default)]
 struct ContextArrays {
     context: Context,
-    /// The number of calls under way that may change these figures.
+    /// The number of calls under way that make or destroy small arrays in the context.
     under_way: u32,
-    /// The least and the most bytes that the arrays take, including those of calls under way.
+    /// The least and the most bytes that the small arrays take, including the arrays of calls under
+    /// way.
     least: u64,
     most: u64,
-    /// The bytes of the blocks that the arrays lie in.
+    /// The total bytes of the blocks in which the small arrays lie.
     bytes: u64,
-    /// Several calls were under way at the last measurement, so the block of one call may have gone
-    /// with an array of another.
+    /// Whether several calls were under way at the last measurement, so that the freed block of one
+    /// call may have been counted for the array of another call.
     doubt: bool,
 }
 
@@ -34,7 +35,7 @@ impl ContextArrays {
     }
 }
 
-/// The small arrays of a device.
+/// The figures of the small arrays on one device.
 #[derive(Default)]
 pub struct Packed(Vec<ContextArrays>);
 
@@ -51,8 +52,8 @@ impl Packed {
         &mut self.0[at]
     }
 
-    /// Begins a call that may take up to `most` bytes, or that destroys an array. Returns the bytes
-    /// of blocks before it.
+    /// Begins a call that makes a small array of up to `most` bytes, or that destroys an array
+    /// (`most` is 0). Returns the bytes of the context's array blocks before the call.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
         let arrays = self.of(context);
         arrays.under_way += 1;
@@ -60,13 +61,13 @@ impl Packed {
         arrays.bytes
     }
 
-    /// Records that the call has made an array that needs at least so many bytes.
+    /// Records that the call has made a small array that needs at least `least` bytes.
     pub fn made(&mut self, context: Context, least: u64) {
         self.of(context).least += least;
     }
 
-    /// Removes an array that is destroyed or was never made. True when a block may have gone with
-    /// it.
+    /// Removes the figures of a small array that is destroyed or was not made after all. Returns
+    /// true when a block may have been freed with the array.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
         let arrays = self.of(context);
         arrays.least = arrays.least.saturating_sub(least);
@@ -74,7 +75,7 @@ impl Packed {
         arrays.doubt || arrays.bytes > arrays.least_blocks()
     }
 
-    /// Ends a call. Returns the bytes of blocks after it.
+    /// Ends a call. Returns the bytes of the context's array blocks after the call.
     pub fn end(&mut self, context: Context) -> u64 {
         let arrays = self.of(context);
         arrays.under_way = arrays.under_way.saturating_sub(1);
@@ -84,8 +85,8 @@ impl Packed {
         bytes
     }
 
-    /// Records a measurement, in which the driver's memory went from `before` to `after` bytes:
-    /// counts the part of the change that belongs to small arrays.
+    /// Records a measurement, in which the driver's own memory went from `before` to `after` bytes:
+    /// assigns the part of this change that belongs to small arrays to their contexts.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
         for arrays in self.0.iter_mut().filter(|arrays| arrays.under_way > 0) {
@@ -101,12 +102,12 @@ impl Packed {
         }
     }
 
-    /// Removes a context that is gone.
+    /// Removes the figures of a destroyed context.
     pub fn forget(&mut self, context: Context) {
         self.0.retain(|arrays| arrays.context != context);
     }
 
-    /// Returns the bytes of all blocks.
+    /// Returns the total bytes of the blocks in which small arrays lie, over all contexts.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|arrays| arrays.bytes).sum()
     }
@@ -118,8 +119,8 @@ mod tests {
 
     const GRAIN: u64 = 64 << 10;
 
-    /// Makes an array, and then measures the driver's memory. Returns the growth in bytes of
-    /// blocks.
+    /// Makes a small array and then measures the driver's own memory. Returns the growth of the
+    /// array blocks in bytes.
     fn make(packed: &mut Packed, context: Context, from: u64, to: u64) -> u64 {
         let before = packed.begin(context, BLOCK);
         packed.made(context, GRAIN);
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(make(&mut packed, 7, 101 * BLOCK, 101 * BLOCK), 0);
         packed.measured(101 * BLOCK, 110 * BLOCK);
         assert_eq!(packed.bytes(), BLOCK);
-        // Two arrays cannot lie in more than two blocks.
+        // Two small arrays lie in at most two blocks.
         packed.begin(7, 0);
         packed.measured(110 * BLOCK, 120 * BLOCK);
         packed.end(7);
@@ -187,7 +188,7 @@ mod tests {
         packed.begin(7, 0);
         packed.begin(7, 0);
         packed.end(7);
-        // The first call is still under way.
+        // The call that began first is still under way while the array is made.
         packed.begin(7, BLOCK);
         packed.made(7, GRAIN);
         packed.measured(0, BLOCK);

@@ -1,23 +1,26 @@
-//! Stream-ordered memory. Its physical bytes belong to the pool, not to the pointer.
+//! Memory pools for stream-ordered allocation (`cuMemAllocAsync`). The physical memory belongs to
+//! the pool, not to the allocation, so bytes are charged for pools.
 //!
-//! A pool's reserved bytes grow inside an allocation, in steps of 32 MiB and never by more than the
-//! request rounded up to a step (measured). They shrink inside synchronise calls, `cuMemPoolTrimTo`
-//! and destruction. Only the driver knows whether an allocation makes the pool grow: that depends
-//! on how the unused memory lies and on which work has ended. So the largest possible growth is
-//! always charged before the call, and the pool's attribute is read after it, unless the address
-//! tells that the pool has no more than before ([`steps`]).
+//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB and never by more
+//! than the request rounded up to a step (measured). They shrink inside synchronise calls, inside
+//! `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether an allocation
+//! makes the pool grow: that depends on how the pool's unused memory is fragmented and on which GPU
+//! work has ended. So the largest possible growth is always charged before the call, and the pool's
+//! reserved bytes are read after the call, unless the returned address shows that the pool has not
+//! grown ([`steps`]).
 //!
-//! A pool that holds memory has one step charged beyond it, its *headroom*. The headroom pays ahead
-//! for the next allocation, also when the group is full, so that memory which the pool holds can be
-//! reused there. Growth that consumes the headroom must charge it anew; otherwise the growth is
-//! undone and refused.
+//! A pool that has reserved memory has one step charged beyond that memory, its *headroom*. The
+//! headroom pays in advance for the next allocation, also when the group is full, so that memory
+//! which the pool has reserved can be reused in a full group. Growth that uses the headroom must
+//! charge a new headroom; otherwise the growth is undone and the allocation is refused.
 //!
-//! A pool of managed memory shows the same figures, but the GPU keeps all memory that the pool has
-//! ever handed out until the pool is destroyed and its last allocation freed, whatever is freed or
-//! trimmed before. That memory is all steps of address space in which its allocations ever lay
-//! (measured to the byte, H200, 580.159.04). So the charge of such a pool never shrinks before its
-//! end. Where the group is full, memory that the pool has given back pays for its next growth: most
-//! often the growth lies at the same addresses, and where it does not, it is undone.
+//! For a pool of managed memory, the driver reports reserved bytes in the same way, but the GPU
+//! keeps all memory that the pool has ever handed out, whatever is freed or trimmed, until the pool
+//! is destroyed and its last allocation is freed. The kept memory is exactly the steps of address
+//! space in which the pool's allocations ever lay (measured to the byte, H200, 580.159.04). So the
+//! charge of a managed pool never shrinks before the pool's end. In a full group, the bytes that a
+//! managed pool no longer reports as reserved pay for its next growth: most often the pool grows at
+//! the same addresses, and growth at other addresses is undone.
 
 pub mod lent;
 pub mod promise;
@@ -44,45 +47,47 @@ use lent::Lent;
 use promise::Promise;
 use steps::Steps;
 
-/// A pool's reserved bytes grow in multiples of this (measured).
+/// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The longest time that an allocation waits before it is refused: for allocations of other threads
-/// that have the headroom, and for the work on its stream.
+/// The longest time that a stream-ordered allocation waits before it is refused: for other threads'
+/// allocations that use bytes charged in advance for the pool, and for the GPU work in its stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of allocations that may go without a look at the pool. If a driver grows a pool in a
-/// way that was never observed, this bounds how long that stays unnoticed.
+/// The number of successive allocations after which a pool's reserved bytes need not be read. If a
+/// driver makes a pool grow in a way that was never observed, this number bounds how long the
+/// growth stays unnoticed.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
 struct State {
-    /// Bytes that are charged for this pool.
+    /// Bytes that are charged for the pool.
     held: u64,
-    /// Bytes of `held` that are promised to calls under way.
+    /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
-    /// The number of calls that have made the pool grow and do not know yet whether the growth may
-    /// stay.
+    /// The number of calls that have made the pool grow and for which it is not decided yet whether
+    /// the growth may stay.
     growing: u32,
-    /// Bytes that the pool had reserved when it was last looked at; for a managed pool, the most
-    /// that the GPU may hold of it.
+    /// The pool's reserved bytes when they were last read; for a managed pool, the most bytes that
+    /// the GPU may hold for it.
     reserved: u64,
-    /// Bytes of `reserved` that a managed pool has given back and the GPU has kept.
+    /// Bytes of `reserved` that a managed pool has given back and that the GPU still holds.
     kept: u64,
-    /// The pool has grown by more than was paid.
+    /// Whether the pool has grown by more bytes than were charged in advance.
     overrun: bool,
-    /// The number of allocations since the pool was last looked at.
+    /// The number of allocations since the pool's reserved bytes were last read.
     unseen: u32,
-    /// The number of calls under way that have paid for more than a step.
+    /// The number of calls under way that have charged a growth of more than one step (32 MiB).
     large: u32,
-    /// The steps of address space in which the pool's memory lies.
+    /// The steps of address space in which allocations of the pool have lain.
     steps: Steps,
-    /// The pool is destroyed or about to be: the driver must not be asked about it.
+    /// Whether the pool is destroyed or about to be destroyed, so that the driver must not be asked
+    /// about it.
     retired: bool,
 }
 
 impl State {
-    /// Returns the bytes that the driver's attribute gives as reserved.
+    /// Returns the reserved bytes of the pool as the driver last reported them.
     fn current(&self) -> u64 {
         self.reserved - self.kept
     }
@@ -91,46 +96,51 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Returns the bytes that can pay for growth into memory that the pool has had before.
+    /// Returns the charged bytes that are available for growth of a managed pool into memory that
+    /// the pool has had before.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
-    /// Returns the bytes that are to be charged beyond the reserved ones, whether promised to a
-    /// call under way or not.
+    /// Returns the size of the pool's headroom: the bytes that must be charged beyond the pool's
+    /// reserved bytes, whether they are promised to a call under way or not.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
 
-    /// Returns the bytes that are missing from the headroom.
+    /// Returns how many bytes of the pool's headroom (the step that should be charged beyond its
+    /// reserved bytes) are not charged.
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
 
-    /// Returns the idle bytes beyond the headroom.
+    /// Returns the charged but unused bytes of the pool beyond its headroom of one step.
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.headroom())
     }
 
-    /// Returns the bytes that the pool has and that are not charged.
+    /// Returns the reserved bytes of the pool that are not charged.
     fn beyond(&self) -> u64 {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Returns whether the pool must be looked at before `bytes` are paid for: for more than a
-    /// step, the headroom may be all that pays for growth that has not been seen.
+    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. For more
+    /// than one step this is necessary, because growth that has not been noticed may have used the
+    /// pool's headroom already.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
     }
 
-    /// Returns whether calls under way have the part of the headroom that could pay for `bytes`.
+    /// Returns whether calls under way use the part of the pool's headroom that could otherwise be
+    /// used for `bytes`.
     fn is_lent(&self, bytes: u64) -> bool {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
-    /// Returns whether the pool, which has just handed out `range`, is known to have no more memory
-    /// than when it was last looked at, and its whole headroom.
+    /// Returns whether the address range of the latest allocation shows that the pool has no more
+    /// memory than when its reserved bytes were last read, so that its whole headroom of one step
+    /// is still charged.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -139,8 +149,8 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
-    /// Returns whether a call that has paid `bytes` and was given `range` can do without a look at
-    /// the pool.
+    /// Returns whether the pool's reserved bytes need not be read after a call for which `bytes`
+    /// were charged and which was given the address range `range`.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -148,22 +158,24 @@ impl State {
         spared
     }
 
-    /// Returns, after a look, whether the pool has its headroom. Otherwise the pool has grown, and
-    /// the caller must charge or undo that.
+    /// Returns, after the pool's reserved bytes were read, whether its whole headroom (one step
+    /// beyond them) is charged. If not, the pool has grown, and the caller must charge the growth
+    /// or undo it.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
         whole
     }
 
-    /// Records a call for which `paid` bytes have been found, of the `bytes` by which the pool may
-    /// grow.
+    /// Records a call under way that may make the pool grow by `bytes`, and to which `paid` of
+    /// these bytes are promised.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
         self.large += u32::from(bytes > STEP);
     }
 
-    /// Pays for `bytes` out of the idle bytes: all or nothing.
+    /// Promises `bytes` of the pool's charged but unused bytes to a call: all or none. Returns
+    /// false when the pool has too few such bytes.
     #[inline]
     fn prepay(&mut self, bytes: u64) -> bool {
         let enough = self.idle() >= bytes;
@@ -173,7 +185,7 @@ impl State {
         enough
     }
 
-    /// Adds bytes that have been charged for a call under way.
+    /// Adds bytes that were charged for a call under way, and promises them to it.
     fn charge(&mut self, bytes: u64) {
         self.held += bytes;
         self.prepaid += bytes;
@@ -185,17 +197,18 @@ impl State {
     }
 }
 
-/// A memory pool. Its memory lies on a device (`counted`) or elsewhere.
+/// A memory pool. Its memory lies on a device and is charged to this process (`counted`), or it
+/// does not count.
 pub struct Pool {
     handle: MemPool,
     pub device: Ordinal,
-    /// Whether the pool takes device memory that this process is charged for. Host pools and
-    /// imported pools do not.
+    /// Whether the pool takes device memory that this process is charged for. Pools of host memory
+    /// and pools imported from other processes do not.
     pub counted: bool,
-    /// Whether the pool's memory is managed.
+    /// Whether the pool hands out managed memory.
     pub managed: bool,
     state: Mutex<State>,
-    /// Notified when a call under way has ended.
+    /// Notified when a call under way that uses this pool has ended.
     settled: Condvar,
 }
 
@@ -228,15 +241,15 @@ impl Pool {
         relaxed(|| answer(ask)).ok()
     }
 
-    /// Returns the bytes that the pool has reserved according to the driver; 0 where the driver
-    /// does not tell.
+    /// Returns the reserved bytes of the pool according to the driver; 0 where the driver does not
+    /// tell.
     fn asked_reserved(&self) -> u64 {
         self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0)
     }
 
-    /// Pays for a growth of `bytes` out of the idle bytes. False when these are too few: use
-    /// [`Pool::pay`] then.
+    /// Promises `bytes` of the pool's charged but unused bytes to a call that may make the pool
+    /// grow. Returns false when they are too few; the caller then uses [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -244,8 +257,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for a growth of `bytes` out of memory that a managed pool has given back, as the pool
-    /// may grow into that. False when it is too little.
+    /// Pays for a growth of `bytes` out of memory that a managed pool has given back, because the
+    /// pool may grow into that memory again. Returns false when that memory is too little.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -255,7 +268,8 @@ impl Pool {
         enough
     }
 
-    /// Returns whether the pool has grown by more than was paid since this was last asked.
+    /// Returns whether the pool has grown by more bytes than were charged in advance since the last
+    /// call of this function.
     pub fn has_overrun(&self) -> bool {
         std::mem::take(&mut self.state.lock().overrun)
     }
@@ -267,9 +281,9 @@ impl Pool {
         }
     }
 
-    /// Pays for a growth of `bytes` out of the idle bytes, and for the rest by `charge`, which
-    /// charges ahead. Before that it waits, no longer than `until`, for calls of other threads that
-    /// have the headroom.
+    /// Pays for a growth of `bytes` out of the pool's charged but unused bytes; `charge` charges
+    /// the missing bytes ahead. Before paying, waits no longer than `until` for calls of other
+    /// threads that use the pool's headroom.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -301,7 +315,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes over `bytes` that were charged ahead for a call before its pool was known.
+    /// Takes over `bytes` that were charged ahead for a call before the call's pool was known.
     pub fn adopt(&self, bytes: u64) -> Promise<'_> {
         let mut state = self.state.lock();
         state.begin(0, bytes);
@@ -309,9 +323,10 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// Ends a call that had paid `bytes` ahead and was given `range`, if any: looks at the pool,
-    /// unless the range shows that this is not needed. True when the pool has its headroom.
-    /// Otherwise the pool has grown, and the caller handles that under a [`promise::Growth`].
+    /// Ends a call that has paid `bytes` ahead and was given the address range `range`, if any:
+    /// reads the pool's reserved bytes, unless the range shows that they are unchanged. Returns
+    /// true when the pool has its whole headroom. Otherwise the pool has grown, and the caller
+    /// charges or undoes the growth under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
@@ -337,8 +352,8 @@ impl Pool {
         whole
     }
 
-    /// Charges the headroom that growth has consumed, by `charge`, which charges ahead; where that
-    /// fails, trims the pool instead. False when neither restores the headroom.
+    /// Charges with `charge` the pool's headroom again after growth has used it. If the group
+    /// refuses, trims the pool and tries again. Returns false when the headroom cannot be restored.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -354,7 +369,7 @@ impl Pool {
         }
     }
 
-    /// Reads how much the pool has reserved, outside of an allocation.
+    /// Reads the pool's reserved bytes, outside of an allocation.
     pub fn refresh(&self, book: &Book) {
         if self.counted {
             self.look(book, &mut self.state.lock());
@@ -365,9 +380,9 @@ impl Pool {
         if state.retired {
             return;
         }
-        // The attribute is read under the lock so that looks are in order. The driver takes no lock
-        // in this call that a callback of gpulimit could hold. A pool that no longer answers is
-        // taken to be empty.
+        // The reserved bytes are read under the lock, so that the readings of several threads are
+        // recorded in order. During this call the driver takes no lock that a callback of gpulimit
+        // could hold. A pool about which the driver no longer answers counts as empty.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -389,11 +404,12 @@ impl Pool {
             book.remove(self.category(), before.saturating_sub(reserved));
             book.adjust_idle(before.wrapping_sub(reserved) as i64);
             book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            // Bytes that are promised do not count: the growth may be that of a call under way,
-            // which pays for the growth with them.
+            // Bytes that are promised to calls under way are charged already and are not charged
+            // again: the growth may belong to such a call.
             let beyond = state.beyond();
             if beyond > 0 {
-                // Grown by more than was paid: only managed pools were observed to do so.
+                // The pool has grown by more bytes than were charged in advance. Only managed pools
+                // were observed to do so.
                 state.overrun = true;
                 book.charge_over(beyond);
                 book.add_idle(beyond);
@@ -408,8 +424,9 @@ impl Pool {
         }
     }
 
-    /// Records that the pool was destroyed: its memory has no name any more. Returns the bytes that
-    /// stay charged, as idle ones, until the caller has measured what the driver has not freed yet.
+    /// Records that the pool was destroyed: its memory no longer counts as the pool's. Returns the
+    /// bytes that stay charged as idle bytes until the caller has measured how much of the memory
+    /// the driver has not freed yet.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
@@ -422,15 +439,16 @@ impl Pool {
         state.held
     }
 
-    /// Records that the program is about to destroy the pool: no thread asks the driver about the
-    /// pool from here on.
+    /// Records that the program is about to destroy the pool, so that threads no longer ask the
+    /// driver about it.
     pub fn retire(&self) {
         self.state.lock().retired = true;
     }
 
-    /// Returns the bytes that the pool has reserved and not handed out.
+    /// Returns the bytes that the pool has reserved and not handed out to allocations.
     pub fn unused(&self) -> u64 {
-        // Under the lock, so that the pool is not destroyed meanwhile.
+        // The lock is held while the driver is asked, so that the program cannot destroy the pool
+        // meanwhile.
         let state = self.state.lock();
         if state.retired {
             return 0;
@@ -442,7 +460,8 @@ impl Pool {
 
     /// Lets the driver free up to `bytes` of the pool's unused memory.
     pub fn trim(&self, book: &Book, bytes: u64) {
-        // Under the lock, so that the pool is not destroyed meanwhile.
+        // The lock is held while the driver is asked, so that the program cannot destroy the pool
+        // meanwhile.
         let mut state = self.state.lock();
         if state.retired {
             return;
@@ -455,26 +474,26 @@ impl Pool {
     }
 }
 
-/// The pools of a process. Entries are never freed: programs make few pools, and hooks hold
-/// references without counting them.
+/// The memory pools of a process. The records of pools are never freed: programs make few pools,
+/// and hooks hold references to the records without counting these references.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// The handles of destroyed pools. The driver may still hand them out: it makes a destroyed
-    /// pool the current one when the program asks for that (measured).
+    /// The handles of destroyed pools. The driver may still return such a handle: when the program
+    /// asks for it, the driver makes a destroyed pool the current one (measured).
     destroyed: RwLock<Set<MemPool>>,
-    /// An allocation or a free has happened since the last synchronise call.
+    /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
     /// The allocations of managed pools.
     pub lent: Lent,
-    /// Bytes that were still in use when their pools were destroyed. They are measured with the
-    /// driver's part until they are freed.
+    /// Bytes that allocations still used when their pools were destroyed. Until they are freed,
+    /// these bytes are measured as part of the driver's own memory.
     left_in_use: AtomicU64,
 }
 
 impl Pools {
-    /// Returns the pool with this handle. A new pool is recorded with what `describe` returns: its
-    /// device, and whether it counts.
+    /// Returns the pool with this handle. An unknown pool is recorded with the device that
+    /// `describe` returns and with whether its memory counts for this process.
     pub fn known_or(
         &self,
         handle: MemPool,
@@ -487,7 +506,7 @@ impl Pools {
         self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
-    /// Returns the pool with this handle, whose memory is managed and counts on `device`.
+    /// Returns the pool with this handle, a managed pool whose memory counts on `device`.
     pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> &'static Pool {
         let make = || Pool {
             managed: true,
@@ -496,7 +515,7 @@ impl Pools {
         self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
-    /// Records a pool, unless another thread has done so meanwhile.
+    /// Records a pool, unless another thread has recorded it meanwhile.
     fn enter(&self, pool: Pool) -> &'static Pool {
         let mut by_handle = self.by_handle.write();
         let entry = by_handle.entry(pool.handle);
@@ -516,30 +535,31 @@ impl Pools {
         }
     }
 
-    /// Records that the driver is about to destroy the pool with this handle, or has done so.
+    /// Records that the driver is about to destroy the pool with this handle, or has destroyed it.
     pub fn note_destroyed(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }
 
-    /// Returns whether the pool with this handle is destroyed: the driver must not be asked about
-    /// it.
+    /// Returns whether the pool with this handle is destroyed, so that the driver must not be asked
+    /// about it.
     pub fn is_destroyed(&self, handle: MemPool) -> bool {
         self.destroyed.read().contains(&handle)
     }
 
-    /// Removes a pool that is being destroyed: its handle may come back as another pool.
+    /// Removes the record of a pool that is being destroyed, because the driver may hand out its
+    /// handle again for another pool.
     pub fn forget(&self, handle: MemPool) -> Option<&'static Pool> {
         self.by_handle.write().remove(&handle)
     }
 
-    /// Puts back a pool whose destruction failed.
+    /// Puts back the record of a pool whose destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
         pool.state.lock().retired = false;
         self.note_created(pool.handle);
         self.by_handle.write().insert(pool.handle, pool);
     }
 
-    /// Notes an allocation or a free, after which the next synchronise call may shrink a pool.
+    /// Notes a pool allocation or free, after which a pool may shrink at the next synchronise call.
     #[inline]
     pub fn touch(&self) {
         if !self.dirty.load(Ordering::Relaxed) {
@@ -547,8 +567,9 @@ impl Pools {
         }
     }
 
-    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: that
-    /// call has waited for all work, so the note is cleared.
+    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: the
+    /// present synchronise call has waited for all work of the process, so the note of
+    /// [`Pools::touch`] is cleared.
     #[inline]
     pub fn is_touched(&self, all: bool) -> bool {
         let touched = self.dirty.load(Ordering::Relaxed);
@@ -558,25 +579,26 @@ impl Pools {
         touched
     }
 
-    /// Returns the bytes that destroyed pools have left in use.
+    /// Returns the bytes that allocations of destroyed pools still use.
     pub fn left_in_use(&self) -> u64 {
         self.left_in_use.load(Ordering::Relaxed)
     }
 
-    /// Adds `bytes` that a destroyed pool has left in use.
+    /// Adds `bytes` that allocations of a destroyed pool still use.
     pub fn note_left_in_use(&self, bytes: u64) {
         self.left_in_use.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Subtracts `bytes` that have been freed, which destroyed pools may have left in use.
+    /// Subtracts `bytes` that have been freed and may have belonged to allocations of destroyed
+    /// pools.
     pub fn note_freed(&self, bytes: u64) {
         let freed = |left: u64| Some(left.saturating_sub(bytes));
         let left = &self.left_in_use;
         let _ = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, freed);
     }
 
-    /// Returns the pools for which `wanted` is true, as a list of its own, so that the lock is not
-    /// held while they are used.
+    /// Returns a list of the pools for which `wanted` is true, so that the lock of the table is not
+    /// held while the caller uses them.
     fn select(&self, wanted: impl Fn(&Pool) -> bool) -> Vec<&'static Pool> {
         let by_handle = self.by_handle.read();
         by_handle
@@ -586,7 +608,7 @@ impl Pools {
             .collect()
     }
 
-    /// Reads how much the pools of one device have reserved.
+    /// Reads the reserved bytes of all pools on one device.
     pub fn refresh_on(&self, book: &Book) {
         for pool in self.select(|pool| pool.device == book.ordinal) {
             pool.refresh(book);
@@ -598,13 +620,14 @@ impl Pools {
         self.select(|_| true)
     }
 
-    /// Gives back what the pools of one device hold unused: the charge in any case, the memory too
-    /// if `trim`. True when the charge of a pool has shrunk.
+    /// Uncharges bytes that the pools of one device do not use. With `trim`, the driver first frees
+    /// the pools' unused memory. Returns true when the charge of a pool has become smaller.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // A thread that is using this pool holds its lock, and settles the pool by itself.
+            // Where another thread holds the pool's lock, this function does not compare the pool's
+            // charge: the other thread updates the charge itself.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);
@@ -617,12 +640,13 @@ impl Pools {
     }
 }
 
-/// The pool that `cuMemAllocAsync` takes memory from on a device; null until the driver was asked.
+/// The current pool of a device, from which `cuMemAllocAsync` takes memory; null until the driver
+/// was asked for it.
 #[derive(Default)]
 pub struct CurrentPool(AtomicPtr<Pool>);
 
 impl CurrentPool {
-    /// Returns the current pool of `device`; `None` where it is destroyed.
+    /// Returns the current pool of `device`; `None` where the program has destroyed that pool.
     #[inline]
     pub fn get(&self, pools: &Pools, device: Ordinal) -> Result<Option<&'static Pool>, Status> {
         match cache::read(&self.0) {
@@ -642,7 +666,8 @@ impl CurrentPool {
         Ok(Some(pool))
     }
 
-    /// Sets the current pool; with `None` the driver is asked at the next use.
+    /// Sets the current pool of the device. With `None`, the driver is asked for the current pool
+    /// at the next use.
     pub fn set(&self, pool: Option<&'static Pool>) {
         let pool = pool.map_or(null(), std::ptr::from_ref);
         self.0.store(pool.cast_mut(), Ordering::Release);
@@ -650,7 +675,7 @@ impl CurrentPool {
 }
 
 mod cache {
-    //! A pool is leaked when it is recorded, so a pointer to it stays valid.
+    //! The record of a pool is leaked when it is made, so a pointer to the record stays valid.
     #![allow(unsafe_code)]
 
     use super::{AtomicPtr, Ordering, Pool};
@@ -662,7 +687,7 @@ mod cache {
     }
 }
 
-/// Returns the largest growth of a pool by a request of `bytes`.
+/// Returns the largest growth of a pool that an allocation of `bytes` can cause.
 pub fn growth(bytes: u64) -> u64 {
     round_up(bytes, STEP)
 }
@@ -787,7 +812,7 @@ mod tests {
 
     #[test]
     fn growth_counts_until_it_is_handled() {
-        // A pool that does not count, so that the driver is not asked.
+        // A pool whose memory does not count, so that the driver is not asked about it.
         let pool = Pool::new(7, 0, false);
         *pool.state.lock() = State {
             held: 2 * STEP,

@@ -1,19 +1,21 @@
-//! A request to charge bytes to the group: how many, and what is done for it where the group is
-//! full.
+//! A request to charge bytes to the group: the number of bytes, and what this process does to make
+//! room for them in a full group.
 
 use gpulimit_group::Insistence;
 
-/// A request to charge bytes.
+/// A request to charge bytes to the group.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub bytes: u64,
     /// Whether pools and graphs are trimmed for the request. Bytes that are charged and not used
-    /// may go back to the group in any case.
+    /// may be uncharged for every request.
     pub trims: bool,
-    /// The function that asks, where the request insists: then it waits or has processes killed, as
-    /// the group's options say, and a refusal is counted and reported with this name.
+    /// The CUDA function that makes the request, where the request insists. An insisting request
+    /// waits or has processes killed, as the group's options say, and its refusal is counted and
+    /// reported with this name.
     symbol: Option<&'static str>,
-    /// The bytes that the program asks for, where `bytes` are only the rest that is left to pay.
+    /// The bytes that the program asks for, where `bytes` are only the part of them that is not
+    /// charged yet.
     of: Option<u64>,
     is_needed: Option<&'a dyn Fn() -> bool>,
 }
@@ -29,29 +31,30 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Makes a request of a caller that can do without it. Pools and graphs keep what they hold
-    /// unused.
+    /// Makes a request whose caller can continue without the bytes. Pools and graphs are not
+    /// trimmed for it.
     pub fn reclaiming(bytes: u64) -> Self {
         Request::new(bytes, false, None)
     }
 
-    /// Makes a request of a caller that can do without it. Pools and graphs are trimmed for it.
+    /// Makes a request whose caller can continue without the bytes. Pools and graphs are trimmed
+    /// for it.
     pub fn trimming(bytes: u64) -> Self {
         Request::new(bytes, true, None)
     }
 
-    /// Makes a request of the function `symbol`, which fails where the group has no room. Never
-    /// made while a lock is held.
+    /// Makes a request of the CUDA function `symbol`, which fails if the group refuses the bytes.
+    /// Never call this while a lock is held.
     pub fn insisting(symbol: &'static str, bytes: u64) -> Self {
         Request::new(bytes, true, Some(symbol))
     }
 
-    /// Returns the same request for so many bytes.
+    /// Returns the same request for another number of bytes.
     pub fn with_bytes(self, bytes: u64) -> Self {
         Request { bytes, ..self }
     }
 
-    /// Marks the request as the rest that is left to pay of the `asked` bytes.
+    /// Marks the request as the unpaid part of the `asked` bytes that the program asks for.
     pub fn of(self, asked: u64) -> Self {
         Request {
             of: Some(asked),
@@ -59,8 +62,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Lets the request wait only for as long as `is_needed` returns true: another thread may make
-    /// it needless. It fails then, and no refusal is reported.
+    /// Lets the request wait only for as long as `is_needed` returns true, because another thread
+    /// may make the request needless. A needless request fails, and its refusal is not reported.
     pub fn as_long_as(self, is_needed: &'a dyn Fn() -> bool) -> Self {
         Request {
             is_needed: Some(is_needed),
@@ -68,8 +71,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns the function that asks and the bytes that the program asks for, where a refusal is
-    /// to be reported.
+    /// Returns the CUDA function that makes the request and the bytes that the program asks for, if
+    /// a refusal of the request is to be reported.
     pub fn asker(&self) -> Option<(&'static str, u64)> {
         Some((self.symbol?, self.of.unwrap_or(self.bytes)))
     }

@@ -1,10 +1,11 @@
-//! The size of a physical block, and rounding.
+//! The size of a physical block of device memory, and rounding to multiples.
 
-/// The physical memory of `cuMemAlloc` comes in blocks of this many bytes, aligned to their size
-/// (measured with every mix of sizes).
+/// The size in bytes of the physical blocks of which `cuMemAlloc` memory consists. Blocks are
+/// aligned to their size (measured with every mix of sizes).
 pub const BLOCK: u64 = 2 << 20;
 
-/// Returns `bytes` rounded up to a multiple of `step`, which is a power of two; saturates.
+/// Returns `bytes` rounded up to a multiple of `step`, which is a power of two. Saturates on
+/// overflow.
 pub const fn round_up(bytes: u64, step: u64) -> u64 {
     match bytes.checked_add(step - 1) {
         Some(sum) => sum & !(step - 1),

@@ -1,4 +1,5 @@
-//! A group for tests, on a machine without a driver.
+//! A group for unit tests, which run on machines without a driver. Each group has a temporary
+//! directory of its own.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use gpulimit_group::{Member, Root};
 use gpulimit_limits::{LimitSet, Selector, Setting};
 
-/// A group that exists until this is dropped.
+/// A group that exists until this value is dropped.
 pub struct Scratch {
     folder: PathBuf,
 }
@@ -37,7 +38,7 @@ impl Scratch {
         Root::at(&self.folder).expect("a root")
     }
 
-    /// Joins the group as one more process.
+    /// Joins the group as one more process would.
     pub fn member(&self) -> &'static Member {
         let member = Member::join(&self.root(), "group").expect("a member");
         Box::leak(Box::new(member))

@@ -1,18 +1,21 @@
-//! Memory of `cuMemCreate` that other processes hold, too.
+//! Memory of `cuMemCreate` that several processes hold.
 //!
-//! NVML attributes such memory to its exporter for as long as the exporter has a handle or a
-//! mapping. After that, while a descriptor is open, the memory takes its part of the GPU but is
-//! attributed to no process. When the last descriptor is closed, NVML attributes it to the process
-//! with the only import (measured, H100, 580.159.04). No call tells an exporter which processes
-//! hold the memory, or an importer that the memory is now attributed to it.
+//! NVML attributes shared memory to the process that exported it for as long as that process has a
+//! handle or a mapping of the memory. After that, while a file descriptor of the memory is open,
+//! the memory still takes its part of the GPU but is attributed to no process. When the last
+//! descriptor is closed, NVML attributes the memory to the process with the only import (measured,
+//! H100, 580.159.04). No CUDA call tells the exporter which processes hold the memory, or tells an
+//! importer that NVML now attributes the memory to it.
 //!
-//! So a process that lets go of such memory leaves its charge behind as an *orphan*, and NVML's
-//! figures decide how long it stays. The orphan is needed for what members have beyond their
-//! charges, and for what the GPU uses beyond the figures of all processes, unless that has not
-//! grown by this memory. The rest is given back. How much of the GPU is free tells nothing, because
-//! other processes free memory too. An importer that measures charges the memory that has come to
-//! it and gives the orphan back, whichever process left it. The process that cleans up the slot of
-//! a dead process takes over what the dead one left.
+//! So a process that lets go of shared memory leaves its charge behind as an *orphan*, and NVML's
+//! figures decide how long the orphan stays charged. An orphan is needed for the bytes that members
+//! have beyond their charges, and for the bytes that the GPU uses beyond the figures of all
+//! processes, unless these hidden bytes have not grown by the memory that the process let go of.
+//! Orphans that are not needed are uncharged. The free bytes of the GPU are no evidence, because
+//! other processes free memory too. An importer that measures charges the memory that NVML now
+//! attributes to it and uncharges the orphan, whichever process left the orphan. The process that
+//! cleans up the ledger slot of a dead process takes over the orphans for the memory that the dead
+//! process left.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -22,30 +25,31 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// Bytes that the GPU may use beyond the figures of its processes, for each of them (a context has
-/// 5.6 MiB, measured).
+/// Bytes for each process that the GPU may use beyond NVML's figures for all processes (a context
+/// has 5.6 MiB of such memory, measured).
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
-/// The most times that the GPU's figures are read until they stand still.
+/// The most times that the GPU's used bytes are read in search of two equal readings.
 const LOOKS: u32 = 4;
 
-/// NVML's figures for a device, compared with the charges of living members.
+/// NVML's figures for a device, compared with the charges of the living members.
 #[derive(Clone, Copy, Debug)]
 struct Borne {
-    /// Bytes that NVML shows for living members beyond what they have charged.
+    /// Bytes by which NVML's figures for living members exceed what these members have charged.
     uncharged: u64,
-    /// NVML does not list all of living members members.
+    /// Whether a living member is missing from NVML's process list.
     unseen: bool,
-    /// Bytes in use that NVML attributes to no process.
+    /// Bytes in use on the GPU that NVML attributes to no process.
     hidden: u64,
-    /// The most bytes of `hidden` that can be something else than shared memory.
+    /// The most bytes of `hidden` that may be memory of processes other than shared memory.
     overhead: u64,
-    /// Bytes that living members have charged as orphans.
+    /// Bytes that living members have charged as orphans: charges for shared memory that a process
+    /// left behind.
     orphaned: u64,
 }
 
 impl Borne {
-    /// Returns the bytes attributed to no process that may be shared memory.
+    /// Returns the bytes that NVML attributes to no process and that may be shared memory.
     fn unattributed(&self) -> u64 {
         if self.hidden > self.overhead {
             self.hidden
@@ -54,9 +58,9 @@ impl Borne {
         }
     }
 
-    /// Returns the bytes of the group's `orphans` that must stay charged. `size` bytes of them
-    /// belong to memory that a process has just let go of, and `before` is the value of `hidden`
-    /// from before that.
+    /// Returns how many bytes of the group's `orphans` (charges that processes left behind for
+    /// shared memory) must stay charged. `size` bytes of them belong to memory that a process has
+    /// just let go of, and `before` is the value of `hidden` before the process let go of it.
     fn needed(&self, orphans: u64, size: u64, before: Option<u64>) -> u64 {
         let gone = before.is_some_and(|before| self.hidden < before.saturating_add(size));
         let rest = orphans.saturating_sub(if gone { size } else { 0 });
@@ -68,8 +72,8 @@ impl Borne {
         self.uncharged.saturating_add(elsewhere)
     }
 
-    /// Returns the bytes that may be held and that are neither charged to a living member nor
-    /// orphans already.
+    /// Returns the bytes of shared memory that processes may still hold and that are neither
+    /// charged to a living member nor counted as orphans yet.
     fn unclaimed(&self) -> u64 {
         if self.unseen {
             return u64::MAX;
@@ -79,9 +83,8 @@ impl Borne {
     }
 }
 
-/// Returns the bytes of a GPU that NVML attributes to no process. `None` when the driver does not
-/// tell, or does not list this process: then this process's own memory is among these bytes from
-/// the start.
+/// Returns the bytes of a GPU that NVML attributes to no process. `None` when NVML does not tell,
+/// or does not list this process: in that case the bytes would include the memory of this process.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
     beyond(used, &listed, std::process::id())
@@ -92,14 +95,15 @@ fn beyond(used: u64, listed: &[(u32, u64)], own: u32) -> Option<u64> {
     is_listed.then(|| unlisted(used, listed))
 }
 
-/// Returns the part of the `used` bytes that is attributed to none of the processes listed.
+/// Returns the part of the GPU's `used` bytes that NVML attributes to none of the processes in
+/// `listed`.
 fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
     let all: u64 = listed.iter().map(|(_, bytes)| bytes).sum();
     used.saturating_sub(all)
 }
 
 /// Returns the used bytes of the GPU, and the bytes that NVML shows for each process. Where the
-/// used bytes change all the time, `choose` picks one of the last two readings.
+/// used bytes change all the time, `choose` picks one of their last two readings.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
     steady(
         || figures::used(&device.id(), device.capacity()),
@@ -108,8 +112,8 @@ fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<
     )
 }
 
-/// Reads `used` before and after `processes`, and again while other processes have taken or given
-/// back memory in between.
+/// Reads `used` before and after `processes`, and repeats the readings while `used` has changed in
+/// between because other processes take or free memory.
 fn steady<T>(
     used: impl Fn() -> Option<u64>,
     processes: impl Fn() -> Option<T>,
@@ -128,21 +132,22 @@ fn steady<T>(
     }
 }
 
-/// Compares the driver's figures with the charges of living members. `None` when the driver does
-/// not tell.
+/// Compares NVML's figures for a device with the charges of the living members. `None` when NVML
+/// does not tell.
 ///
-/// The charges were read before the driver's figures. So memory that is charged and taken in
-/// between looks uncharged, which errs on the safe side.
+/// The charges were read before NVML's figures. So memory that a member charges and takes between
+/// these two readings looks uncharged, which keeps an orphan for longer than necessary and never
+/// uncharges one too early.
 fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
-    // The larger reading: memory that is freed or taken in between must not make `hidden` look
-    // smaller than it is.
+    // Of the two last readings the larger one is used: memory that is freed or taken between them
+    // must not make `hidden` smaller than it is.
     let (used, listed) = look(device, u64::max)?;
     compare(used, listed, &living)
 }
 
-/// Compares the driver's figures, `used` for the whole GPU and one for each process in `listed`,
-/// with the charges of the `living`. `None` when none of living members is listed. A living member
-/// that is not listed, as it is in another PID namespace, may hold any amount.
+/// Compares NVML's figures, `used` for the whole GPU and one for each process in `listed`, with the
+/// charges of the `living` members. `None` when NVML lists none of them. A living member in another
+/// PID namespace is not listed and may hold any number of bytes.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
@@ -166,15 +171,16 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         let mut shown = None;
         for (process, bytes) in &listed {
             if process.is(&holder.identity) {
-                // A MIG device may list a process more than once.
+                // NVML may list a process more than once on a MIG device.
                 shown = Some(shown.unwrap_or(0) + bytes);
             }
         }
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // A block that the driver takes now and then comes out of the reserve, where that is
-        // charged, and is measured later.
+        // A member may exceed its charge by up to its reserve, if the reserve is charged: the
+        // driver sometimes takes a block that is measured only later. Such an excess does not count
+        // as uncharged.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -183,20 +189,20 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
     told.then_some(borne)
 }
 
-/// Gives back the orphans of the group that are not needed: those of memory that is gone, or that
-/// is charged by the process that holds it. Where the driver does not tell, none is needed. False
-/// when the group had no orphans.
+/// Uncharges the orphans of the group that are not needed: those of memory that is freed, and those
+/// of memory that its present holder has charged. Where NVML does not tell, no orphan counts as
+/// needed. Returns false when the group has no orphans.
 ///
-/// `size` is the bytes that this process has just let go of, and `before` is [`hidden`] from before
-/// that.
+/// `size` is the number of bytes that this process has just let go of, and `before` is what
+/// [`hidden`] returned before this process let go of them.
 pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))
     })
 }
 
-/// A [`Witness`] that answers as [`ProcessList`] and that takes over the memory which a dead
-/// process has left to living members.
+/// A [`Witness`] that answers like [`ProcessList`] and that also takes over, as orphans of this
+/// process, the charges for memory that a dead process has left to living members.
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {
@@ -235,11 +241,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const GPU: DeviceId = DeviceId::gpu([7; 16]);
     const CAPACITY: u64 = 1000 * MIB;
-    /// Pids above the largest that Linux gives.
+    /// Pids above the largest pid that Linux assigns.
     const PIDS: u32 = 1 << 23;
 
-    /// Returns a process that the driver may list as `PIDS + number`, with these MiB charged, idle,
-    /// orphaned and managed.
+    /// Returns a member with the pid `PIDS + number`, which NVML may list, and with these MiB
+    /// charged, idle, orphaned and managed.
     fn holder(number: u32, [charged, idle, orphaned, managed]: [u64; 4]) -> Holder {
         let group = Scratch::new(&[]);
         let member = group.member();
@@ -253,8 +259,8 @@ mod tests {
         holder
     }
 
-    /// Returns the uncharged and the orphaned bytes where the driver lists these MiB for each pid,
-    /// and `hidden` bytes for no process.
+    /// Returns the uncharged and the orphaned bytes where NVML lists these MiB for each pid, and
+    /// attributes `hidden` bytes to no process.
     fn bear(hidden: u64, listed: &[(u32, u64)], living: &[Holder]) -> Option<(u64, u64)> {
         let bytes = |(number, mib): &(u32, u64)| (PIDS + number, mib * MIB);
         let listed: Vec<_> = listed.iter().map(bytes).collect();
@@ -273,14 +279,15 @@ mod tests {
         assert_eq!(bears(65), Some((0, 20 * MIB)));
         assert_eq!(bears(85), Some((20 * MIB, 20 * MIB)));
         assert_eq!(bears(40), Some((0, 20 * MIB)));
-        // Up to the size of the reserve may have come out of it.
+        // A member whose figure exceeds its charge by up to the size of the reserve may have used
+        // the reserve.
         assert_eq!(bears(69), Some((0, 20 * MIB)));
         assert_eq!(bears(70), Some((5 * MIB, 20 * MIB)));
-        // The reserve is not there in full.
+        // The member's reserve is not charged in full.
         let living = [holder(1, [100, 1, 0, 0])];
         assert_eq!(bear(0, &[(1, 100)], &living), Some((0, 0)));
         assert_eq!(bear(0, &[(1, 101)], &living), Some((2 * MIB, 0)));
-        // A MIG device lists the process twice.
+        // NVML lists the process twice on a MIG device.
         let twice = [(1, 60), (1, 59), (2, 500)];
         assert_eq!(bear(0, &twice, &living), Some((20 * MIB, 0)));
         // Several living members.
@@ -374,7 +381,8 @@ mod tests {
             overhead: 8,
             orphaned: 0,
         };
-        // Of 30 orphaned bytes 10 were left just now, when 20 were attributed to no process.
+        // Of the 30 orphaned bytes, 10 were left just now; before, NVML attributed 20 bytes to no
+        // process.
         let needed = |borne: Borne| borne.needed(30, 10, Some(20));
         assert_eq!(needed(borne(0, 8)), 0, "the memory is gone");
         assert_eq!(needed(borne(10, 8)), 10, "a member holds it");
@@ -388,11 +396,12 @@ mod tests {
         assert_eq!(needed(unseen(0, 30)), 30, "the unseen member may hold it");
         assert_eq!(needed(unseen(0, 29)), 20, "or only the older orphans");
         assert_eq!(needed(unseen(10, 29)), 30, "another member holds it");
-        // The figure from before is unknown.
+        // The number of bytes that NVML attributed to no process before is unknown.
         assert_eq!(borne(0, 9).needed(30, 10, None), 9);
         assert_eq!(borne(0, 8).needed(30, 10, None), 0);
         assert_eq!(unseen(0, 0).needed(30, 10, None), 30);
-        // For a dead process: orphans of others are not part of what it left.
+        // For a dead process, the orphans of living members are not part of the memory that the
+        // dead process left.
         let unclaimed = |orphaned, borne| Borne { orphaned, ..borne }.unclaimed();
         assert_eq!(unclaimed(5, borne(10, 9)), 14);
         assert_eq!(unclaimed(5, borne(10, 8)), 5);

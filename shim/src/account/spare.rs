@@ -1,9 +1,10 @@
-//! Spare blocks: blocks that are charged in advance, so that the block which a small allocation may
-//! need is already paid for.
+//! Spare blocks: 2 MiB blocks that are charged in advance, so that the new block which a small
+//! allocation may need is already paid for.
 //!
-//! A spare is taken before the call, and put back when the allocation fell into a block that was
-//! held already. That is two writes to a word that threads which allocate at the same time do not
-//! share. Where two threads do share it, the second charges a block for the length of its call.
+//! A thread takes its spare block before the driver's call, and puts it back when the allocation
+//! fell into a block that other allocations had already begun. These are two writes to a word in
+//! memory. Threads that allocate at the same time normally use different words. If two threads
+//! share a word, the second thread charges a further block during its call.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,35 +12,35 @@ const ABSENT: u8 = 0;
 const PRESENT: u8 = 1;
 const TAKEN: u8 = 2;
 
-/// The most spare blocks that a process has on a device.
+/// The most spare blocks that a process has on one device.
 const SPARES: usize = 8;
 
-/// The spare blocks of a device.
+/// The spare blocks of this process on one device.
 #[derive(Default)]
 pub struct Spares([Spare; SPARES]);
 
 impl Spares {
-    /// Returns the spare block of the calling thread, which some other threads share.
+    /// Returns the spare block of the calling thread. Some other threads share it.
     #[inline]
     pub fn own(&self) -> &Spare {
         &self.0[place()]
     }
 
-    /// Takes and returns the spare block of any thread; `None` when there is none.
+    /// Takes the spare block of any thread and returns it; `None` when there is none.
     pub fn take_any(&self) -> Option<&Spare> {
         self.0.iter().find(|spare| spare.take())
     }
 
-    /// Takes all spare blocks for good. Returns how many there were.
+    /// Removes all spare blocks. Returns how many there were.
     pub fn take_all(&self) -> u64 {
         let taken = self.0.iter().filter(|spare| spare.take());
         taken.map(Spare::consume).count() as u64
     }
 }
 
-/// Returns the index of the calling thread's spare. Threads are told apart by the addresses of
-/// their stacks, which needs no thread-local memory. A thread has the same index as long as its
-/// stack does not grow by megabytes, and loses nothing when the index changes.
+/// Returns the index of the calling thread's spare block, computed from the address of the thread's
+/// stack, which needs no thread-local memory. The index changes only when the stack grows by
+/// megabytes, and a change does no harm.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;
@@ -49,13 +50,14 @@ fn place() -> usize {
     (stack.wrapping_mul(GOLDEN) >> (u64::BITS - SPARES.ilog2())) as usize
 }
 
-/// A spare block, in a cache line of its own.
+/// One spare block, in a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 pub struct Spare(AtomicU8);
 
 impl Spare {
-    /// Takes the spare. False when there is none, or another thread has it.
+    /// Takes the spare block. Returns false when there is none, or when another thread has taken
+    /// it.
     #[inline]
     pub fn take(&self) -> bool {
         self.0
@@ -63,20 +65,20 @@ impl Spare {
             .is_ok()
     }
 
-    /// Puts the spare back that was taken.
+    /// Puts back the spare block that the caller has taken.
     #[inline]
     pub fn put_back(&self) {
         self.0.store(PRESENT, Ordering::Release);
     }
 
-    /// Uses up the spare that was taken: it has become a block.
+    /// Uses up the spare block that the caller has taken: it now pays for a block of device memory.
     #[inline]
     pub fn consume(&self) {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// Makes a block that is charged and no longer needed the spare. False when there is one
-    /// already.
+    /// Makes a charged block that a call no longer needs the spare block. Returns false when there
+    /// is a spare block already.
     #[inline]
     pub fn keep(&self) -> bool {
         self.0

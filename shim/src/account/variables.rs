@@ -1,5 +1,5 @@
-//! The variables of loaded code, as far as its images tell: bytes that the driver's part has at
-//! least, whatever a measurement says.
+//! The variables (global device memory) of loaded code, as far as the code's images tell their
+//! size: a lower bound of the driver's own memory, whatever a measurement shows.
 
 use parking_lot::Mutex;
 
@@ -9,17 +9,17 @@ use crate::account::maps::Map;
 struct Loaded {
     device: Ordinal,
     bytes: u64,
-    /// The bytes were charged without a measurement, because NVML gave no figure.
+    /// Whether the bytes were charged without a measurement, because NVML gave no figure.
     is_assumed: bool,
 }
 
-/// The variables of a process's code, by module or library and context.
+/// The variables of a process's loaded code, by module or library and by context.
 #[derive(Default)]
 pub struct Variables(Mutex<Map<(Opaque, Context), Loaded>>);
 
 impl Variables {
-    /// Records a module or library that has been loaded in a context of `device`, with at least so
-    /// many bytes of variables.
+    /// Records a module or library that was loaded in a context of `device` and that has at least
+    /// `bytes` of variables.
     pub fn insert(&self, code: Opaque, context: Context, device: Ordinal, bytes: u64) {
         if bytes > 0 {
             let loaded = Loaded {
@@ -31,15 +31,15 @@ impl Variables {
         }
     }
 
-    /// Notes that the bytes of this code were charged without a measurement.
+    /// Notes that the bytes of this code's variables were charged without a measurement.
     pub fn note_assumed(&self, code: Opaque, context: Context) {
         if let Some(loaded) = self.0.lock().get_mut(&(code, context)) {
             loaded.is_assumed = true;
         }
     }
 
-    /// Removes a module or library that has been unloaded. Returns the bytes on `device` that
-    /// were charged without a measurement.
+    /// Removes an unloaded module or library. Returns the bytes on `device` that were charged for
+    /// its variables without a measurement.
     pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
         let mut all = self.0.lock();
         all.extract_if(|(known, _), loaded| *known == code && loaded.device == device)
@@ -47,12 +47,12 @@ impl Variables {
             .fold(0, |sum, (_, loaded)| sum.saturating_add(loaded.bytes))
     }
 
-    /// Removes what was loaded in a context that is gone.
+    /// Removes the variables of code that was loaded in a destroyed context.
     pub fn forget_context(&self, context: Context) {
         self.0.lock().retain(|(_, known), _| *known != context);
     }
 
-    /// Returns the bytes on a device.
+    /// Returns the total bytes of variables on a device.
     pub fn on(&self, device: Ordinal) -> u64 {
         let all = self.0.lock();
         all.values()

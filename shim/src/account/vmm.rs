@@ -1,15 +1,16 @@
-//! Memory of `cuMemCreate`. It lives as long as any reference to its handle or any mapping at
-//! addresses. Mappings into sparse and deferred arrays do not keep it alive (measured, H100,
-//! 580.159.04).
+//! Physical memory of `cuMemCreate`. It lives as long as any reference to its handle or any mapping
+//! of it at addresses. Mappings into sparse and deferred arrays do not keep the memory alive
+//! (measured, H100, 580.159.04).
 //!
-//! Every call that may end an allocation is announced before and concluded after the driver's
-//! answer. The announcement that leaves neither a reference nor a mapping takes the allocation's
-//! name away (`leaving`), so the allocation is never counted as named after the driver has freed
-//! it. It is uncharged when no announced call is left (`gone`). Each entry has a number of its own
-//! for as long as it is there, because the driver may hand out a handle value again before the call
-//! that ended its predecessor is concluded.
+//! Every call that may end an allocation is announced before the driver is called and concluded
+//! after the driver's answer. The announcement that leaves neither a reference nor a mapping
+//! removes the allocation from the bytes in use (`leaving`), so the allocation never counts as in
+//! use after the driver has freed it. The allocation is uncharged when its last announced call is
+//! concluded (`gone`). Each entry has a number of its own during its life, because the driver may
+//! hand out a handle value again before the call that ended the previous allocation with that
+//! handle is concluded.
 //!
-//! Imported memory counts for the exporting process until the driver shows it for this one
+//! Imported memory counts for the process that exported it until NVML attributes it to this process
 //! ([`Vmm::take_over`]).
 
 mod handles;
@@ -24,33 +25,34 @@ use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 use handles::{Handles, Id};
 
 struct Allocation {
-    /// The size in bytes; 0 for an import that was never mapped, whose size is unknown.
+    /// The size of the allocation in bytes; 0 for an import that was never mapped, whose size is
+    /// unknown.
     size: u64,
     device: Ordinal,
     references: u32,
     mappings: u32,
     announced: u32,
-    /// The allocation is counted as in use. False while it may be going.
+    /// Whether the allocation counts as in use; false while a call under way may end it.
     named: bool,
-    /// Other processes may hold the memory, too.
+    /// Whether other processes may hold the memory too.
     shared: bool,
-    /// The allocation is imported, and not charged to this process.
+    /// Whether the allocation is imported and charged to another process.
     elsewhere: bool,
 }
 
-/// An allocation that has ended.
+/// An allocation that has ended: it has neither references nor mappings.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
-    /// The size of the allocation, whichever process is charged for it; 0 when unknown.
+    /// The size of the allocation in bytes, whichever process is charged for it; 0 when unknown.
     pub size: u64,
-    /// Other processes may hold the memory, too.
+    /// Whether other processes may hold the memory too.
     pub shared: bool,
 }
 
 impl Allocation {
-    /// Returns the bytes that are charged to this process.
+    /// Returns the bytes of the allocation that are charged to this process.
     fn bytes(&self) -> u64 {
         if self.elsewhere { 0 } else { self.size }
     }
@@ -59,8 +61,8 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// Announces a call that may end the allocation. Returns the device if the memory is shared and
-    /// this process may be leaving it.
+    /// Announces a call that may end the allocation. Returns the allocation's device if the memory
+    /// is shared and this process gives up its last reference or mapping with the call.
     fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
@@ -71,7 +73,8 @@ impl Allocation {
         None
     }
 
-    /// Counts the allocation as in use again, after a reference or a mapping was added or put back.
+    /// Counts the allocation as in use again, after the program has added a reference or a mapping
+    /// or the driver has refused to remove one.
     fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
         if !self.named {
             self.named = true;
@@ -87,7 +90,8 @@ struct State {
 }
 
 impl State {
-    /// Ends one announced call. Returns the allocation when it is gone with the call.
+    /// Concludes one call that was announced because it may end the allocation. Returns the
+    /// allocation when it has ended with the call.
     fn conclude(&mut self, id: Id) -> Option<Allocation> {
         let allocation = self.allocations.get_mut(id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
@@ -98,31 +102,34 @@ impl State {
     }
 }
 
-/// A call under way that may end allocations.
+/// A call under way that may end allocations and was announced to the account before the driver was
+/// called.
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
-    /// The device of shared memory that this process may be leaving to other processes.
+    /// The device of shared memory to which this process may be giving up its last reference or
+    /// mapping.
     pub leaving: Option<Ordinal>,
     handle: Option<Id>,
     mappings: Vec<(DevicePtr, Id)>,
 }
 
-/// The physical allocations of a process.
+/// The physical allocations (`cuMemCreate`) of a process.
 #[derive(Default)]
 pub struct Vmm {
     state: Mutex<State>,
-    /// The number of imported allocations that are not charged here.
+    /// The number of imported allocations that are not charged to this process.
     imports: AtomicUsize,
 }
 
 impl Vmm {
-    /// Records a new allocation with one reference.
+    /// Records a new allocation with one reference to its handle.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
         self.enter(handle, device, bytes, false);
     }
 
-    /// Records an import with one reference, which is charged to the process that exported it.
+    /// Records an imported allocation with one reference, which is charged to the process that
+    /// exported it.
     pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
         self.imports.fetch_add(1, Ordering::AcqRel);
         self.enter(handle, device, 0, true);
@@ -142,15 +149,15 @@ impl Vmm {
         self.state.lock().allocations.insert(handle, allocation);
     }
 
-    /// Returns the number of imported allocations that may come to this process without a call of
-    /// its own.
+    /// Returns the number of imported allocations that NVML may begin to attribute to this process
+    /// without a CUDA call of this process.
     #[inline]
     pub fn imports(&self) -> usize {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Records that other processes may hold the memory of `handle` from now on. Returns device and
-    /// bytes, the first time only.
+    /// Records that other processes may hold the memory of `handle` from now on. Returns the device
+    /// and the bytes of the memory at its first export, and `None` at later exports.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle)?;
@@ -159,10 +166,11 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes()))
     }
 
-    /// Takes over imports when the driver shows `grown` bytes more for this process: the imports
-    /// that these may be belong to it from now on. An import that was never mapped has no known
-    /// size. It may be the bytes that are left, up to the `orphans` of the group. Calls `charge`
-    /// with the bytes of each import, and returns their sum.
+    /// Takes over imported allocations when NVML's figure for this process has grown by `grown`
+    /// bytes: imports whose sizes fit into these bytes count as attributed to this process from now
+    /// on. An import that was never mapped has an unknown size: it may account for the remaining
+    /// bytes, up to the `orphans` of the group. Calls `charge` with the bytes of each import taken
+    /// over, and returns their total.
     pub fn take_over(
         &self,
         device: Ordinal,
@@ -205,7 +213,8 @@ impl Vmm {
         taken
     }
 
-    /// Adds a reference; false when the handle is unknown. `staying` as in [`Vmm::undone`].
+    /// Adds a reference to the allocation of `handle`; returns false when the handle is unknown.
+    /// Calls `staying` like [`Vmm::undone`].
     pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) -> bool {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -217,7 +226,7 @@ impl Vmm {
         true
     }
 
-    /// Records a mapping at `address` that shows the memory of `handle`, up to byte `end` of it.
+    /// Records a mapping at `address` of the memory of `handle`, up to byte `end` of that memory.
     pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
         let mut state = self.state.lock();
         let Some(id) = state.allocations.find(handle) else {
@@ -232,8 +241,8 @@ impl Vmm {
         }
     }
 
-    /// Announces that a reference will be released. Calls `leaving` with device and bytes of an
-    /// allocation that may go with it.
+    /// Announces a call that releases a reference. Calls `leaving` with the device and the bytes of
+    /// an allocation that may end with the call.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -249,8 +258,8 @@ impl Vmm {
         }
     }
 
-    /// Announces that the mappings in `size` bytes at `address` will go. `leaving` as in
-    /// [`Vmm::releasing`].
+    /// Announces a call that removes the mappings in the `size` bytes from `address` on. Calls
+    /// `leaving` like [`Vmm::releasing`].
     pub fn unmapping(
         &self,
         address: DevicePtr,
@@ -279,7 +288,8 @@ impl Vmm {
         }
     }
 
-    /// Concludes a call that the driver has done. Returns the allocations that have ended.
+    /// Concludes a call that may have ended allocations, after the driver has carried it out.
+    /// Returns the allocations that have ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
         let mut state = self.state.lock();
         let mappings = announced.mappings.into_iter().map(|(_, id)| id);
@@ -298,8 +308,9 @@ impl Vmm {
         ended.collect()
     }
 
-    /// Takes an announcement back, as the driver refused the call. Calls `staying` with device and
-    /// bytes of each allocation that was to go and stays.
+    /// Takes back the announcement of a call that might have ended allocations and that the driver
+    /// has refused. Calls `staying` with the device and the bytes of each allocation that counts as
+    /// in use again.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some(id) = announced.handle
@@ -359,7 +370,7 @@ mod tests {
         let release = vmm.releasing(5, ignore);
         let unmap = vmm.unmapping(0x1000, 100, ignore);
         assert_eq!(done(&vmm, unmap), 0, "the release has not come back yet");
-        // The driver hands out the handle value again before the release is concluded here.
+        // The driver hands out the handle value again before the account has concluded the release.
         vmm.created(5, 0, 40);
         assert_eq!(done(&vmm, release), 100);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 40);
@@ -436,22 +447,23 @@ mod tests {
         let gone = vmm.done(unmapping);
         assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
         assert_eq!(gone.len(), 1);
-        // Another process was charged for this import to its end.
+        // This import was charged to another process until its end.
         vmm.imported(8, 0);
         let gone = vmm.done(vmm.releasing(8, ignore));
         assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
-        // An import that was never mapped takes no more than the orphans.
+        // An import that was never mapped takes over no more bytes than the group has charged as
+        // orphans.
         vmm.imported(9, 0);
         assert_eq!(take(0, 5 * size, size + 1), size);
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
-        // No more is taken over than the figure has grown.
+        // The bytes taken over are no more than NVML's figure has grown.
         for handle in [10, 11] {
             vmm.imported(handle, 0);
             vmm.mapped(handle << 40, handle, BLOCK);
         }
         assert_eq!(take(0, 2 * BLOCK - 1, 0), BLOCK);
         assert_eq!(take(0, BLOCK, 0), BLOCK);
-        // All of the growth is taken over where imports fit.
+        // All of the growth is taken over where the sizes of the imports fit.
         for handle in [12, 13] {
             vmm.imported(handle, 0);
             vmm.mapped(handle << 40, handle, BLOCK);

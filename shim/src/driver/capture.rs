@@ -1,13 +1,14 @@
-//! Calls that the library makes while the program captures a graph.
+//! Driver calls that gpulimit makes while the program may be capturing a graph.
 //!
-//! In the global capture mode the driver forbids calls that it considers unsafe, in every thread.
-//! Such a call invalidates the program's capture: after `cuMemPoolGetAttribute` the capture fails
-//! with error 901 (measured). The relaxed mode, which is per thread, allows these calls.
+//! During a capture in the global mode, the driver forbids calls that it considers unsafe, in every
+//! thread. Such a call invalidates the program's capture: after `cuMemPoolGetAttribute` the capture
+//! fails with error 901 (measured). The relaxed capture mode, which a thread sets for itself,
+//! allows these calls.
 
 use crate::abi::{CAPTURE_MODE_RELAXED, Out, SUCCESS};
 use crate::driver::cuda;
 
-/// Runs `calls` in the relaxed capture mode.
+/// Runs `calls` while the calling thread is in the relaxed capture mode.
 #[inline]
 pub fn relaxed<T>(calls: impl FnOnce() -> T) -> T {
     let mut mode = CAPTURE_MODE_RELAXED;

@@ -1,11 +1,12 @@
-//! The GPUs that this process sees, as the driver shows them to programs.
+//! The GPUs that this process sees, as the CUDA driver numbers and describes them.
 
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
 use super::{answer, cuda};
 use crate::abi::{Device as Ordinal, Status};
 
-/// Returns the GPUs with their CUDA ordinals. Empty before `cuInit`, and without the driver.
+/// Returns the GPUs that this process sees, with their CUDA ordinals. The list is empty before
+/// `cuInit`, and where the driver is missing.
 pub fn all() -> Vec<(u32, DeviceId)> {
     if !cuda::CUDA.present() {
         return Vec::new();
@@ -15,7 +16,7 @@ pub fn all() -> Vec<(u32, DeviceId)> {
         .collect()
 }
 
-/// Returns the memory of the GPU with this CUDA ordinal, in bytes.
+/// Returns the size of the memory of the GPU with this CUDA ordinal, in bytes.
 pub fn capacity(ordinal: Ordinal) -> Result<u64, Status> {
     let bytes = answer(|total| cuda::cuDeviceTotalMem_v2(total, ordinal))?;
     Ok(bytes as u64)
@@ -31,7 +32,8 @@ pub fn attribute<T: TryFrom<i32>>(which: i32, ordinal: Ordinal) -> Option<T> {
 /// Returns the identity of the GPU, or of the MIG slice, with this CUDA ordinal.
 pub fn id(ordinal: Ordinal) -> Option<DeviceId> {
     let whole = answer(|uuid| cuda::cuDeviceGetUuid(uuid, ordinal)).ok()?.0;
-    // Under MIG, `_v2` names the slice and the first version names the whole GPU.
+    // Under MIG, `cuDeviceGetUuid_v2` returns the UUID of the MIG slice, and `cuDeviceGetUuid` the
+    // UUID of the whole GPU.
     let slice = answer(|uuid| cuda::cuDeviceGetUuid_v2(uuid, ordinal)).map_or(whole, |uuid| uuid.0);
     let kind = match slice == whole {
         true => DeviceKind::Gpu,

@@ -1,5 +1,4 @@
-//! The driver's own figures, from NVML: how much memory each process holds, and which processes it
-//! lists.
+//! NVML's figures: how much GPU memory each process holds, and which processes NVML lists.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -17,14 +16,14 @@ use crate::abi::{
 };
 use crate::driver::{answer, nvml};
 
-/// Returns whether NVML answers. Initialises NVML at first use and never shuts it down: NVML counts
-/// its users, so the program's own shutdown still works.
+/// Returns whether NVML answers. The first call initialises NVML. gpulimit never shuts NVML down,
+/// and the program's own shutdown still works, because NVML counts its users.
 fn ready() -> bool {
     static READY: OnceBool = OnceBool::new();
     READY.get_or_init(|| nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS)
 }
 
-/// The NVML handle of a device, looked up once.
+/// The NVML handle of a device. The first use looks it up.
 #[derive(Default)]
 pub struct Handle(AtomicUsize);
 
@@ -39,14 +38,14 @@ impl Handle {
         Some(found)
     }
 
-    /// Returns the bytes that the driver shows for this process on the device, 0 when it does not
-    /// list the process; `None` when the driver cannot tell.
+    /// Returns the bytes that NVML shows for this process on the device, 0 when NVML does not list
+    /// the process; `None` when NVML cannot tell.
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
         let mut bytes = 0u64;
         let pid = std::process::id();
         each_process(self.get(id)?, &mut |listed, used| {
             if listed == pid {
-                // A MIG device may list a process more than once.
+                // NVML may list a process more than once on a MIG device.
                 bytes = bytes.saturating_add(used);
             }
         })?;
@@ -63,7 +62,7 @@ fn find(id: &DeviceId) -> Option<NvmlDevice> {
     answer(|device| nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, device)).ok()
 }
 
-/// Returns the identity of the device behind an NVML handle of the program.
+/// Returns the identity of the device behind an NVML handle that the program has passed.
 pub fn identify(device: NvmlDevice) -> Option<DeviceId> {
     let mut text = [0u8; 96];
     if nvml::nvmlDeviceGetUUID(device, text.as_mut_ptr() as Opaque, text.len() as u32) != SUCCESS {
@@ -77,7 +76,7 @@ pub fn identify(device: NvmlDevice) -> Option<DeviceId> {
         .ok()
 }
 
-/// Returns whether a whole GPU is divided into MIG instances, which then hold its memory.
+/// Returns whether MIG divides the whole GPU `device` into instances, which then hold its memory.
 pub fn is_cut(device: NvmlDevice) -> bool {
     const ENABLED: u32 = 1;
     let (mut current, mut pending) = (0, 0);
@@ -87,7 +86,7 @@ pub fn is_cut(device: NvmlDevice) -> bool {
 
 /// An element of NVML's process list.
 pub trait Listed: Copy + Default {
-    /// Returns the pid and the bytes, which may be [`NVML_NOT_AVAILABLE`].
+    /// Returns the pid of the listed process and its bytes, which may be [`NVML_NOT_AVAILABLE`].
     fn pid_and_bytes(&self) -> (u32, u64);
 }
 impl Listed for NvmlProcessV1 {
@@ -106,31 +105,31 @@ impl Listed for NvmlProcessDetail {
     }
 }
 
-/// Returns whether the elements of `_v3` lists are larger than the structure in today's header.
-/// This is so in the first R535 drivers, which have the first of these functions but not the
-/// second.
+/// Returns whether the elements of the lists of NVML's `_v3` functions are larger than the
+/// structure in today's header. They are larger in the first R535 drivers, which have
+/// `nvmlDeviceGetConfComputeMemSizeInfo` but not `nvmlDeviceGetRunningProcessDetailList`.
 pub fn is_early_535() -> bool {
     use nvml::has;
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
 }
 
-/// Returns the bytes of the device that are not free. `capacity` is the size of the device
-/// according to CUDA.
+/// Returns the bytes of the device that are not free: `capacity`, the size of the device according
+/// to CUDA, less the free bytes according to NVML.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
     let device = find(id)?;
     let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
     Some(capacity.saturating_sub(memory.free))
 }
 
-/// Returns pid and bytes of every compute process on the device; `None` when the driver does not
-/// tell.
+/// Returns the pid and the bytes of every compute process on the device; `None` when NVML gives no
+/// list.
 pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
     let mut all = Vec::new();
     each_process(find(id)?, &mut |pid, bytes| all.push((pid, bytes)))?;
     Some(all)
 }
 
-/// Calls `seen` with pid and bytes of every compute process on the device. `None` when the driver
+/// Calls `seen` with the pid and the bytes of every compute process on the device. `None` when NVML
 /// gives no list.
 fn each_process(device: NvmlDevice, seen: &mut dyn FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
@@ -163,15 +162,15 @@ fn each<T: Listed>(
     whole_list(&|count, infos| list(device, count, infos), see).ok()
 }
 
-/// Fetches the whole list by `call` into memory of the library, and passes it to `seen`. Fails with
-/// the driver's status, or when the list grows faster than it can be fetched.
+/// Fetches the whole process list with `call` into memory of gpulimit, and passes the list to
+/// `seen`. Fails with NVML's status, also when the list grows faster than it can be fetched.
 pub fn whole_list<T: Listed, R>(
     call: &dyn Fn(Out<u32>, Out<T>) -> Status,
     seen: impl FnOnce(&[T]) -> R,
 ) -> Result<R, Status> {
     const AT_ONCE: usize = 64;
     const ATTEMPTS: u32 = 8;
-    /// More processes than a GPU can have.
+    /// An upper bound of the number of processes on a GPU.
     const MOST: u32 = 1 << 16;
     let mut few = [T::default(); AT_ONCE];
     let mut many;
@@ -181,7 +180,7 @@ pub fn whole_list<T: Listed, R>(
         match call(Out::of(&mut count), Out::of_all(room)) {
             SUCCESS => return Ok(seen(room.get(..count as usize).unwrap_or(room))),
             NVML_ERROR_INSUFFICIENT_SIZE if count <= MOST => {
-                // Leaves room for processes that start before the next call.
+                // The larger array leaves room for processes that start before the next call.
                 many = vec![T::default(); count as usize + AT_ONCE];
                 room = &mut many;
             }
@@ -191,12 +190,12 @@ pub fn whole_list<T: Listed, R>(
     Err(NVML_ERROR_INSUFFICIENT_SIZE)
 }
 
-/// A [`Witness`] that looks into the driver's process list for the memory of a dead process.
+/// A [`Witness`] that searches NVML's process list for the memory of a dead process.
 pub struct ProcessList;
 
 impl Witness for ProcessList {
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
-        // The list has pids of this namespace only.
+        // The list has only pids of this process's PID namespace.
         if identity.pid_ns != Identity::of_self().pid_ns {
             return None;
         }
@@ -209,9 +208,10 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // A process that is listed with 0 bytes may be about to take or to lose memory.
+            // A process that NVML lists with 0 bytes may be about to take or to lose memory, so it
+            // counts as holding memory where no charge covers it.
             Some(held) => Some(held > covered || covered == 0),
-            // A list that lacks this very process may not cover this PID namespace at all.
+            // A list that lacks the calling process may not cover its PID namespace at all.
             None => self_listed.then_some(false),
         }
     }

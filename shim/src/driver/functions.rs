@@ -1,7 +1,7 @@
 //! Typed calls of the driver's functions, one for each row of the hook table.
 #![allow(
     unsafe_code,
-    reason = "the calls that the macro expands to; their SAFETY comments are in this file"
+    reason = "the macro expands to unsafe driver calls; their SAFETY comments are in this file"
 )]
 
 use std::ffi::CStr;
@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use crate::abi::*;
 use crate::table::table;
 
-/// Splits a text into its strings, each of which ends with a NUL.
+/// Splits a text into the strings in it, each of which ends with a NUL.
 const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT] {
     let (mut found, mut at, mut rest) = ([c""; COUNT], 0, text.as_bytes());
     while at < COUNT {
@@ -23,8 +23,8 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
     found
 }
 
-/// Makes, for each library of the table, the list of names to resolve, their addresses, and a typed
-/// function for each name.
+/// Makes, for each library of the hook table, the list of symbols to look up, the addresses of
+/// these symbols, and a typed function for each symbol.
 macro_rules! functions {
     (
         $( $(#[$doc:meta])* library $module:ident (
@@ -53,35 +53,36 @@ macro_rules! functions {
             use std::ptr::null_mut;
             use std::sync::atomic::AtomicPtr;
 
-            /// The index of each function in the lists below; the hooked functions come first.
+            /// The index of each function in `NAMES` and `ADDRESSES`; the hooked functions come
+            /// first.
             #[repr(usize)]
             #[derive(Clone, Copy)]
             pub enum Index { $( $name, )* $( $call, )* Count }
 
             const COUNT: usize = Index::Count as usize;
 
-            /// The symbols, each followed by a NUL, as one text: the dynamic linker would have to
-            /// relocate every pointer of a list in every program.
+            /// The symbols as one text, each followed by a NUL. An array of pointers would cost a
+            /// relocation for each pointer in every program that loads `libgpulimit.so`.
             const SYMBOLS: &str = concat!(
                 $( stringify!($name), "\0", )*
                 $( stringify!($call), "\0", )*
             );
 
-            /// The symbols one by one, for use at compile time.
+            /// The symbols as separate strings, for use at compile time.
             pub const NAMES: [&CStr; COUNT] = split(SYMBOLS);
 
-            /// The addresses of the functions. Null until the library is loaded, and for functions
-            /// that the library lacks.
+            /// The addresses of the library's functions. An address is null until the library is
+            /// loaded, and stays null for a function that the library lacks.
             pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] =
                 [const { AtomicPtr::new(null_mut()) }; COUNT];
 
-            /// The real library.
+            /// The real library, CUDA or NVML.
             pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
 
             functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
             functions!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
 
-            /// For each function, whether this driver has it.
+            /// Functions that return, for each driver function, whether this driver has it.
             #[allow(dead_code)]
             pub mod has {
                 use super::*;
@@ -95,10 +96,13 @@ macro_rules! functions {
         @real $inline:meta, $library:ident, $missing:expr,
         $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*
     ) => { $(
-        /// Calls the driver's own function. Returns a fixed error when this driver lacks the
-        /// function.
+        /// Calls the driver's own function of this name. Returns a fixed error when this driver
+        /// lacks the function.
         #[$inline]
-        #[allow(dead_code, reason = "for some functions only `has` is used")]
+        #[allow(
+            dead_code,
+            reason = "gpulimit never calls some of the functions and only asks whether they exist"
+        )]
         pub fn $name($($arg: $ty),*) -> Status {
             let address = &ADDRESSES[Index::$name as usize];
             let mut address = address.load(std::sync::atomic::Ordering::Relaxed);
@@ -108,9 +112,9 @@ macro_rules! functions {
                     return $missing;
                 }
             }
-            // SAFETY: the address is that of the driver's function of this name, and the row has
-            // the types of NVIDIA's header. The pointers among the arguments come from the
-            // program's own call or from `Out::of`.
+            // SAFETY: `address` is the address of the driver's function of this name, and the row
+            // of the hook table has the types of NVIDIA's header. The pointers among the arguments
+            // come from the program's own call or from `Out::of`.
             unsafe {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)

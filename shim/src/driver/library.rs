@@ -1,9 +1,10 @@
-//! The real libraries, and the addresses of their functions.
+//! The real libraries of the driver, CUDA and NVML, and the addresses of their functions.
 //!
-//! A library is found with `dlopen` by its soname, never through `RTLD_NEXT` or `RTLD_DEFAULT`:
-//! other libraries export stubs under the driver's names. Resolution is idempotent and takes no
-//! lock, so it cannot deadlock in a program that forks or calls a hook from a constructor. Two
-//! threads that resolve at the same time store the same addresses twice.
+//! A library of the driver is found with `dlopen` by its soname, never through `RTLD_NEXT` or
+//! `RTLD_DEFAULT`, because other libraries export stubs under the names of driver functions.
+//! Looking up the addresses is idempotent and takes no lock, so it cannot deadlock in a program
+//! that forks or that calls a hook from a constructor. Two threads that look up the addresses at
+//! the same time store the same addresses twice.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -13,15 +14,16 @@ use gpulimit_group::Undisturbed;
 
 use super::dlsym::real_dlsym;
 
-/// One real library, with the functions that gpulimit calls.
+/// One real library, CUDA or NVML, with the functions that gpulimit calls.
 pub struct Library {
     soname: &'static CStr,
-    /// The names of the functions, each followed by a NUL.
+    /// The names of the library's functions, each followed by a NUL.
     symbols: &'static str,
-    /// The addresses, in the order of the symbols.
+    /// The addresses of the library's functions, in the order of `symbols`.
     addresses: &'static [AtomicPtr<c_void>],
     resolved: AtomicBool,
-    /// The value of [`loads`] when the library was last found not to be loaded.
+    /// The value that [`loads`] returned when the dynamic linker last reported the library as not
+    /// loaded.
     absent_at: AtomicU64,
 }
 
@@ -40,8 +42,8 @@ impl Library {
         }
     }
 
-    /// Returns the address of function `index`, null when this driver lacks it. Loads the library
-    /// at first use.
+    /// Returns the address of the library's function `index`, null when this driver lacks the
+    /// function. Loads the library at the first use.
     #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
         let Some(address) = self.addresses.get(index) else {
@@ -55,23 +57,23 @@ impl Library {
         address.load(Ordering::Relaxed)
     }
 
-    /// Returns the addresses of all functions, by index: null for functions that this driver lacks,
-    /// and for all of them before the library is loaded.
+    /// Returns the addresses of all functions of the library, by index. All addresses are null
+    /// before the library is loaded; after that, those of functions that this driver lacks.
     pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
         let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
         self.addresses.iter().map(known)
     }
 
-    /// Returns whether the library can be loaded. Loads it where it can.
+    /// Returns whether the library can be loaded. Loads the library where that is possible.
     pub fn present(&self) -> bool {
         self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW)
     }
 
-    /// Returns whether the library is loaded. Does not load it.
+    /// Returns whether the library is loaded. Does not load the library.
     ///
-    /// The dynamic linker searches all directories for the name of a library that is not loaded, so
-    /// it is asked again only after it has loaded something else: programs look up hundreds of
-    /// names.
+    /// The dynamic linker searches all directories for the name of a library that is not loaded,
+    /// which is slow, and programs look up hundreds of symbols. So the linker is asked again only
+    /// after it has loaded another library.
     pub fn loaded(&self) -> bool {
         if self.resolved.load(Ordering::Acquire) {
             return true;
@@ -87,8 +89,8 @@ impl Library {
         is_loaded
     }
 
-    /// Returns the dynamic linker's handle, null when the library cannot be loaded. The handle is
-    /// never closed, so that the functions stay valid.
+    /// Returns the dynamic linker's handle of the library, null when the library cannot be loaded.
+    /// The handle is never closed, so that the addresses of the functions stay valid.
     pub fn open(&self, flags: i32) -> *mut c_void {
         // SAFETY: the soname is NUL-terminated.
         unsafe { libc::dlopen(self.soname.as_ptr(), flags) }
@@ -121,8 +123,8 @@ fn loads() -> u64 {
         _: libc::size_t,
         loads: *mut c_void,
     ) -> c_int {
-        // SAFETY: the linker passes a valid description of an object and the pointer to `loads`
-        // below.
+        // SAFETY: `dl_iterate_phdr` passes a valid description of an object, and the pointer to the
+        // variable `loads` that this function was given.
         unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         1
     }

@@ -1,11 +1,11 @@
-//! A call of the program, to be passed on to the driver when its memory is charged.
+//! A CUDA call of the program, which a handler passes on to the driver once its memory is charged.
 
 use crate::abi::Status;
 
-/// The driver's function with the arguments of the program's call. This trait stands in for `dyn
-/// Fn`, whose vtable has two more copies of the closure.
+/// The driver's function together with the arguments of the program's call. Handlers take this
+/// trait instead of `dyn Fn`, whose vtable would hold two more copies of the closure's code.
 pub trait Real {
-    /// Calls the driver's function.
+    /// Calls the driver's function with the arguments of the program's call.
     fn call(&self) -> Status;
 }
 

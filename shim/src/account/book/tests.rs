@@ -62,8 +62,8 @@ fn small_arrays_are_published_as_arrays() {
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 0));
     book.set_packed(0);
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (36, 30));
-    // NVML's figure without the driver's part; the 55 bytes are managed memory, which NVML does not
-    // show.
+    // The figure that NVML would show, without the driver's own memory. The 55 bytes of managed
+    // memory are missing because NVML does not show managed memory.
     assert_eq!(book.named(), 9 * (1 + 2 + 3 + 4 + 5));
 }
 

@@ -1,5 +1,6 @@
-//! Measuring: compares NVML's figure for this process with the bytes that calls have named. The
-//! difference is the driver's part (`account/driver_part.rs`).
+//! Measuring: compares NVML's figure for this process with the bytes for which calls of the process
+//! gave a size (the named bytes). The difference is the driver's own memory
+//! (`account/driver_part.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -10,46 +11,50 @@ use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
-/// The age in milliseconds from which a call that takes a block measures again.
+/// The age of the last measurement, in milliseconds, from which a call that takes a block measures
+/// again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// The most times that NVML's figure is read again because another thread took or freed memory
-/// meanwhile.
+/// The most times that a measurement reads NVML's figure because another thread takes or frees
+/// memory meanwhile.
 pub(super) const ATTEMPTS: u32 = 12;
 
-/// State that measurements and calls under way share.
+/// The state that measurements share with calls under way.
 #[derive(Default)]
 pub(super) struct Measuring {
     nvml: figures::Handle,
-    /// The number of measurements that have begun.
+    /// The number of measurements of the driver's own memory that have begun.
     begun: AtomicU64,
-    /// The time of the last measurement, milliseconds.
+    /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// The last measurement may have counted too much as the driver's part. The next call that may
-    /// measure does so again, or else the thread that was destroying a context meanwhile.
+    /// Whether the last measurement may have overestimated the driver's own memory. The measurement
+    /// is then repeated by the next call that may measure, or by the thread that was destroying a
+    /// context during the measurement.
     inexact: AtomicBool,
-    /// The number of calls that took or freed memory, or destroyed a context, and have ended. A
-    /// call is counted here before it looks whether a measurement ran across it.
+    /// The number of ended calls that took or freed memory or destroyed a context. A call
+    /// increments this number before it checks whether a measurement ran during the call.
     ended_calls: AtomicU64,
-    /// The number of contexts that are being destroyed.
+    /// The number of contexts that threads are destroying at the moment.
     teardowns: AtomicU32,
 }
 
 impl Device {
-    /// Measures the driver's part and corrects its charge. Where nothing can be measured,
-    /// everything stays as it was and `None` is returned.
+    /// Measures the driver's own memory and corrects its charge. Where NVML gives no figure,
+    /// changes nothing and returns `None`.
     pub fn measure(&self) -> Option<Measured> {
         let (number, total) = self.look();
         let part = &self.driver_part;
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
-    /// Reads the figures. Returns the number of the measurement, and its result.
+    /// Reads NVML's figure for this process, and the named bytes (those for which calls gave a
+    /// size). Returns the number of the measurement, and its result.
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
-            // Memory of other processes that has come to this one since the last measurement has a
-            // name from here on.
+            // Memory of other processes that NVML has attributed to this process since the last
+            // measurement is counted with the named bytes from now on, and no longer with the
+            // driver's own memory.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),
@@ -59,24 +64,25 @@ impl Device {
         (number, total)
     }
 
-    /// Measures after a panic inside the library. What calls had paid ahead stayed charged, as the
-    /// calls may have been made. Where nothing can be measured, the bytes are given back, as after
-    /// any call that cannot be measured.
+    /// Measures after a panic inside gpulimit. Bytes that calls had paid ahead have stayed charged,
+    /// because the calls may have been made. Where NVML gives no figure, uncharges these bytes, as
+    /// after any call that cannot be measured.
     pub fn recover(&self) {
         if self.measure().is_none() {
             self.assume(0);
         }
     }
 
-    /// Changes the driver's part by so many bytes where it cannot be measured, for as long as its
-    /// context lives.
+    /// Changes the recorded size of the driver's own memory by `change` bytes where NVML gives no
+    /// figure. The change holds for as long as the context lives.
     pub fn assume(&self, change: i64) {
         self.driver_part.assume(&self.book, &self.contexts, change);
     }
 
-    /// Call after memory was taken or freed. Measures again when a measurement ran across the call
-    /// (and may have counted its memory to the driver's part), when memory of other processes may
-    /// have come to this one meanwhile, or when the last measurement is old.
+    /// Repeats the measurement where necessary; call after memory was taken or freed. A new
+    /// measurement is necessary when another one ran during the call (and may have counted the
+    /// call's memory as the driver's own), when NVML may have begun to attribute memory of other
+    /// processes to this process, or when the last measurement is old.
     pub fn renew(&self, mark: u64) {
         self.measuring.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
@@ -93,9 +99,10 @@ impl Device {
             || age() > MEASURE_AGE_MS
     }
 
-    /// Runs a call that may destroy a context with everything in it; `after` updates the account. A
-    /// measurement that runs meanwhile may see memory that is gone but still named: it shows the
-    /// driver's part only as a lower bound, and is repeated here.
+    /// Runs `call`, which may destroy a context with everything in it; `after` updates the account.
+    /// A measurement that runs meanwhile may miss memory that is already freed but still named, so
+    /// its result is only a lower bound of the driver's own memory. This function then measures
+    /// again at the end.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         let teardown = Teardown::begin(&self.measuring.teardowns);
         let status = call();
@@ -108,19 +115,21 @@ impl Device {
         status
     }
 
-    /// Returns whether the last measurement may have counted too much as the driver's part, because
+    /// Returns whether the last measurement may have overestimated the driver's own memory, because
     /// other threads took and freed memory all the time.
     pub fn is_inexact(&self) -> bool {
         self.measuring.inexact.load(Ordering::SeqCst)
     }
 
-    /// Returns NVML's figure for this process and the named bytes of it; `None` when there is no
-    /// such figure (no NVML, or a PID namespace that NVML does not know).
+    /// Returns NVML's figure for this process and the named bytes in it; `None` when NVML gives no
+    /// such figure (NVML is missing, or this process runs in a PID namespace that NVML does not
+    /// know).
     ///
-    /// Memory is named after the driver has given it out, and loses its name before the driver
-    /// frees it. So a figure into which another thread's call falls is too large, never too small,
-    /// and that call measures again ([`Device::renew`]). Pools shrink inside synchronise calls and
-    /// graph memory grows inside launches: both are read before and after the figure.
+    /// Memory becomes named after the driver has given it out, and is no longer named before the
+    /// driver frees it. So when another thread's call falls between the two readings, the
+    /// difference is too large, never too small, and that call measures again ([`Device::renew`]).
+    /// Pools shrink inside synchronise calls and graph memory grows inside launches, so the
+    /// reserved bytes of both are read before and after NVML's figure.
     fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.process.pools.refresh_on(&self.book);
@@ -136,23 +145,23 @@ impl Device {
         })
     }
 
-    /// Returns the bytes that the driver's part has at least, even where NVML, or a library in its
-    /// place, tells less: the local memory that contexts have from the start, and the variables of
-    /// code.
+    /// Returns a lower bound of the driver's own memory, used where NVML, or a library in place of
+    /// NVML, shows less: the local memory that contexts have from the start, and the variables of
+    /// loaded code.
     fn least_of_driver(&self) -> u64 {
         let contexts = self.contexts.all();
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // Growth beyond the start, and lowering below it, are recorded only after they were
-            // measured.
+            // Local memory counts at most with its size at the start of the context, because the
+            // account records other sizes only after they were measured.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
     }
 
-    /// As [`Device::measure_total`]. `look` reads what changes by itself, `own_bytes` reads NVML's
-    /// figure.
+    /// Implements [`Device::measure_total`]. `look` reads the reserved bytes of pools and graphs,
+    /// which change without an allocation call, and `own_bytes` reads NVML's figure.
     pub(super) fn total(
         &self,
         look: impl Fn(),
@@ -163,13 +172,15 @@ impl Device {
         for attempt in 1..=ATTEMPTS {
             let is_last = attempt == ATTEMPTS;
             if is_last {
-                // A call that ends from here on measures again, whatever this attempt finds.
+                // In the last attempt, calls of other threads that end from now on measure again,
+                // whatever this attempt finds.
                 inexact.store(true, Ordering::SeqCst);
             }
             look();
             let ended_before = ended_calls();
-            // Read before the first sum and after the second: memory that goes in between is
-            // counted in `gone`, and memory that went earlier is in neither sum.
+            // `removed` is read before the first sum of named bytes and after the second sum:
+            // memory freed between the two sums is counted in `gone`, and memory freed before the
+            // first sum is in neither.
             let removed_before = self.book.removed();
             let before = self.book.named();
             let figure = own_bytes()?;
@@ -184,18 +195,19 @@ impl Device {
             if at_least {
                 inexact.store(true, Ordering::SeqCst);
             }
-            // A call may have freed memory after the figure was read, and have ended before it
-            // could see this measurement. So each side first counts itself and then reads the
-            // other's count.
+            // Another thread's call may have freed memory after NVML's figure was read, and have
+            // ended before it could see this measurement. So the measurement and the call each
+            // count themselves first and then read the count of the other.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);
             } else if !is_last {
                 continue;
             }
-            // Where other threads take and free all the time, the least that was named meanwhile is
-            // used, which makes the driver's part too large rather than too small. Even equal sums
-            // do not show that nothing changed: one thread may have taken as much as another freed.
+            // Where other threads take and free memory all the time, the smallest sum of named
+            // bytes is used, which makes the driver's own memory too large rather than too small.
+            // Two equal sums do not show that no memory changed: one thread may have taken as much
+            // as another freed.
             let named = before.saturating_sub(gone).min(after);
             return Some(Total {
                 figure,
@@ -206,18 +218,20 @@ impl Device {
         None
     }
 
-    /// Records code that was loaded in a context here with at least `bytes` of variables.
+    /// Records code that was loaded in `context` on this device and that has at least `bytes` of
+    /// variables.
     pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
         let variables = &self.process.variables;
         variables.insert(code, context, self.ordinal, bytes);
-        // Variables smaller than a block lie in the driver's reserve.
+        // Variables smaller than a 2 MiB block fit into the reserve that is always charged for the
+        // driver, so they need no measurement.
         if bytes >= BLOCK && self.measure().is_none() {
             variables.note_assumed(code, context);
             self.assume(bytes as i64);
         }
     }
 
-    /// Removes code that was unloaded.
+    /// Removes the record of code that was unloaded from this device.
     pub fn forget_variables(&self, code: Opaque) {
         let assumed = self.process.variables.remove(code, self.ordinal);
         if assumed > 0 {
@@ -226,8 +240,8 @@ impl Device {
     }
 }
 
-/// A call that destroys a context. It ends with this guard, also on a panic; until then no
-/// measurement is exact.
+/// A call that destroys a context, as a guard. The call counts as under way until the guard is
+/// dropped, also on a panic; measurements made meanwhile are inexact.
 struct Teardown<'a>(&'a AtomicU32);
 
 impl<'a> Teardown<'a> {

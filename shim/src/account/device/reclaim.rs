@@ -1,4 +1,4 @@
-//! Reclaim: in a full group this process gives back bytes that it has charged and does not use.
+//! Reclaim: in a full group this process uncharges bytes that it has charged and does not use.
 
 use gpulimit_ledger::{DeviceIndex, Pressure, Witness};
 
@@ -9,15 +9,17 @@ use crate::account::shared::Heir;
 use crate::message;
 
 impl Device {
-    /// Gives back what is held unused, because another member has asked for it. Keeps everything
-    /// while the group's usage is at or below its `low` setting.
+    /// Uncharges the bytes that this process holds unused, because another member of the group has
+    /// asked for memory. Uncharges none while the usage of the group or of an ancestor is at or
+    /// below its setting `low` or `min`.
     pub fn give_back_unused(&self) {
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
     }
 
-    /// Gives back what this process can do without; true when anything came back.
+    /// Uncharges the bytes that this process can do without; returns true when there were such
+    /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
         let orphans = self.settle_orphans();
         let spares = self.release_spares();
@@ -26,7 +28,8 @@ impl Device {
         orphans || spares || pools || graphs
     }
 
-    /// Keeps a block that is charged and not needed as this thread's spare, or gives it back.
+    /// Keeps a charged block that a call did not need as the calling thread's spare block, or
+    /// uncharges the block where the thread has a spare already.
     pub fn keep_block(&self) {
         if self.spares.own().keep() {
             self.book.add_idle(BLOCK);
@@ -35,7 +38,7 @@ impl Device {
         }
     }
 
-    /// Gives the spare blocks back. True when there was any.
+    /// Uncharges the spare blocks of this process. Returns true when there were spare blocks.
     pub fn release_spares(&self) -> bool {
         let released = self.spares.take_all();
         self.book.uncharge_idle(released * BLOCK);
@@ -43,7 +46,7 @@ impl Device {
     }
 }
 
-/// The reclaim for one request.
+/// What this process can do for one request in a full group: reclaim, trimming, and waiting.
 pub(super) struct Reclaim<'a> {
     device: &'a Device,
     request: &'a Request<'a>,

@@ -16,30 +16,31 @@ const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 1000 * MIB;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 
-/// Opens the GPU as one more process of the group.
+/// Opens the GPU as one more process of the group would.
 fn join(group: &Scratch) -> &'static Device {
     let process = Box::leak(Box::new(Process::default()));
     let device = Device::enter(process, 0, GPU, CAPACITY, group.member());
     Box::leak(Box::new(device.expect("a device")))
 }
 
-/// Charges for good, where there is room.
+/// Charges the request permanently, where the group has room for it.
 fn charge(device: &Device, request: Request<'_>) -> bool {
     device.charge(request).map(Charged::spend).is_ok()
 }
 
-/// As [`charge`], but ahead.
+/// Charges the request permanently as idle bytes (charged, not in use), where the group has room
+/// for it.
 fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
     device.charge_ahead(request).map(Charged::spend).is_ok()
 }
 
-/// Returns the usage of the group.
+/// Returns the usage of the device's group.
 fn usage(device: &Device) -> Usage {
     let ledger = device.book.member.ledger();
     ledger.usage(ledger.find_device(&GPU).expect("known"))
 }
 
-/// Returns the charged and the idle MiB of the group.
+/// Returns the charged bytes and the idle bytes (charged, not in use) of the group, in MiB.
 fn charged(device: &Device) -> (u64, u64) {
     let usage = usage(device);
     (usage.charged / MIB, usage.idle / MIB)
@@ -49,7 +50,7 @@ fn shown(device: &Device, category: Category) -> u64 {
     usage(device).by[category as usize]
 }
 
-/// Returns the MiB of each request that was refused.
+/// Returns the size of each request that the group refused, in MiB.
 fn refusals(device: &Device) -> Vec<u64> {
     let events = device.book.member.ledger().events(0).into_iter();
     events
@@ -111,7 +112,7 @@ fn bytes_charged_ahead_are_idle() {
     device.book.note_usage();
     device.book.uncharge_idle(10 * MIB);
     assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
-    // The bytes are counted as used before they are counted as idle.
+    // One thread counts bytes as used before another thread has counted them as idle.
     device.book.remove_idle(10 * MIB);
     assert_eq!(charged(device), (50, 0));
     device.book.add_idle(30 * MIB);
@@ -136,8 +137,8 @@ fn requests_under_way_are_not_free() {
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Some requests must fall into a look, and on a busy machine the looking thread may not run
-        // for a while.
+        // The loop ends only after some requests have overlapped a read of the free bytes. On a
+        // busy machine the reading thread may not run for a while.
         for request in 0..2_000_000 {
             std::thread::yield_now();
             assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
@@ -281,13 +282,13 @@ fn a_pool_is_asked_for_once() {
     assert!(handle().is_err());
 }
 
-/// Records an import of `bytes` that is mapped.
+/// Records a mapped import of `bytes`, memory that another process has exported.
 fn import(device: &Device, handle: u64, bytes: u64) {
     device.process.vmm.imported(handle, 0);
     device.process.vmm.mapped(handle << 40, handle, bytes);
 }
 
-/// Records memory of another process that is open here.
+/// Records memory of another process that this process has open.
 fn open(device: &Device, address: u64, bytes: u64) {
     let opening = Opening {
         device: 0,
@@ -331,7 +332,7 @@ fn growth_of_the_figure_is_memory_that_has_come_from_others() {
     open(device, 192, 6 * MIB);
     import(device, 6, 10 * MIB);
     assert_eq!(device.take_over(15 * MIB), 14 * MIB, "both kinds of memory");
-    // The device does not count it as open, so it is not looked for.
+    // A device that counts no open memory of other processes does not look for such memory.
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     open(device, 64, 20 * MIB);
@@ -369,7 +370,8 @@ fn left_memory_is_given_back_where_the_driver_does_not_tell() {
     device.book.mark_shared(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
-    // The memory is not charged here but to another member, which has left it.
+    // The memory is not charged to this device's process but to another member, which has left it
+    // behind.
     assert!(charge(other, Request::insisting("a", 10 * MIB)));
     other.book.member.orphan(&other.book.device, 10 * MIB);
     device.part_with(0, 10 * MIB, None);
@@ -377,7 +379,8 @@ fn left_memory_is_given_back_where_the_driver_does_not_tell() {
 }
 
 /// Measures with `figure` as NVML's figure; calls `meanwhile` with the number of the attempt.
-/// Returns the named bytes and the driver's part, and the number of attempts.
+/// Returns the named bytes (those for which calls gave a size), the size of the driver's own
+/// memory, and the number of attempts.
 fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, u64)>, u32) {
     let looks = Cell::new(0);
     let own_bytes = || {
@@ -433,13 +436,14 @@ fn a_measurement_is_repeated_where_memory_changes_meanwhile() {
     };
     assert_eq!(twice(&take), (Some((120, 880)), 3));
     assert_eq!(twice(&free), (Some((100, 900)), 3));
-    // The sum is the same as before, but what was taken may have come after what was freed.
+    // The sum of the allocations is the same as before, but memory may have been taken after other
+    // memory was freed.
     let both = || {
         take();
         free();
     };
     assert_eq!(twice(&both), (Some((100, 900)), 3));
-    // The least that was named meanwhile counts.
+    // The measurement uses the smallest sum of the allocations that it has seen.
     let all_the_time = |change: &dyn Fn()| {
         let looked = look(device, 1000, |_| change());
         assert!(device.is_inexact());
@@ -457,8 +461,8 @@ fn a_call_that_ends_during_a_measurement_repeats_it() {
     let device = join(&group);
     look(device, 1000, |_| {});
     let mark = device.process.mark();
-    // The call has taken its memory out before the measurement, and frees it after the figure was
-    // read.
+    // The call has removed its allocation from the account before the measurement, and the driver
+    // frees the memory after NVML's figure was read.
     let end_call = || {
         assert_eq!(device.process.mark(), mark, "the call sees no measurement");
         device.renew(mark);
@@ -513,7 +517,7 @@ fn a_measurement_is_due_when_something_may_have_changed() {
     assert!(device.is_due(mark()), "there was no measurement");
     look(device, 10, |_| {});
     assert_ne!(device.measuring.at.load(Ordering::Relaxed), 0);
-    // Keeps the measurement from growing old.
+    // Keeps the last measurement from becoming too old.
     let keep = || device.measuring.at.store(u64::MAX, Ordering::Relaxed);
     keep();
     assert!(!device.is_due(mark()));
@@ -609,8 +613,8 @@ fn charges_for_a_call_go_back_by_themselves() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Another thread may give back what is charged and not yet promised. If a third thread took that
-/// room, the call would be refused.
+/// Another thread may uncharge bytes that are charged and not yet promised to a call. If a third
+/// thread charged those bytes, the call would be refused.
 #[test]
 fn bytes_charged_for_a_call_are_promised_at_once() {
     const ROUNDS: u32 = 20_000;

@@ -1,5 +1,5 @@
-//! Bytes of the driver's part that are paid ahead for one call, as a guard: they go back where the
-//! call is not made, also on a panic.
+//! Bytes for the driver's own memory that are paid ahead for one call, as a guard: dropping the
+//! guard uncharges bytes beyond the reserve where the call is not made.
 
 use super::{DriverPart, Measured, RESERVE, State};
 use crate::account::charged::Charged;
@@ -8,26 +8,26 @@ use crate::account::request::Request;
 use crate::account::rounding::BLOCK;
 use crate::refusal::Refused;
 
-/// Bytes of the driver's part that are charged and promised to a call.
-#[must_use = "bytes that are not used are given back at once"]
+/// Bytes for the driver's own memory that are charged and promised to one call.
+#[must_use = "dropping the guard ends the promise and uncharges the bytes"]
 pub struct Prepaid<'a> {
     device: &'a Device,
     bytes: u64,
-    /// Further bytes that were kept for what a context takes later, and that this call may take.
+    /// Further bytes that were kept for later needs of a context and that this call may use.
     offered: u64,
-    /// The driver's part when `offered` was set: another thread may have measured since then and
-    /// have seen what the call has taken.
+    /// The size of the driver's own memory when `offered` was set. Another thread may have measured
+    /// since then and have recorded the bytes that this call has taken.
     before: u64,
 }
 
 impl<'a> Prepaid<'a> {
-    /// Returns a guard of 0 bytes.
+    /// Returns a guard that promises 0 bytes.
     pub fn none(device: &'a Device) -> Self {
         Prepaid::lent(device, 0)
     }
 
-    /// Pays for a call that may take up to the bytes of the request. Bytes that the reserve covers
-    /// are not charged again.
+    /// Charges the bytes of `request` for a call that may take up to that number of bytes. Bytes
+    /// that are charged already as [`RESERVE`] are not charged again.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -36,8 +36,9 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Lends `bytes` of the reserve to a call that is expected not to need them. There is no guard,
-    /// because programs make such calls by the million. False when the reserve has fewer bytes.
+    /// Promises `bytes` of the charged [`RESERVE`] to a call that is expected not to need them.
+    /// Returns no guard, because programs make such calls by the million. Returns false when the
+    /// reserve has fewer bytes left.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -47,7 +48,7 @@ impl<'a> Prepaid<'a> {
         enough
     }
 
-    /// Makes a guard of `bytes` that were lent by [`Prepaid::lend`].
+    /// Makes a guard of `bytes` that [`Prepaid::lend`] has promised to the call.
     pub fn lent(device: &'a Device, bytes: u64) -> Self {
         Prepaid {
             device,
@@ -61,9 +62,9 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises what is promised to the bytes of the request: first out of the idle bytes, and the
-    /// rest is charged. On a refusal the guard keeps what it had before; `Err` holds the bytes that
-    /// are due.
+    /// Raises the promised bytes to the bytes of `request`: first out of the charged but unused
+    /// bytes, and the rest is charged. On a refusal the guard keeps the bytes promised before;
+    /// `Err` holds the bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -72,15 +73,16 @@ impl<'a> Prepaid<'a> {
         .map_err(|Refused| request.bytes)
     }
 
-    /// As [`Prepaid::raise`] to `to` bytes, where `charge` charges ahead.
+    /// Raises the promised bytes to `to` bytes like [`Prepaid::raise`]. `charge` charges the
+    /// missing bytes ahead.
     pub(in crate::account) fn raise_by(
         &mut self,
         to: u64,
         charge: &dyn Fn(u64) -> Result<Charged<'a>, Refused>,
     ) -> Result<(), Refused> {
-        // The loop ends: each round charges what is missing, and this is either promised to this
-        // call or pays for memory that the driver has taken beyond all charges. So less is missing
-        // in the next round, and the group's limit bounds it as well.
+        // The loop ends because each round has fewer bytes missing than the round before: the bytes
+        // charged in a round are either promised to this call or pay for memory that the driver has
+        // taken beyond all charges. The group's limit bounds the loop too.
         loop {
             let (missing, paying) = {
                 let mut state = self.part().state.lock();
@@ -92,11 +94,11 @@ impl<'a> Prepaid<'a> {
                 }
                 (missing, Paying::begin(self.part(), &mut state))
             };
-            // Charging may wait, so it happens outside of the lock.
+            // `charge` may wait for room in the group, so it is called while no lock is held.
             let charged = charge(missing)?;
             let more = to.saturating_sub(self.bytes);
-            // Under one lock: otherwise another thread might give back what is charged before it is
-            // promised.
+            // The charged bytes are added and promised under one lock. Otherwise another thread
+            // might uncharge them before they are promised.
             let mut state = self.part().state.lock();
             charged.spend();
             state.held += missing;
@@ -106,17 +108,17 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// As [`Prepaid::raise`] to `bytes` beside the reserve, for a call whose need is unknown. Where
-    /// the group is full, what is left of the reserve will do if it is at least a block. Never
-    /// waits for room in the group. `Err` holds the bytes that are due.
+    /// Raises the promised bytes to `bytes` beyond the reserve, for a call whose need is unknown.
+    /// Where the group is full, the unused rest of the reserve is enough if it is at least a block.
+    /// Never waits for room in the group. `Err` holds the bytes that the call needs.
     pub fn raise_with_reserve(&mut self, bytes: u64) -> Result<(), u64> {
         self.raise(Request::reclaiming(bytes + RESERVE))
             .or_else(|_| self.raise(Request::trimming(self.with_reserve(bytes))))
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// Returns what is due for `bytes` beside what is left of the reserve; where less than a block
-    /// is left, beside a whole reserve.
+    /// Returns the bytes to promise to a call that needs `bytes` and the unused rest of
+    /// [`RESERVE`]; where this rest is less than a block, `bytes` and a whole [`RESERVE`].
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
@@ -125,7 +127,7 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Adds up to `bytes` of what the group has left. Never fails.
+    /// Adds up to `bytes` to the guard, as far as the group has free bytes. Never fails.
     pub fn add_some(&mut self, bytes: u64) {
         let bytes = bytes.min(self.device.book.group_free());
         if bytes == 0 {
@@ -139,7 +141,7 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Keeps up to `bytes` of the guard charged for what its context will take later.
+    /// Keeps up to `bytes` of the guard charged for memory that the context will take later.
     pub fn reserve(&mut self, bytes: u64) {
         let book = &self.device.book;
         let mut state = self.part().state.lock();
@@ -151,8 +153,8 @@ impl<'a> Prepaid<'a> {
         self.part().refill(book, &mut state);
     }
 
-    /// Offers `bytes` that are kept for contexts to the call. Returns the driver's part before the
-    /// call.
+    /// Offers the call `bytes` that are kept for later needs of contexts. Returns the size of the
+    /// driver's own memory before the call.
     pub fn offer(&mut self, bytes: u64) -> u64 {
         let mut state = self.part().state.lock();
         state.offer(bytes);
@@ -160,7 +162,7 @@ impl<'a> Prepaid<'a> {
         self.before
     }
 
-    /// Hands the bytes, which stay charged, over to another record of the account.
+    /// Hands the promised bytes over to another record of the account. The bytes stay charged.
     pub fn hand_over(mut self) {
         let mut state = self.part().state.lock();
         let bytes = self.bytes;
@@ -169,14 +171,14 @@ impl<'a> Prepaid<'a> {
         self.device.book.remove_idle(bytes);
     }
 
-    /// Ends the call, whether it succeeded or not: measures, and corrects the charge. `Err` returns
-    /// the guard when nothing can be measured.
+    /// Ends the call, whether it succeeded or not: measures the driver's own memory and corrects
+    /// its charge. Where NVML gives no figure, `Err` returns the guard.
     pub fn settle(self) -> Result<Measured, Self> {
         self.settle_offer(|_| 0)
     }
 
-    /// As [`Prepaid::settle`]. `taken` says, from the growth of the driver's part, how many of the
-    /// offered bytes the call has taken.
+    /// Ends the call like [`Prepaid::settle`]. `taken` computes, from the growth of the driver's
+    /// own memory, how many of the offered bytes the call has used.
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();
@@ -189,8 +191,8 @@ impl<'a> Prepaid<'a> {
         Ok(part.conclude_with(book, contexts, &mut state, number, total))
     }
 
-    /// As [`Prepaid::settle`] where nothing can be measured: the call has made a context of
-    /// `bytes`.
+    /// Ends a call that has made a context, where NVML gives no figure: the context is assumed to
+    /// take `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
@@ -201,7 +203,8 @@ impl<'a> Prepaid<'a> {
         part.give_back(book, &mut state);
     }
 
-    /// Ends the promise. Of the offered bytes `taken` are taken and the others are kept again.
+    /// Ends the promise to the call. Of the offered bytes, `taken` were used, and the others are
+    /// kept for contexts again.
     fn release(&mut self, state: &mut State, taken: u64) {
         let taken = taken.min(self.offered);
         state.release(self.bytes);
@@ -213,7 +216,7 @@ impl<'a> Prepaid<'a> {
     }
 }
 
-/// The call has not been made, or has taken no memory.
+/// The guard is dropped when the call was not made, or has taken no memory.
 impl Drop for Prepaid<'_> {
     fn drop(&mut self) {
         if self.bytes == 0 && self.offered == 0 {
@@ -222,8 +225,8 @@ impl Drop for Prepaid<'_> {
         let part = self.part();
         let mut state = part.state.lock();
         self.release(&mut state, 0);
-        // After a panic it is not known whether the call was made: the bytes stay charged until a
-        // measurement tells (`Process::recover`).
+        // After a panic it is unknown whether the driver was called, so the bytes stay charged
+        // until a measurement shows whether they are used (`Process::recover`).
         if !std::thread::panicking() {
             part.give_back(&self.device.book, &mut state);
         }
@@ -231,7 +234,7 @@ impl Drop for Prepaid<'_> {
     }
 }
 
-/// A call that is being charged for, until this guard is dropped.
+/// A call for which bytes are being charged. The charging ends when this guard is dropped.
 struct Paying<'a>(&'a DriverPart);
 
 impl<'a> Paying<'a> {

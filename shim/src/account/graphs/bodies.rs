@@ -1,24 +1,25 @@
-//! The graphs that conditional nodes may run.
+//! The graphs inside conditional nodes, which the nodes may run.
 
 use parking_lot::RwLock;
 
 use crate::abi::{Graph, Node};
 use crate::account::maps::Map;
 
-/// The graphs of each conditional node.
+/// The graphs inside each conditional node.
 ///
-/// A hook sees every conditional node when it is added, so every node that is there can be looked
-/// up. The entry of a node that is gone stays until its handle comes back.
+/// A hook sees every conditional node when it is added to a graph, so every existing node can be
+/// looked up. The entry of a destroyed node stays until the driver hands out the same node handle
+/// again.
 #[derive(Default)]
 pub struct Bodies(RwLock<Map<Node, Vec<Graph>>>);
 
 impl Bodies {
-    /// Records a node that was added.
+    /// Records a conditional node that was added to a graph, and the graphs inside the node.
     pub fn insert(&self, node: Node, graphs: Vec<Graph>) {
         self.0.write().insert(node, graphs);
     }
 
-    /// Returns the graphs of a node.
+    /// Returns the graphs inside a conditional node.
     pub fn of(&self, node: Node) -> Vec<Graph> {
         self.0.read().get(&node).cloned().unwrap_or_default()
     }

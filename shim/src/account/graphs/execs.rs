@@ -9,20 +9,21 @@ use super::nodes::Nodes;
 use crate::abi::{Context, Device as Ordinal, GraphExec};
 use crate::account::maps::Map;
 
-/// An executable graph with memory nodes.
+/// The record of an executable graph with memory nodes.
 pub struct Exec {
     context: Context,
     pub needs: Vec<Need>,
-    /// A launch of the graph leaves something allocated.
+    /// Whether a launch of the graph leaves memory allocated.
     pub keeps: bool,
 }
 
 /// The memory that an executable graph needs on one device.
 pub struct Need {
     pub device: Ordinal,
-    /// The most bytes that the graph takes on the device.
+    /// The most bytes that a launch of the graph takes on the device.
     bytes: AtomicU64,
-    /// The epoch in which the graph got its memory (see [`super::GraphMemory`]); 0 for none.
+    /// The epoch (a period without a change of stream and without a trim) in which the graph got
+    /// its memory; 0 when the graph has none. See [`super::GraphMemory`].
     epoch: AtomicU64,
 }
 
@@ -51,7 +52,7 @@ impl Need {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Records that the graph has turned out to need no more than `bytes`.
+    /// Records that a launch has shown that the graph needs no more than `bytes`.
     pub(super) fn learn(&self, bytes: u64) {
         self.bytes.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -65,18 +66,19 @@ impl Need {
     }
 }
 
-/// Executable graphs by their handles. Only those with memory nodes are in `by_handle`.
+/// The executable graphs of a process by their handles. Only graphs with memory nodes are in
+/// `by_handle`.
 #[derive(Default)]
 pub struct Execs {
     live: AtomicUsize,
     by_handle: RwLock<Map<GraphExec, Arc<Exec>>>,
-    /// The local memory that every thread of a graph's kernels needs, bytes; graphs that need none
-    /// are left out.
+    /// The bytes of local memory per thread that the kernels of each graph need; graphs that need
+    /// no local memory are left out.
     per_thread: RwLock<Map<GraphExec, u64>>,
 }
 
 impl Execs {
-    /// Returns the entry of `exec`; `None` for a graph without memory nodes.
+    /// Returns the record of the executable graph `exec`; `None` for a graph without memory nodes.
     #[inline]
     pub fn get(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
@@ -85,14 +87,14 @@ impl Execs {
         self.by_handle.read().get(&exec).cloned()
     }
 
-    /// Records `exec`, which was made. An older entry with this handle belongs to a graph that is
-    /// gone.
+    /// Records the executable graph `exec`, which the driver has just made. An older record with
+    /// the same handle belongs to a destroyed graph.
     pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
         self.change(|map| map.insert(exec, known));
     }
 
-    /// Removes the entry of `exec`. Call before the driver is asked to destroy it, as its handle
-    /// may come back as another graph.
+    /// Removes the record of the executable graph `exec`. Call before the driver is asked to
+    /// destroy the graph, because the driver may hand out its handle for another graph.
     pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
             return None;
@@ -100,7 +102,8 @@ impl Execs {
         self.change(|map| map.remove(&exec))
     }
 
-    /// Returns the most bytes of local memory that every thread of a kernel in `exec` needs.
+    /// Returns the most bytes of local memory per thread that any kernel in the executable graph
+    /// `exec` needs.
     pub fn per_thread(&self, exec: GraphExec) -> u64 {
         self.per_thread.read().get(&exec).copied().unwrap_or(0)
     }
@@ -112,8 +115,8 @@ impl Execs {
         };
     }
 
-    /// Sets the local memory per thread as [`Execs::set_per_thread`] does, but only where that
-    /// raises it. Returns whether it did.
+    /// Sets the local memory per thread of a graph like [`Execs::set_per_thread`], but only where
+    /// this raises the recorded number. Returns whether the number was raised.
     pub fn raise_per_thread(&self, exec: GraphExec, bytes: u64) -> bool {
         let raises = bytes > self.per_thread(exec);
         if raises {
@@ -122,7 +125,7 @@ impl Execs {
         raises
     }
 
-    /// Removes all graphs of `context`, which is gone.
+    /// Removes all executable graphs of the destroyed context `context`.
     pub fn drain(&self, context: Context) {
         self.change(|map| map.retain(|_, exec| exec.context != context));
     }

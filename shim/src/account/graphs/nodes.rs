@@ -1,10 +1,11 @@
-//! The memory that a graph's memory nodes need, found by walking its nodes.
+//! The bytes that the memory nodes of a graph need, found by visiting the graph's nodes.
 //!
-//! The driver fixes an allocation's address when its node is added, and gives out one address twice
-//! within a graph only where one allocation is freed before the other begins (NVIDIA's programming
-//! guide, graph memory nodes). Allocations at the same address share one piece of memory, so
-//! addresses tell what a graph needs, as they do for blocks: a graph that allocates and frees the
-//! same memory a hundred times needs it once.
+//! The driver fixes the address of an allocation when the memory node is added, and gives out one
+//! address twice within a graph only where one allocation is freed before the other begins
+//! (NVIDIA's programming guide, graph memory nodes). Allocations at the same address share one
+//! piece of memory, so the addresses tell how much memory a graph needs, like the addresses of
+//! `cuMemAlloc` tell its blocks: a graph that allocates and frees the same memory a hundred times
+//! needs that memory once.
 
 use gpulimit_base::order;
 
@@ -19,10 +20,11 @@ use crate::account::maps::{Map, Set};
 use crate::account::rounding::round_up;
 use crate::driver::{answer, cuda};
 
-/// Sizes of small allocations are rounded up to a multiple of this.
+/// The sizes of small allocations in graphs are rounded up to a multiple of this many bytes.
 const GRAIN: u64 = 512;
 
-/// The memory nodes and kernels of a graph and of the graphs in it.
+/// The memory nodes and kernels of a graph, including those of its child graphs and conditional
+/// nodes.
 #[derive(Default)]
 pub struct Nodes {
     allocated: Map<Ordinal, Vec<Range>>,
@@ -30,12 +32,12 @@ pub struct Nodes {
     kernels: Set<Opaque>,
 }
 
-/// The first address, and the address after the last.
+/// The address range of an allocation: its first address, and the address after its last byte.
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Collects the nodes of `graph`. A handle that is not a graph yields no nodes: the driver
-    /// itself answers the program's call with that handle.
+    /// Collects the memory nodes and kernels of `graph`. A handle that is not a graph yields no
+    /// nodes: the driver itself returns the error to the program's call.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
@@ -51,7 +53,7 @@ impl Nodes {
 
     fn allocates(&mut self, node: Node) {
         let ask = |params| cuda::cuGraphMemAllocNodeGetParams(node, params);
-        // A node of a managed pool takes device memory all the same (measured).
+        // A memory node that allocates managed memory takes device memory too (measured).
         if let Ok::<MemAllocNodeParams, _>(params) = answer(ask)
             && [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
             && let Some(device) = params.pool.location.device()
@@ -62,17 +64,17 @@ impl Nodes {
         }
     }
 
-    /// Returns the kernels, each once.
+    /// Returns the kernels of the graph, each once.
     pub fn kernels(&self) -> impl Iterator<Item = Opaque> {
         self.kernels.iter().copied()
     }
 
-    /// Returns whether the graph has no allocation nodes.
+    /// Returns whether the graph has no nodes that allocate memory.
     pub fn is_empty(&self) -> bool {
         self.allocated.is_empty()
     }
 
-    /// Returns whether a launch leaves something allocated.
+    /// Returns whether a launch of the graph leaves memory allocated.
     pub fn keep(&self) -> bool {
         let mut balance = Map::<DevicePtr, i64>::default();
         for (start, _) in self.allocated.values().flatten() {
@@ -84,7 +86,8 @@ impl Nodes {
         balance.values().any(|left| *left > 0)
     }
 
-    /// Returns the devices, each with the most bytes that the graph takes there.
+    /// Returns the devices on which the graph allocates memory, each with the most bytes that the
+    /// graph takes there.
     pub fn needs(&self) -> impl Iterator<Item = (Ordinal, u64)> {
         self.allocated
             .iter()
@@ -92,7 +95,8 @@ impl Nodes {
     }
 }
 
-/// Calls `show` with the kernel of every node of `graph` and of the graphs in it.
+/// Calls `show` with the kernel of every kernel node of `graph`, and of the graphs inside its
+/// nodes.
 pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) {
     walk(graph, bodies, &mut |node, kind| {
         if kind == NODE_TYPE_KERNEL {
@@ -101,7 +105,8 @@ pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) 
     });
 }
 
-/// Calls `show` with the nodes of `graph` and of the graphs in it, and their kinds.
+/// Calls `show` with every node of `graph`, and of the graphs inside its nodes, and with the kind
+/// of each node.
 fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     each_once(graph, |graph| {
         let mut within = Vec::new();
@@ -121,8 +126,9 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Goes through a graph and those `within` it, each once: the stale entry of a conditional node
-/// that is gone may lead back to a graph that was seen already.
+/// Visits `graph` and the graphs inside its nodes, each once. The check for a second visit ends a
+/// loop: the stale record of a destroyed conditional node may lead back to a graph that was visited
+/// already.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -132,16 +138,16 @@ fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     }
 }
 
-/// Returns the `CUfunction` or `CUkernel` of a kernel node.
+/// Returns the handle of a kernel node's `CUfunction` or `CUkernel`.
 fn kernel(node: Node) -> Option<Opaque> {
     answer(|params| cuda::cuGraphKernelNodeGetParams_v2(node, params))
-        // Before CUDA 12 there are only functions, no kernels.
+        // Drivers before CUDA 12 have only `CUfunction`s in kernel nodes, and no `CUkernel`s.
         .or_else(|_| answer(|params| cuda::cuGraphKernelNodeGetParams(node, params)))
         .ok()?
         .handle()
 }
 
-/// Returns the nodes of one graph.
+/// Returns the nodes of one graph, without those of the graphs inside its nodes.
 fn list(graph: Graph) -> Vec<Node> {
     let mut count = 0usize;
     if cuda::cuGraphGetNodes(graph, 0, Out::of(&mut count)) != SUCCESS || count == 0 {
@@ -153,14 +159,14 @@ fn list(graph: Graph) -> Vec<Node> {
     nodes
 }
 
-/// Returns the most bytes that allocations in these ranges take.
+/// Returns an upper bound of the graph memory that allocations in these address ranges take.
 ///
-/// Each piece of more than a step takes its own size rounded up to steps. Smaller pieces share
-/// steps: a further step is begun only when no step has room, so the pieces in any two steps add up
-/// to more than one step, and no piece takes more than one. Measured in steps of 32 MiB: {100}
-/// takes 4, {33} takes 2, {1 byte} takes 1, twenty of 2 MiB take 2, and {100, 50, 7} takes 6, for
-/// which this function returns 7. Pieces that lie further apart take the steps of address space
-/// that they touch.
+/// A contiguous piece of more than a step (32 MiB) takes its own size rounded up to steps. Smaller
+/// pieces share steps: the driver begins a further step only when no step has room, so the pieces
+/// in any two steps add up to more than one step, and no piece takes more than one. Measured in
+/// MiB: pieces of {100} take 4 steps, {33} takes 2, {1 byte} takes 1, twenty pieces of 2 MiB take
+/// 2, and {100, 50, 7} takes 6, for which this function returns 7. Pieces with gaps between them
+/// take the steps of address space that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
@@ -195,7 +201,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BASE: DevicePtr = 0x7f00_0000_0000;
 
-    /// Returns ranges one after the other, each starting at a multiple of 512 bytes.
+    /// Returns address ranges of the given sizes one after the other, each starting at a multiple
+    /// of 512 bytes.
     fn packed(sizes: &[u64]) -> Vec<Range> {
         let mut end = BASE;
         let mut range = |bytes: &u64| {
@@ -237,7 +244,7 @@ mod tests {
             (&[64, 128], &[128], true),
             (&[64, 64], &[64], true),
             (&[64, 64], &[64, 64], false),
-            // The address 128 was allocated by another graph.
+            // The graph frees the address 128, which another graph has allocated.
             (&[64], &[64, 128], false),
         ] {
             assert_eq!(nodes(allocated, freed).keep(), keeps, "{allocated:?}");
@@ -262,7 +269,7 @@ mod tests {
     fn one_address_is_one_piece_of_memory() {
         let hundred = vec![(BASE, BASE + 100 * MIB); 100];
         assert_eq!(most(hundred), 128 * MIB);
-        // Allocations inside of the range of another.
+        // Allocations whose address range lies inside the range of another allocation.
         let mut parts = vec![(BASE, BASE + 100 * MIB)];
         parts.extend((0..10).map(|at| (BASE + at * 10 * MIB, BASE + (at + 1) * 10 * MIB)));
         assert_eq!(most(parts), 128 * MIB);
@@ -274,7 +281,7 @@ mod tests {
         assert_eq!(most(packed(&[20 * MIB, 13 * MIB])), 64 * MIB);
         assert_eq!(most(packed(&[32 * MIB])), 32 * MIB);
         assert_eq!(most(packed(&[31 * MIB; 4])), 128 * MIB);
-        // No two of these fit into one step.
+        // Any two of these allocations together are larger than one step.
         assert_eq!(most(packed(&[17 * MIB; 3])), 96 * MIB);
     }
 

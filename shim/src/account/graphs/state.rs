@@ -1,75 +1,82 @@
-//! The figures of a device's graph memory: the bytes that are charged, promised and reserved, and
-//! which graphs have their memory (see [`super`]). This file calls neither the driver nor the
-//! ledger.
+//! The state of a device's graph memory: the bytes that are charged, promised and reserved, and the
+//! epoch that tells which graphs have their memory (see [`super`]). The code in this file calls
+//! neither the driver nor the ledger.
 
 use super::execs::Need;
 
-/// The identity of a stream: the driver's number of it, and for a thread's default stream the
-/// number of the thread.
+/// The identity of a stream: the number that the driver gives the stream, and for the default
+/// stream of a thread also the number of the thread.
 pub type Identity = (u64, u64);
 
 #[derive(Default)]
 pub struct State {
     /// Bytes that are charged for graph memory.
     held: u64,
-    /// Bytes of `held` that are promised to launches under way that may make graph memory grow.
+    /// Bytes of `held` that are promised to launches under way that may need more graph memory.
     prepaid: u64,
-    /// Bytes that the driver had reserved when it was last asked.
+    /// Bytes of graph memory that the driver had reserved when gpulimit last asked.
     reserved: u64,
-    /// The number of launches that are being charged for.
+    /// The number of launches for which bytes are being charged.
     paying: u32,
-    /// The bytes that backed launches under way need.
+    /// The total bytes that the backed launches under way need (launches of graphs that still have
+    /// their memory).
     backed: u64,
-    /// Bytes that stay charged while backed launches are under way.
+    /// Bytes that stay charged while backed launches (of graphs that still have their memory) are
+    /// under way.
     floor: u64,
-    /// The number of launches under way that begin an epoch.
+    /// The number of launches under way that began an epoch, after which other graphs are no longer
+    /// sure of their memory.
     beginning: u32,
     epoch: u64,
-    /// The stream of the present epoch.
+    /// The stream in which all launches since the beginning of the present epoch were made.
     stream: Option<Identity>,
-    /// The numbers of launches that have begun, and that have ended.
+    /// The number of launches that have begun, and the number of launches that have ended.
     begun: u64,
     ended: u64,
 }
 
-/// A launch or an upload under way.
+/// A launch or an upload of a graph that is under way.
 pub struct Launch<'a> {
     need: &'a Need,
-    /// The most bytes that the launch takes.
+    /// The most bytes of graph memory that the launch takes.
     pub bytes: u64,
-    /// Bytes that are promised to the launch.
+    /// Bytes that are charged and promised to the launch.
     pub(super) paid: u64,
-    /// The launch is backed: its graph has its memory already.
+    /// Whether the launch is backed: its graph has its memory already.
     pub(super) backed: bool,
-    /// The launch begins an epoch.
+    /// Whether the launch begins an epoch, after which other graphs are no longer sure of their
+    /// memory.
     begins: bool,
     epoch: u64,
     number: u64,
-    /// Bytes that were reserved before the launch.
+    /// Bytes of graph memory that were reserved before the launch.
     reserved: u64,
-    /// When the launch was paid for, there was no graph memory and no other launch under way.
+    /// Whether there was no graph memory and no other launch under way when the bytes for this
+    /// launch had been charged.
     alone: bool,
-    /// The number of launches that had ended when this one was to be paid for.
+    /// The number of launches that had ended when the payment for this launch began.
     ended: u64,
 }
 
-/// The kinds of events for which a launch may wait that cannot be paid for.
+/// The events for which a launch may wait after the group has refused its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// A launch of another thread has the bytes. It will end, or has ended meanwhile.
+    /// A launch of another thread has the bytes. That launch will end, or has ended meanwhile.
     Others,
-    /// Work is using the reserved memory, perhaps work of the launch's own stream.
+    /// Work on the GPU, perhaps in the launch's own stream, uses the reserved memory.
     OwnWork,
 }
 
-/// The bytes that are due for a launch, and the part of them that was idle.
+/// The bytes that must be charged for a launch, and the part of them that was charged already and
+/// is now promised to it.
 pub struct Payment {
     due: u64,
     lent: u64,
 }
 
 impl Payment {
-    /// Charges the rest by `charge`, where there is a rest.
+    /// Charges with `charge` the bytes of the launch that were not charged already, if there are
+    /// any.
     pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
         match self.rest() {
             0 => Ok(()),
@@ -88,7 +95,7 @@ impl State {
         self.held
     }
 
-    /// Returns the bytes that the driver had reserved when it was last asked.
+    /// Returns the bytes of graph memory that the driver had reserved when gpulimit last asked.
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
@@ -99,13 +106,14 @@ impl State {
             .saturating_sub(self.reserved.max(floor) + self.prepaid)
     }
 
-    /// Returns whether launches that are paid for, being paid for, or backed are under way.
+    /// Returns whether launches are under way that have charged bytes, are charging them, or need
+    /// none because their graph still has its memory.
     fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
 
-    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph that `keeps`
-    /// something allocated or not.
+    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph. `keeps`: the
+    /// graph leaves memory allocated after the launch.
     pub fn begin<'a>(
         &mut self,
         need: &'a Need,
@@ -114,8 +122,8 @@ impl State {
     ) -> Launch<'a> {
         let bytes = need.bytes();
         let same = stream.is_some() && stream == self.stream;
-        // A launch that leaves something allocated must not run beside a backed launch of another
-        // thread.
+        // A launch that leaves memory allocated does not count as backed (not charged) while a
+        // backed launch of another thread is under way.
         let apart = self.beginning == 0 && !(keeps && self.backed > 0);
         let backed = same && apart && need.epoch() == self.epoch;
         let begins = keeps || !same;
@@ -144,8 +152,9 @@ impl State {
         }
     }
 
-    /// Returns the bytes to be charged ahead for a launch. A launch that begins an epoch also pays
-    /// for the backed launches under way, which may lose their memory to it.
+    /// Returns the bytes to charge ahead for a launch. A launch that begins an epoch is also
+    /// charged for the launches under way that were not charged because their graphs had their
+    /// memory, because it may take that memory.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -154,13 +163,14 @@ impl State {
         }
     }
 
-    /// Notes that a launch is about to be paid for, perhaps not for the first time.
+    /// Notes that the payment for a launch is about to begin. The payment may be a repeated
+    /// attempt.
     pub fn approach(&self, launch: &mut Launch<'_>) {
         launch.ended = self.ended;
     }
 
-    /// Returns what a launch may wait for that could not be paid for. `waited`: it has waited for
-    /// the work of its own stream already.
+    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -168,21 +178,22 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Returns whether the idle bytes are too few for a launch and other launches under way may
-    /// leave it more.
+    /// Returns whether the charged but unused graph memory is too little for `launch` and other
+    /// launches under way may leave more of it when they end.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
 
-    /// Records that the device was trimmed for a launch, which so has none of its earlier memory.
+    /// Records that the device's graph memory was trimmed for a launch, so the launch's graph has
+    /// none of its earlier memory.
     pub fn begin_anew(&mut self, launch: &mut Launch<'_>) {
         self.epoch += 1;
         launch.epoch = self.epoch;
         launch.reserved = self.reserved;
     }
 
-    /// Promises the idle bytes to a launch, up to what is due. The launch then pays the rest:
-    /// [`State::pay`].
+    /// Promises charged but unused bytes to a launch, up to the bytes that it needs. The caller
+    /// charges the missing bytes and then calls [`State::pay`].
     pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
         let due = self.due(launch);
         let lent = self.idle().min(due);
@@ -191,7 +202,8 @@ impl State {
         Payment { due, lent }
     }
 
-    /// Ends a payment. `charged`: the rest of it was charged; otherwise the launch gets no bytes.
+    /// Ends the charging of bytes for a launch. `charged`: the missing bytes have been charged;
+    /// otherwise the launch gets no bytes.
     pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
         self.paying -= 1;
         if charged {
@@ -204,8 +216,8 @@ impl State {
         }
     }
 
-    /// Records the bytes that the driver has reserved. Returns the growth beyond what was paid,
-    /// which the caller has to charge.
+    /// Records that the driver has `reserved` bytes of graph memory. Returns the bytes by which
+    /// this exceeds the charge for graph memory; the caller has to charge them.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -214,7 +226,7 @@ impl State {
         beyond
     }
 
-    /// Ends what was promised to a launch.
+    /// Ends the promise of bytes to a launch.
     pub fn end(&mut self, launch: &Launch<'_>) {
         self.prepaid = self.prepaid.saturating_sub(launch.paid);
         if launch.backed {
@@ -223,13 +235,13 @@ impl State {
         self.ended += 1;
     }
 
-    /// Concludes a launch that is over, after the reserved bytes were read. True when it has failed
-    /// and left memory that no graph uses.
+    /// Concludes a launch that is over; call after the reserved bytes were read. Returns true when
+    /// the launch has failed and has left memory that no graph uses.
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // A graph that got its memory meanwhile, in an epoch that this launch did not see, is
-            // not sure of that memory.
+            // A graph that got its memory during this launch, in an epoch that began after this
+            // launch, is not sure of that memory.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {
@@ -244,19 +256,20 @@ impl State {
         false
     }
 
-    /// Removes the bytes that no launch needs, and returns them.
+    /// Removes the charged bytes that no launch needs from the state, and returns their number.
     pub fn release(&mut self) -> u64 {
         let idle = self.idle();
         self.held -= idle;
         idle
     }
 
-    /// Records that the device was trimmed: no graph is sure of its memory.
+    /// Records that the device's graph memory was trimmed, after which no graph is sure of its
+    /// memory.
     pub fn trimmed(&mut self) {
         self.epoch += 1;
     }
 
-    /// Records that all graph memory is gone. Returns the state before that.
+    /// Records that all graph memory of the device is gone. Returns the state before this change.
     pub fn clear(&mut self) -> State {
         let gone = State {
             epoch: self.epoch + 1,
@@ -280,7 +293,8 @@ mod tests {
         Need::new(0, bytes)
     }
 
-    /// Begins and pays a launch. Returns it, and the bytes that were charged for it.
+    /// Begins a launch and charges its bytes. Returns the launch, and the bytes that were charged
+    /// for it.
     fn start<'a>(
         state: &mut State,
         need: &'a Need,
@@ -308,7 +322,8 @@ mod tests {
         charged
     }
 
-    /// Ends the launch, when so many bytes are reserved. Returns the bytes that are given back.
+    /// Ends `launch` when the driver has `reserved` bytes of graph memory. Returns the bytes that
+    /// are uncharged.
     fn finish(state: &mut State, launch: &Launch<'_>, reserved: u64) -> u64 {
         state.end(launch);
         assert_eq!(state.see(reserved), 0);
@@ -316,13 +331,14 @@ mod tests {
         state.release()
     }
 
-    /// Runs a launch from beginning to end.
+    /// Runs a launch from its beginning to its end.
     fn run(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>, reserved: u64) {
         let (launch, _) = start(state, need, keeps, stream);
         finish(state, &launch, reserved);
     }
 
-    /// Returns whether a launch is backed, and so not charged.
+    /// Returns whether a launch of the graph would be backed: not charged, because the graph still
+    /// has its memory.
     fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
         let (launch, _) = start(state, need, keeps, stream);
         let reserved = state.reserved();
@@ -350,7 +366,8 @@ mod tests {
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.paid), (30, 100));
         assert_eq!(state.release(), 0);
-        // All of it comes out of the idle bytes, where these are enough.
+        // All bytes of the launch come from the charged but unused graph memory, where that is
+        // enough.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);
@@ -406,7 +423,7 @@ mod tests {
         assert!(!state.may_gain(&other), "no launch is left to wait for");
         let (_, charged) = start(&mut state, &second, false, S);
         assert_eq!((charged, state.held()), (0, 100));
-        // 40 bytes are idle.
+        // 40 bytes of graph memory are charged and not in use.
         let (fits, more) = (need(40), need(41));
         let launches = [&fits, &more].map(|need| state.begin(need, false, S));
         assert_eq!(
@@ -482,7 +499,8 @@ mod tests {
         assert!(running.backed);
         let (begins, charged) = start(&mut state, &other, false, T);
         assert_eq!(charged, 130);
-        // No launch is backed while another begins an epoch, not even one of its own graph.
+        // While one launch begins an epoch, other launches must be charged, even launches of the
+        // same graph.
         other.set_epoch(state.epoch);
         let (late, charged) = start(&mut state, &other, false, T);
         assert!(!late.backed && charged == 30);
@@ -507,7 +525,7 @@ mod tests {
         finish(&mut state, &running, 200);
     }
 
-    /// Other graphs may have taken the memory that a launch got in an epoch that has passed.
+    /// Other graphs may have taken the memory that a graph got in an earlier epoch.
     #[test]
     fn an_epoch_that_passes_during_a_launch_leaves_it_unsure() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
@@ -559,7 +577,7 @@ mod tests {
         let mut anew = state.begin(&other, false, S);
         assert!(first.backed && !anew.backed);
         assert_eq!((state.see(64), state.release()), (0, 0));
-        // A second backed launch, from after the trim.
+        // A second launch that is not charged (backed), which begins after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
@@ -591,19 +609,20 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 64);
         assert_eq!(graph.bytes(), 64);
-        // There was memory of other graphs.
+        // Graph memory of other graphs was reserved before the launch.
         let (other, third) = (need(100), need(100));
         run(&mut state, &other, false, S, 64);
         assert_eq!(other.bytes(), 100);
         state.see(0);
-        // Other launches run beside it, which began before it or after it.
+        // Other launches run beside this launch; they began before it or after it.
         let (launch, _) = start(&mut state, &other, false, S);
         let (beside, _) = start(&mut state, &third, false, S);
         finish(&mut state, &beside, 64);
         state.see(0);
         finish(&mut state, &launch, 64);
         assert_eq!((other.bytes(), third.bytes()), (100, 100));
-        // A backed launch runs beside it, and the device was trimmed.
+        // A launch that is not charged (backed) runs beside this launch, and the device was
+        // trimmed.
         run(&mut state, &other, false, S, 64);
         let (backed, _) = start(&mut state, &other, false, S);
         assert!(backed.backed);
@@ -611,7 +630,7 @@ mod tests {
         run(&mut state, &third, false, S, 64);
         assert_eq!(third.bytes(), 100);
         finish(&mut state, &backed, 64);
-        // No bytes were reserved.
+        // The driver has no graph memory reserved after the launch.
         state.see(0);
         run(&mut state, &third, false, S, 0);
         assert_eq!(third.bytes(), 100);
@@ -663,7 +682,7 @@ mod tests {
         // A graph of another device's context still exists.
         run(&mut state, &other, false, S, 100);
         assert!(!is_backed(&mut state, &graph, false, S));
-        // A launch is being charged for.
+        // Bytes for a launch are being charged.
         let mut paying = state.begin(&other, true, T);
         let payment = state.lend(&paying);
         state.clear();

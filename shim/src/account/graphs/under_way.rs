@@ -1,11 +1,11 @@
-//! A launch under way and its payment, as guards: what is promised to the launch ends with it, also
-//! on a panic.
+//! A graph launch under way and its payment, as guards: dropping them ends the promise of bytes to
+//! the launch, also on a panic.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
 use crate::account::book::Book;
 
-/// A launch, until its call is over.
+/// A launch until the driver's launch function has returned.
 pub struct UnderWay<'a> {
     pub(super) memory: &'a GraphMemory,
     pub(super) book: &'a Book,
@@ -13,15 +13,17 @@ pub struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// Ends the launch, which has `succeeded` or not: reads how much is reserved now.
+    /// Ends the launch, which has `succeeded` or not: reads how much graph memory the driver has
+    /// reserved now.
     pub fn settle(self, succeeded: bool) {
         self.memory.settle(self.book, &self.launch, succeeded);
         std::mem::forget(self);
     }
 }
 
-/// Dropped by a panic: it is not known whether the call was made. What is paid stays charged until
-/// the next look (`Process::recover`).
+/// A guard that is dropped instead of settled was dropped by a panic, so it is unknown whether the
+/// driver was called. The charged bytes stay charged until the driver's reserved bytes are read
+/// again (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();
@@ -33,13 +35,13 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// A launch that is being charged for.
+/// A launch for which bytes are being charged.
 pub(super) struct Paying<'a, 'n> {
     pub memory: &'a GraphMemory,
     pub book: &'a Book,
     pub launch: &'a mut Launch<'n>,
     pub payment: &'a Payment,
-    /// The rest of the payment has been charged.
+    /// Whether the missing bytes of the launch have been charged.
     pub charged: bool,
 }
 

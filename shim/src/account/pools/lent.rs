@@ -1,5 +1,5 @@
-//! Allocations of managed pools. They outlive their pool, whose memory is freed with the last of
-//! them (measured, H200, 580.159.04).
+//! Allocations from managed pools. They outlive their pool: the driver frees a destroyed pool's
+//! memory with the last of its allocations (measured, H200, 580.159.04).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,14 +12,14 @@ use crate::account::maps::Map;
 #[derive(Default)]
 struct State {
     by_address: Map<DevicePtr, &'static Pool>,
-    /// Destroyed pools whose memory has not been given back yet.
+    /// Destroyed managed pools whose bytes are still charged.
     leaving: Vec<&'static Pool>,
 }
 
 /// The allocations of all managed pools of a process.
 #[derive(Default)]
 pub struct Lent {
-    /// The number of allocations and destroyed pools. Most programs have none.
+    /// The number of managed pool allocations and destroyed managed pools. Most programs have none.
     count: AtomicUsize,
     state: Mutex<State>,
 }
@@ -33,19 +33,20 @@ impl Lent {
         result
     }
 
-    /// Returns whether there are no such allocations or pools, as in most programs.
+    /// Returns whether the process has no managed pool allocations and no destroyed managed pools,
+    /// as is the case in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Records memory at this address that the pool has handed out.
+    /// Records an allocation at `address` from the managed pool `pool`.
     pub fn insert(&self, address: DevicePtr, pool: &'static Pool) {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Removes the allocation at `address` and returns its pool; `None` for other memory. Call
-    /// before the driver is asked to free it.
+    /// Removes the allocation at `address` and returns its pool; `None` for memory that is not from
+    /// a managed pool. Call before the driver is asked to free the allocation.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
         if self.is_empty() {
@@ -60,12 +61,12 @@ impl Lent {
         self.with(|state| state.by_address.remove(&address))
     }
 
-    /// Records that the pool has been destroyed.
+    /// Records that the program has destroyed the managed pool `pool`.
     pub fn leave(&self, pool: &'static Pool) {
         self.with(|state| state.leaving.push(pool));
     }
 
-    /// Removes and returns the destroyed pools that have no allocations any more.
+    /// Removes the destroyed pools that have no allocations any more, and returns them.
     pub fn left(&self) -> Vec<&'static Pool> {
         if self.is_empty() {
             return Vec::new();

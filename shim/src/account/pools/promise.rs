@@ -1,5 +1,5 @@
-//! The bytes that a pool has promised to a call, as a guard: the promise ends with the call, also
-//! on a panic.
+//! The bytes that a pool has promised to a call, as a guard: dropping the guard ends the promise,
+//! also on a panic.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use super::Pool;
 use crate::abi::DevicePtr;
 use crate::account::book::Book;
 
-/// The part of a call's possible growth of its pool that is paid.
-#[must_use = "the promise ends when this is dropped"]
+/// The charged part of the growth that a call may cause in its pool.
+#[must_use = "dropping the guard ends the promise of bytes to the call"]
 pub struct Promise<'a> {
     pool: &'a Pool,
     paid: u64,
@@ -16,19 +16,20 @@ pub struct Promise<'a> {
 }
 
 impl<'a> Promise<'a> {
-    /// Guards a call whose whole `growth` has been paid.
+    /// Makes a guard for a call whose whole possible `growth` of the pool has been charged.
     #[inline(always)]
     pub fn new(pool: &'a Pool, growth: u64) -> Self {
         Promise::partly(pool, growth, growth)
     }
 
-    /// Guards a call for which `paid` bytes of the `growth` have been paid.
+    /// Makes a guard for a call for which `paid` bytes of the possible `growth` of the pool have
+    /// been charged.
     #[inline(always)]
     pub fn partly(pool: &'a Pool, paid: u64, growth: u64) -> Self {
         Promise { pool, paid, growth }
     }
 
-    /// Ends the call: see [`Pool::settle`].
+    /// Ends the call as [`Pool::settle`] describes.
     #[inline(always)]
     pub fn settle(self, book: &Book, range: Option<Range<DevicePtr>>) -> bool {
         let (pool, growth) = (self.pool, self.growth);
@@ -36,14 +37,15 @@ impl<'a> Promise<'a> {
         pool.settle(book, growth, range)
     }
 
-    /// Keeps the promise when this guard is gone.
+    /// Drops the guard without ending the promise.
     #[inline(always)]
     pub fn stays(self) {
         std::mem::forget(self);
     }
 }
 
-/// The fields are passed on one by one, so that the compiler can keep a guard in registers.
+/// `drop` passes the fields one by one to `abandon`, so that the compiler can keep a guard in
+/// registers.
 impl Drop for Promise<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -51,8 +53,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Ends the promise of a call that was not made, or that has panicked: then what is paid stays
-/// charged until the pool is looked at (`Process::recover`).
+/// Ends the promise to a call that was not made, or that has panicked. The charged bytes stay
+/// charged until the pool's reserved bytes are read again (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {
@@ -60,7 +62,8 @@ fn abandon(pool: &Pool, paid: u64, growth: u64) {
     pool.settled.notify_all();
 }
 
-/// Growth of a pool beyond its headroom, until it is charged or undone.
+/// Growth of a pool that has used the bytes charged in advance, as a guard that lives until the
+/// growth is charged or undone.
 pub struct Growth<'a>(pub &'a Pool);
 
 impl Drop for Growth<'_> {

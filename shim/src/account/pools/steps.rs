@@ -1,23 +1,24 @@
-//! The steps of address space in which a pool's memory lies. They let most allocations do without a
-//! look at the pool.
+//! The steps of address space in which a pool's memory lies. They show for most allocations that
+//! the pool has not grown, so that its reserved bytes need not be read.
 //!
 //! A pool's memory comes in steps of 32 MiB that are aligned to their size, and an allocation that
-//! makes the pool grow lies at least in part in what it grew by (measured, H100, 580.159.04: half a
-//! million allocations in three streams, with and without work under way). So the pool can have no
-//! other steps than those in which an allocation ever lay, whatever it gave back and took again
-//! meanwhile. If these are no more than the pool had at the last look, and only known steps have
-//! been handed out since, then the pool has no more now than it had then.
+//! makes the pool grow lies at least in part in the new steps (measured, H100, 580.159.04: half a
+//! million allocations in three streams, with and without work under way). So a pool can have only
+//! steps in which some allocation has lain, whatever memory it gave back and took again meanwhile.
+//! If these known steps are no more than the pool's bytes at the last reading, and all allocations
+//! since then lie in known steps, then the pool has no more memory now than at that reading.
 //!
-//! One step may escape this rule: the pool grows, and after all serves the request from an older
-//! gap, because the work that had kept the gap in use ended meanwhile. Such a step is unused and
-//! fits every request of up to a step, so no second one follows as long as it stays unused: the
-//! headroom pays for it. A call that is given memory in it looks at the pool, and so does a call
-//! for more than a step. Calls that run at the same time have each paid for a step.
+//! One step may escape this rule: the pool grows by it, but then serves the request from an older
+//! gap, because the GPU work that had used the gap ended meanwhile. Such a step is unused and has
+//! room for every request of up to a step, so no second unknown step follows while it stays unused,
+//! and the headroom pays for it. After a call that is given memory in an unknown step, or a call
+//! for more than a step, the pool's reserved bytes are read. Calls that run at the same time have
+//! each paid for a step.
 //!
-//! The driver may put a pool's memory at new addresses: where it has given some back, and where it
-//! joins the pieces of an unused reserve for a request of more than a step. Then more steps are
-//! known than the pool has, and every allocation looks at the pool, until the pool has all known
-//! steps or none.
+//! The driver may put a pool's memory at new addresses: where the pool has given memory back, and
+//! where the driver joins the pieces of an unused reserve for a request of more than a step. Then
+//! more steps are known than the pool has, and the reserved bytes are read after every allocation,
+//! until the pool has all known steps or none.
 
 use std::ops::Range;
 
@@ -25,20 +26,20 @@ use super::STEP;
 use crate::abi::DevicePtr;
 use crate::account::maps::Set;
 
-/// The most steps that are known of a pool: 256 GiB, in 72 KiB of memory.
+/// The most steps that are recorded for a pool: 256 GiB of address space, in 72 KiB of memory.
 const MOST: usize = 8192;
 
-/// The steps in which allocations of a pool have lain since it was last empty. The default is that
-/// of an empty pool.
+/// The steps in which allocations of a pool have lain since the pool was last empty. The default is
+/// for an empty pool.
 #[derive(Default)]
 pub struct Steps {
     known: Set<u64>,
-    /// The pool may have other steps, too.
+    /// Whether the pool may have memory in further steps that are not in `known`.
     incomplete: bool,
 }
 
 impl Steps {
-    /// Returns the steps of a pool that may hold memory at unknown addresses.
+    /// Returns the steps of a pool that may have memory at unknown addresses.
     pub fn incomplete() -> Self {
         Steps {
             incomplete: true,
@@ -46,8 +47,8 @@ impl Steps {
         }
     }
 
-    /// Returns whether `range` lies in known steps, and the pool had all of these when its
-    /// `reserved` bytes were read.
+    /// Returns whether `range` lies in known steps, and whether the known steps were all of the
+    /// pool's memory when its `reserved` bytes were read.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
         self.bytes() == reserved
@@ -55,7 +56,7 @@ impl Steps {
             && within(range).all(|step| self.known.contains(&step))
     }
 
-    /// Returns the bytes of the known steps.
+    /// Returns the total bytes of the known steps.
     pub fn bytes(&self) -> u64 {
         self.known.len() as u64 * STEP
     }

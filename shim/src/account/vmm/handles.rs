@@ -1,37 +1,37 @@
-//! Entries by handle and by a number of their own, in few bytes each: programs have tens of
-//! thousands of allocations.
+//! A table whose entries are found by handle and by a number of their own. It takes few bytes for
+//! each entry, because programs have tens of thousands of allocations.
 //!
-//! Entries lie in pieces of memory that never move, and an entry's number is its place. Entries
-//! whose handles fall into the same bucket are chained.
+//! Entries lie in pieces of memory that never move, and the number of an entry is its position.
+//! Entries whose handles fall into the same hash bucket form a chain.
 //!
 //! A `HashMap` of numbers beside a `Vec` of entries would be less code, but takes 50 to 105 bytes
-//! for an allocation where this takes up to 56: both double their memory, and both copy their
-//! entries when they do.
+//! for an allocation, where this table takes up to 56: both collections double their memory when
+//! they grow, and both copy their entries then.
 
 use std::hash::Hasher;
 use std::iter;
 
 use crate::account::maps::Mix;
 
-/// The number of an entry. Another entry may get it once the entry is gone.
+/// The number of an entry. Another entry may get the same number once this entry is removed.
 pub type Id = u32;
 
 const NONE: Id = Id::MAX;
 
-/// The number of entries in a piece.
+/// The number of entries in one piece of memory.
 const PIECE: usize = 256;
 
 struct Slot<T> {
     handle: u64,
-    /// The next entry of the chain; in a free slot, the next free slot.
+    /// The next entry of the same chain; in a free slot, the next free slot.
     next: Id,
     entry: Option<T>,
 }
 
-/// A set of entries.
+/// A table of entries by handle and by number.
 pub struct Handles<T> {
     pieces: Vec<Vec<Slot<T>>>,
-    /// The first entry of each bucket's chain. The number of buckets is a power of two, or 0.
+    /// The first entry of each hash bucket's chain. The number of buckets is a power of two, or 0.
     buckets: Vec<Id>,
     free: Id,
 }
@@ -70,7 +70,8 @@ impl<T> Handles<T> {
         iter::successors(first, next).take_while(|id| *id != NONE)
     }
 
-    /// Returns the entry that was entered last with this handle, if it is still there.
+    /// Returns the number of the entry that was last inserted with this handle; `None` when that
+    /// entry has been removed.
     pub fn find(&self, handle: u64) -> Option<Id> {
         self.chain(handle)
             .find(|id| self.slot(*id).is_some_and(|slot| slot.handle == handle))
@@ -85,8 +86,8 @@ impl<T> Handles<T> {
         slots.filter_map(|slot| slot.entry.as_mut())
     }
 
-    /// Records what `handle` stands for from now on. An older entry with this handle is found by
-    /// its number only.
+    /// Records `entry` as the one that `handle` stands for from now on. An older entry with the
+    /// same handle can be found by its number only.
     pub fn insert(&mut self, handle: u64, entry: T) {
         if let Some(before) = self.find(handle) {
             self.unlink(before);
@@ -116,7 +117,7 @@ impl<T> Handles<T> {
         self.link(id);
     }
 
-    /// Returns the number of slots, free ones included.
+    /// Returns the number of slots in the table, free slots included.
     fn places(&self) -> usize {
         let last = self.pieces.last().map_or(PIECE, Vec::len);
         self.pieces.len() * PIECE + last - PIECE
@@ -155,7 +156,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Removes an entry from its chain, if it is in one.
+    /// Removes an entry from the chain of its bucket, if it is in one.
     fn unlink(&mut self, id: Id) {
         let Some((handle, next)) = self.slot(id).map(|slot| (slot.handle, slot.next)) else {
             return;
@@ -172,7 +173,8 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Chains all entries anew, over as many buckets as there may soon be slots.
+    /// Distributes all entries over new chains, with as many buckets as the table may soon have
+    /// slots.
     fn spread(&mut self) {
         let buckets = vec![NONE; self.places().next_power_of_two()];
         for mut id in std::mem::replace(&mut self.buckets, buckets) {
@@ -192,7 +194,8 @@ mod tests {
     fn entries_are_found_until_they_are_removed() {
         let mut handles = Handles::default();
         for round in 0..3 {
-            // Handles are aligned. Every round has more of them than the one before.
+            // Like the driver's handles, the test's handles are aligned. Every round of the loop
+            // inserts more handles than the round before.
             for handle in 1..=5000 * (round + 1) {
                 handles.insert(handle * 64, handle);
             }
@@ -245,7 +248,7 @@ mod tests {
 
     #[test]
     fn an_allocation_takes_few_bytes() {
-        // Beside these there are one or two buckets of four bytes.
+        // Besides its slot, each entry takes one or two buckets of four bytes.
         assert!(size_of::<Slot<super::super::Allocation>>() <= 48);
     }
 }
