@@ -1,4 +1,4 @@
-//! The start hook: runs when the dynamic linker loads the library.
+//! The start hook: runs when the dynamic linker loads `libgpulimit.so`.
 #![cfg_attr(
     not(test),
     allow(
@@ -9,8 +9,8 @@
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
-    /// Runs when the library is loaded, in every program. Does nothing unless the environment asks
-    /// for a limit, or a library in front of this one defines the same names.
+    /// Runs when `libgpulimit.so` is loaded, in every program. Has no effect unless the environment
+    /// asks for a limit, or a library in front of `libgpulimit.so` defines the same names.
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {

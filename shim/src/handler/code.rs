@@ -1,6 +1,6 @@
 //! Modules and libraries: code with its `__device__` and `__managed__` variables. The memory that
-//! an image declares for variables and device `malloc` is charged before the call. The rest is
-//! measured after it, and the code is unloaded again where the group has no room.
+//! an image declares for variables and device `malloc` is charged before the call. The remaining
+//! memory is measured after the call, and the code is unloaded again where the group has no room.
 
 use std::cell::Cell;
 
@@ -27,7 +27,7 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
     image::needs_of_file(path, &|| call.process.capabilities())
 }
 
-/// Runs `real`, which loads code that needs this memory.
+/// Runs `real`, the driver's function that loads code, and charges the memory in `needs` before it.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
@@ -53,7 +53,7 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// Remembers a handle, if the driver has handed one out.
+/// Remembers the handle that the driver has handed out, if it has.
 fn remember_handle(
     call: Call,
     kind: Kind,
@@ -69,7 +69,7 @@ fn remember_handle(
     }
 }
 
-/// Remembers that `code`, just loaded in `context`, has at least this many bytes of variables.
+/// Remembers that `code`, just loaded in `context`, has at least `bytes` bytes of variables.
 fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
     if let Ok(device) = call.process.current_device() {
         device.note_variables(code, context, bytes);
@@ -99,10 +99,10 @@ pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: Fil
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a library. This works without a current context, and takes only the managed variables
-/// unless loading is eager. A library whose image cannot be read is loaded at once in the current
-/// context: only a measurement tells its size, and only while it is being opened can the call be
-/// undone.
+/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too,
+/// and takes memory only for its managed variables unless loading is eager. A library whose image
+/// gpulimit cannot read is also loaded in the current context at once: only a measurement tells its
+/// size, and only while the library is being opened can gpulimit undo the call.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -142,7 +142,7 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         ..needs
     };
     if tried.get() {
-        // The library takes as much in other contexts as it took in this one.
+        // In other contexts the CUDA library takes as much memory as it took in this context.
         needs.variables = needs.variables.max(used().saturating_sub(before));
         needs.unknown = false;
     }
@@ -150,7 +150,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // The driver's reserve covers libraries with smaller needs, as it covers code.
+    // The bytes that the driver's reserve keeps charged suffice for CUDA libraries with smaller
+    // needs, as they do for code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -230,7 +231,7 @@ pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque)
     if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
         call.process.launched.note_kernel(kernel, library);
     }
-    // A kernel belongs to its library, not to a context.
+    // A `CUkernel` belongs to its CUDA library, not to a context.
     remember_handle(call, Kind::Code, kernel, status, || Origin {
         context: 0,
         owner: library,
@@ -259,7 +260,8 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // Launches of other threads may have remembered functions of this code during the call.
+        // During the driver's call other threads may have launched functions of this code, and so
+        // recorded them as launched.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

@@ -1,5 +1,5 @@
 //! Nodes of graphs that are not executable yet. A kernel node loads its kernel's code, in the
-//! context that the node names or else in the current one (measured, H100, 580.159.04).
+//! context that the node names or else in the current context (measured, H100, 580.159.04).
 
 use crate::abi::{
     ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
@@ -9,7 +9,8 @@ use crate::driver::Real;
 use crate::handler::Call;
 use crate::handler::lazy;
 
-/// Runs `real`, which makes a node of this kernel or puts the kernel into a node.
+/// Runs `real`, the driver's function that makes a kernel node or changes its kernel. Loading the
+/// kernel's code is charged.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, context)) => {
@@ -47,8 +48,9 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 /// graphs that a conditional node may run, for the call that makes its graph executable.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
-    // The driver tells these graphs nowhere else (measured; `cuGraphNodeGetParams` came with CUDA
-    // 13.5). Graphs with conditional nodes can be neither copied nor put into others.
+    // The driver tells the graphs of a conditional node only in this call (measured;
+    // `cuGraphNodeGetParams` came with CUDA 13.5). Graphs with conditional nodes can be neither
+    // copied nor put into other graphs.
     let is_conditional = || {
         params
             .read()

@@ -1,11 +1,11 @@
-//! Functions that hand out handles or take them back, without taking or freeing memory.
+//! The driver functions that hand out handles or take them back without taking or freeing memory.
 
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::handles::{Kind, Origin};
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
-/// Returns the origin of a handle that belongs to the current context.
+/// Returns the origin of a handle that was made in the current context.
 pub fn current_origin() -> Origin {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
@@ -17,7 +17,7 @@ pub fn current_origin() -> Origin {
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
-        // A graph does not belong to a context.
+        // A graph does not belong to any context, so its origin is empty.
         let handles = &call.process.handles;
         handles.insert(Kind::Graph, graph, Origin::default());
     }
@@ -34,7 +34,7 @@ pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
     destroy(call, real, Kind::Graph, graph)
 }
 
-/// Runs `real`, which destroys this handle.
+/// Runs `real`, the driver's function that destroys `handle`.
 fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     let taken = call.process.handles.take(kind, handle);
     let status = real.call();
@@ -54,8 +54,9 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
-    // Only for known modules: the driver also accepts some handles that are none, with a count of
-    // 0, and crashes when another function gets such a handle (measured).
+    // Asks only about modules that gpulimit knows. The driver also accepts some handles that are
+    // not modules, with a count of 0, and crashes when another driver function gets such a handle
+    // (measured).
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -86,8 +87,8 @@ pub fn kernels(
     })
 }
 
-/// Remembers the code that the driver has put into `list`. The driver writes at most as many
-/// entries as there `are`, whatever `room` the list has.
+/// Remembers the functions or kernels that the driver has written to `list`. The driver writes at
+/// most `are()` entries, also where the list has `room` for more.
 fn listed(
     call: Call,
     status: Status,

@@ -1,5 +1,5 @@
-//! Linear memory that other processes open. It is charged to its owner until the owner frees it,
-//! and then to the process that has it open.
+//! Linear memory that other processes open. It is charged to the process that allocated it (its
+//! owner) until the owner frees it, and then to the process that has it open.
 
 use gpulimit_ledger::Category;
 
@@ -24,14 +24,14 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // Done before the call, because another thread may free the memory as soon as the handle
-    // exists.
+    // The memory is marked as shared before the driver's call, because another thread may free it
+    // as soon as the IPC handle exists.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();
     }
-    // Any other address may lie in the middle of an allocation. The driver is asked about it after
-    // it has accepted it.
+    // An address that is not the start of a known allocation may lie in the middle of one. gpulimit
+    // asks the driver for the start of the allocation after the driver has accepted the address.
     let status = real.call();
     if status == SUCCESS
         && let Some((base, _)) = allocation_range(dptr)
@@ -88,7 +88,7 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// Returns the start and size of the allocation that holds this address.
+/// Returns the start and size of the allocation that contains `address`.
 fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     let (mut base, mut bytes) = (0, 0);
     let asked =
@@ -96,7 +96,8 @@ fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     (asked == SUCCESS).then_some((base, bytes as u64))
 }
 
-/// Asks the driver about memory of another process that was just opened at this address.
+/// Asks the driver for the device and size of another process's memory that was just opened at
+/// `address`.
 fn find_opening(address: DevicePtr) -> Option<Opening> {
     let (base, bytes) = allocation_range(address)?;
     let mut device = 0;
