@@ -1,13 +1,15 @@
-//! The hook table: every function of the driver that gpulimit hooks, and every other one that it
-//! calls.
+//! The hook table: every function of the driver that gpulimit hooks, and every other driver
+//! function that gpulimit calls.
 //!
-//! The only place that names CUDA and NVML symbols. Two macros read it: `driver/functions.rs` makes
-//! a typed call of each driver function, `entry/exports.rs` makes the exported function that stands
-//! in front of each hooked one. This file knows neither the types nor the handlers that it names;
-//! the readers import them. CONTRIBUTING.md says how to add a hook.
+//! The hook table is the only place that names CUDA and NVML symbols. Two macros read it:
+//! `driver/functions.rs` makes a typed call of each driver function, `entry/exports.rs` makes the
+//! exported function that programs call instead of each hooked function. This file imports neither
+//! the types nor the handlers that it names; the two macros' modules import them. CONTRIBUTING.md
+//! says how to add a hook.
 //!
-//! A `library` names its soname, `missing` (the status of a function that this driver's version
-//! lacks) and `broken` (the status of a hook whose handler panicked).
+//! A `library` names its soname, `missing` (the status that a function returns where this version
+//! of the driver lacks it) and `broken` (the status that a hook returns when its handler has
+//! panicked).
 //!
 //! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`, followed by at most one of `as` and
 //! `given`, and at most one of `unless` and `known by`:

@@ -2,7 +2,7 @@
 //! made from the hook table.
 #![allow(
     unsafe_code,
-    reason = "the exports that the macro makes: C functions by the driver's names"
+    reason = "the macro exports C functions under the names of the driver's functions"
 )]
 
 use crate::abi::*;

@@ -3,7 +3,7 @@
     not(test),
     allow(
         unsafe_code,
-        reason = "the macro puts the hook where the dynamic linker calls it"
+        reason = "the macro puts the start hook among the functions that the dynamic linker calls"
     )
 )]
 

@@ -104,7 +104,7 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // Forgets the recorded launches. Each launch then checks again whether their local memory
+        // Forgets the recorded launches. Each launch then checks again whether its local memory
         // exists, and waits until this call of `cuCtxSetLimit` ends.
         call.process.launched.forget();
     }

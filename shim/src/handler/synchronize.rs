@@ -1,9 +1,9 @@
-//! Synchronise calls. The driver gives back, inside them, memory that pools hold above their
-//! release threshold.
+//! The driver's synchronise calls. During these calls the driver gives back memory that pools hold
+//! above their release threshold.
 //!
-//! These calls may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends in
-//! them (measured, H200, 580.159). So the exports call the driver first, and the handlers run after
-//! it.
+//! A synchronise call may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread
+//! ends in it (measured, H200, 580.159). So the exported functions call the driver first, and the
+//! handlers run after the driver's call.
 
 use crate::handler::Call;
 

@@ -1,7 +1,8 @@
-//! Questions about the amount of memory, answered with the group's figures.
+//! The driver functions that return an amount of GPU memory (`cuMemGetInfo`, NVML), answered with
+//! the group's figures.
 //!
 //! The total is the smallest limit of the group and the groups above it; free is the amount that
-//! this process could still get. The answer is never larger than the driver's own.
+//! this process could still get. Neither is ever larger than the driver's own figure.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -33,8 +34,8 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
-        // The driver's own answer may be the lower half of a larger number, so the 64-bit function
-        // is asked.
+        // Asks the 64-bit function for the driver's figures, because the 32-bit function may return
+        // only the lower half of a larger number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
             free.write(clamp_v1(device.book.free().min(real_free as u64)));
@@ -75,7 +76,7 @@ pub fn device_total_mem_v1(
     status
 }
 
-/// Returns the device with its limit; `None` if it has no limit.
+/// Returns the device with the group's limit on it; `None` if the group has no limit there.
 fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
     let device = device.ok()?;
     let max = device.book.max();
@@ -90,18 +91,19 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Returns the group's total and used bytes on the device behind an NVML handle; `None` where no
-/// limit applies to it. `total` is the driver's figure for the whole device, in bytes.
+/// Returns the group's limit and its used bytes on the device behind an NVML handle; `None` where
+/// no limit applies to the device. `total` is the driver's figure for the memory of the whole
+/// device, in bytes.
 fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
-    // A GPU that is divided by MIG has no limit of its own: limits apply to its instances, which
-    // have handles of their own.
+    // A GPU that is divided by MIG has no limit of its own: limits apply to its MIG instances,
+    // which have NVML handles of their own.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }
     let member = call.process.member().ok()?;
-    // A limit in percent is a share of the memory that CUDA shows, which excludes the driver's
-    // reserved part.
+    // A limit in percent is a share of the memory that CUDA shows, and CUDA does not show the
+    // driver's reserved part.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()

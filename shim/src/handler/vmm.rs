@@ -1,5 +1,5 @@
-//! Virtual memory management. `cuMemCreate` takes physical memory, which lives as long as a handle
-//! or a mapping of it.
+//! Virtual memory management. `cuMemCreate` takes physical memory, which stays taken as long as a
+//! handle or a mapping of it exists.
 
 use gpulimit_ledger::Category;
 
@@ -91,8 +91,8 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared: another process may
 /// hold it after its last handle and mapping here are gone.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Done before the call, because another thread may release the memory as soon as the descriptor
-    // exists.
+    // The memory is marked as shared before the driver's call, because another thread may release
+    // it as soon as the file descriptor exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -106,7 +106,7 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
-        // The driver may have handed out a known handle again.
+        // The driver may have returned a handle that gpulimit already knows.
         && !call.process.vmm.retained(imported, put_into_book(call))
         && let Some(device) = location(imported)
     {
@@ -115,7 +115,7 @@ pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
     status
 }
 
-/// Returns the GPU of an allocation.
+/// Returns the GPU on which the allocation behind `handle` lies.
 fn location(handle: AllocationHandle) -> Option<Ordinal> {
     // `CUmemAllocationProp` is twice as large as `AllocationProp`.
     let mut prop = [AllocationProp::default(); 2];
@@ -124,8 +124,8 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function for memory that the call under way may free. It takes the memory out of the
-/// book before the call, so that a measurement during the call does not find the driver's part too
+/// Returns a function for memory that the current call may free: it takes the memory out of the
+/// book before the call. Otherwise a measurement during the call would find the driver's part too
 /// small.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
@@ -135,7 +135,8 @@ fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Returns a function that puts memory back into the book after a call that did not free it.
+/// Returns a function that puts memory back into the book after a call that did not free the
+/// memory.
 fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -144,12 +145,13 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Runs `real`, which may end allocations. `announce` takes them out of the account.
+/// Runs `real`, a driver function that may end allocations. `announce` takes these allocations out
+/// of the account before.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
     // For shared memory: the bytes of the GPU that NVML attributes to no process, before the call.
-    // Growth of this figure shows that other processes still hold the memory.
+    // If this figure grows during the call, other processes still hold the memory.
     let left = announced
         .leaving
         .and_then(|at| call.process.device(at).ok());
