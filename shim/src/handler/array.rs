@@ -31,8 +31,8 @@ use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
 /// `cuArrayCreate_v2`: Charges whole blocks of 2 MiB before the call, as many as the driver says an
-/// array of this shape requires. Arrays below 2 MiB share blocks: charges one block before the call
-/// and measures after it.
+/// array of this shape requires. Arrays smaller than 2 MiB share blocks: for such an array the hook
+/// charges one block before the call and measures after it.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -62,7 +62,7 @@ pub fn create_3d(
     plain(call, descriptor.read(), array, real)
 }
 
-/// `cuMipmappedArrayCreate`: Charged like `cuArray3DCreate_v2`, with all levels.
+/// `cuMipmappedArrayCreate`: Charged like `cuArray3DCreate_v2`, for all mipmap levels together.
 pub fn create_mipmapped(
     call: Call,
     real: &dyn Real,
@@ -281,8 +281,8 @@ fn discard(handle: Handle) {
     };
 }
 
-/// `cuArrayDestroy`: Uncharges the array after the call. Where arrays share blocks, uncharges what
-/// a measurement finds gone.
+/// `cuArrayDestroy`: Uncharges the array after the call. For an array that shares blocks with
+/// others, uncharges the memory that a measurement finds gone.
 pub fn destroy(call: Call, real: &dyn Real, array: Array) -> Status {
     end(call, Kind::Plain, array, real)
 }

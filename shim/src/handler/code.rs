@@ -76,25 +76,25 @@ fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
     }
 }
 
-/// `cuModuleLoad`: Charged like `cuModuleLoadData`, for a file.
+/// `cuModuleLoad`: Charged like `cuModuleLoadData`; the image is read from the file.
 pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileName) -> Status {
     load_module(call, needs_of_file(call, path), module, real)
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the variables that
-/// the image declares, and the memory for device `malloc`, before the call. Measures the rest after
-/// it, and unloads the module where the group has no room.
+/// the image declares, and the memory for device `malloc`, before the call. Measures the remaining
+/// memory after the call, and unloads the module where the group has no room.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
     load_module(call, needs(call, image), module, real)
 }
 
-/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise remembers the
-/// library's variables for the call that loads them.
+/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise the hook
+/// remembers the variables of the CUDA library, and charges them before the call that loads them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open_library(call, needs(call, code), library, real)
 }
 
-/// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`, for a file.
+/// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`; the image is read from the file.
 pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: FileName) -> Status {
     open_library(call, needs_of_file(call, path), library, real)
 }
@@ -163,8 +163,9 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
     status
 }
 
-/// `cuLibraryGetModule`: Loads a lazily loaded library at its first use in a context. Charges its
-/// variables before that, and measures the rest after it.
+/// `cuLibraryGetModule`: The driver loads a lazily loaded CUDA library at its first use in a
+/// context. Charges the library's variables before that call, and measures the remaining memory
+/// after it.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
     remember_handle(call, Kind::Module, module, status, || Origin {
@@ -197,8 +198,8 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: May load the code of a lazily loaded module. Measures after the first
-/// call for each function.
+/// `cuModuleGetFunction`: The call may load the code of a lazily loaded module. Measures after the
+/// first call for each function.
 pub fn module_function(
     call: Call,
     real: &dyn Real,
@@ -249,9 +250,9 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     status
 }
 
-/// `cuModuleUnload`: Uncharges what a measurement after the call finds gone. Forgets the handles of
-/// the module's functions before the call, because the driver may then give them to code that has
-/// to be charged anew.
+/// `cuModuleUnload`: Uncharges the memory that a measurement after the call finds gone. Forgets the
+/// handles of the module's functions before the call, because the driver may then give them to
+/// other code, which must be charged.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);

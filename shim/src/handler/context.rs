@@ -261,8 +261,9 @@ fn forget_handles(call: Call, context: Context) {
     }
 }
 
-/// `cuDevicePrimaryCtxRetain`: Charges the first retain before the call with the size that the
-/// group has measured for a context, and measures after it. Later retains take nothing.
+/// `cuDevicePrimaryCtxRetain`: The first retain makes the primary context. Charges, before that
+/// call, the size that the group has measured for a context, and measures after the call. Later
+/// retains take no memory.
 pub fn retain_primary(
     call: Call,
     real: &dyn Real,
@@ -286,8 +287,8 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the context ends,
-/// uncharges it and everything in it after the call.
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the call ends the
+/// primary context, uncharges the context and all memory in it after the call.
 pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = is_primary_active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
@@ -319,7 +320,7 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 }
 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
-/// the context may sleep while they wait for the GPU, where a cancelled thread would end.
+/// the context sleep while they wait for the GPU, because a cancelled thread may end in that sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
     // The flags are noted before the driver's call, because other threads may wait in the context
     // as soon as the flags are set.
@@ -328,8 +329,8 @@ pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
 }
 
 /// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: Charges, before the
-/// call, the size that the group has measured for a context. Measures after it, and destroys the
-/// context where the group has no room.
+/// call, the size that the group has measured for a context. Measures after the call, and destroys
+/// the context where the group has no room.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -343,7 +344,7 @@ pub fn create(
     })
 }
 
-/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and everything in it
+/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and all memory in it
 /// after the call.
 pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {

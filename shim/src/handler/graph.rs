@@ -32,8 +32,8 @@ use crate::image::Needs;
 use crate::refusal::Refused;
 
 /// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the local
-/// memory of the graph's kernels before the call, and measures the rest after it. Remembers the
-/// needs of its memory nodes for the launch.
+/// memory of the graph's kernels before the call, and measures the remaining memory after it.
+/// Remembers the needs of the graph's memory nodes for its launches.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
@@ -177,7 +177,8 @@ fn prepare(
 }
 
 /// `cuGraphLaunch`, `cuGraphUpload`: Charges, before the call, the memory that the graph's memory
-/// nodes may need beyond what the GPU keeps for graphs. Uncharges the unused part after it.
+/// nodes may need beyond the memory that the GPU already keeps for graphs. Uncharges the unused
+/// part after the call.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
@@ -264,8 +265,8 @@ fn pay(
     })
 }
 
-/// `cuGraphExecDestroy`: Uncharges nothing, because the memory stays with the GPU. Forgets the
-/// graph, as the driver may give its handle to another one.
+/// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory for other graphs.
+/// Forgets the executable graph, because the driver may give its handle to another one.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);

@@ -32,7 +32,7 @@ pub fn kernel_v1(call: Call, real: &dyn Real, params: In<KernelNodeParamsV1>) ->
 }
 
 /// `cuGraphAddKernelNode_v2`, `cuGraphKernelNodeSetParams_v2`: Charged like `cuLibraryGetModule`,
-/// in the context that the node names or else in the current one.
+/// in the context that the node names or else in the current context.
 pub fn kernel(call: Call, real: &dyn Real, params: In<KernelNodeParams>) -> Status {
     keep(call, params.read(), real)
 }
@@ -45,7 +45,8 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 }
 
 /// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
-/// graphs that a conditional node may run, for the call that makes its graph executable.
+/// graphs that a conditional node may run: the call that makes the node's graph executable needs
+/// them.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
     // The driver tells the graphs of a conditional node only in this call (measured;

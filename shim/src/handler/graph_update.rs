@@ -167,9 +167,9 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
     change(call, exec, Source::Graph(graph), real)
 }
 
-/// `cuGraphExecKernelNodeSetParams_v2`: Charges growth of local memory for the new kernel before
-/// the call, and before each launch that relies on it. Measures the first call for each kernel;
-/// later calls cost one table lookup.
+/// `cuGraphExecKernelNodeSetParams_v2`: Charges, before the call, the growth of local memory for
+/// the new kernel. Where the driver takes the memory only at a launch, charges it before that
+/// launch. Measures at the first call for each kernel; later calls cost one table lookup.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,
@@ -191,7 +191,8 @@ pub fn set_kernel_v1(
     change(call, exec, Source::Kernel(kernel), real)
 }
 
-/// `cuGraphExecNodeSetParams`: Charged like the function that sets a node of this kind.
+/// `cuGraphExecNodeSetParams`: Charged like the function that sets a node of the same type:
+/// `cuGraphExecKernelNodeSetParams_v2` or `cuGraphExecChildGraphNodeSetParams`.
 pub fn set_node(call: Call, real: &dyn Real, exec: GraphExec, params: In<NodeParams>) -> Status {
     let source = match params.read() {
         Some(params) if params.kind == NODE_TYPE_KERNEL => Source::Kernel(params.kernel.handle()),

@@ -12,8 +12,8 @@ pub fn current_origin() -> Origin {
     Origin { context, owner: 0 }
 }
 
-/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph, so
-/// that later calls may ask the driver about it.
+/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph's
+/// handle, so that later hooks may ask the driver about the graph.
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
@@ -24,12 +24,12 @@ pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     status
 }
 
-/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream.
+/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream's handle.
 pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     destroy(call, real, Kind::Stream, stream)
 }
 
-/// `cuGraphDestroy`: Charges nothing. Forgets the graph.
+/// `cuGraphDestroy`: Charges nothing. Forgets the graph's handle.
 pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
     destroy(call, real, Kind::Graph, graph)
 }
@@ -44,8 +44,8 @@ fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     status
 }
 
-/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
-/// that later calls may ask the driver about them.
+/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a module whose handle
+/// is known, so that later hooks may ask the driver about these functions.
 pub fn functions(
     call: Call,
     real: &dyn Real,
@@ -67,8 +67,8 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known library, like
-/// `cuModuleEnumerateFunctions`.
+/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a CUDA library whose
+/// handle is known, so that later hooks may ask the driver about these kernels.
 pub fn kernels(
     call: Call,
     real: &dyn Real,

@@ -13,8 +13,8 @@ use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared: another process may still have
-/// it open when this one frees it.
+/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because another process may
+/// still have it open when this process frees it.
 pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
@@ -41,8 +41,9 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the owner is charged.
-/// This process is charged once NVML shows the memory as its own.
+/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the memory is charged to
+/// the process that allocated it. The process that opens the memory is charged once NVML shows it
+/// as that process's own.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let status = real.call();
     let openings = &call.process.openings;
@@ -57,8 +58,8 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     status
 }
 
-/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if it
-/// was charged to this process and no other process may have it.
+/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if the
+/// memory was charged to this process and no other process may still have it open.
 pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;

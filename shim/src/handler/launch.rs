@@ -219,8 +219,8 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
 }
 
 /// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Before the first launch of a
-/// kernel in a context, charges its local memory, its library and an estimate of what the driver
-/// takes. Measures after it. Later launches go straight to the driver.
+/// kernel in a context, charges the kernel's local memory, its CUDA library and an estimate of what
+/// the driver takes. Measures after that launch. Later launches go straight to the driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
     launch(call, Target::Function(function), stream, real)
 }
@@ -238,8 +238,8 @@ pub fn kernel_ex(
     }
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`: Charges a launch on each of several devices like
-/// `cuLaunchKernel`, all of them before the call.
+/// `cuLaunchCooperativeKernelMultiDevice`: The call launches one kernel on each of several devices.
+/// Charges all these launches like `cuLaunchKernel`, before the call.
 pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: u32) -> Status {
     fn each(
         call: Call,

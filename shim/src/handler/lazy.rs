@@ -228,8 +228,8 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
 
 /// `cuFuncLoad`, `cuFuncSetAttribute`, `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`,
 /// `cuKernelGetParamInfo`, `cuKernelGetParamCount` and the `cuOccupancy` functions: Charged like
-/// `cuLibraryGetModule`, for the code of one function or the library of a kernel. If the code is
-/// loaded, the call costs one table lookup.
+/// `cuLibraryGetModule`, for the code of one function or the CUDA library of a kernel. If the code
+/// is already loaded, the call costs one table lookup.
 pub fn function(call: Call, real: &dyn Real, function: Opaque) -> Status {
     load(call, function, None, None, real)
 }

@@ -23,9 +23,9 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
-/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. A request of up to 2 MiB charges
-/// one block, which goes back after the call where the memory lies in a block that is already
-/// charged.
+/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. For a request of up to 2 MiB the
+/// hook charges one block, and uncharges it after the call where the memory lies in a block that is
+/// already charged.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -47,8 +47,8 @@ pub fn alloc_v1(call: Call, real: &dyn Real, dptr: Out<DevicePtrV1>, bytesize: u
     })
 }
 
-/// `cuMemAllocPitch_v2`: Charges whole blocks before the call by an estimate of the pitch. Corrects
-/// the charge to the real pitch after it.
+/// `cuMemAllocPitch_v2`: Charges whole blocks before the call, by an estimate of the pitch. After
+/// the call, corrects the charge to the pitch that the driver returned.
 pub fn alloc_pitch(
     call: Call,
     real: &dyn Real,
@@ -246,9 +246,9 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: Uncharges the memory after the call: blocks that belong to one allocation at
-/// once, a block of small allocations with the last of them. Memory that other processes may have
-/// open stays charged. Accepts pointers of every kind of allocation.
+/// `cuMemFree_v2`: Uncharges the memory after the call. A block of one large allocation is
+/// uncharged at once, a block of small allocations when the last of them is freed. Memory that
+/// other processes may have open stays charged. The function frees every kind of allocation.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));

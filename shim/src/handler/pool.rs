@@ -22,9 +22,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
-/// `cuMemAllocAsync`: Takes from the current pool of the stream's device. Charges, before the call,
-/// the most by which the pool may grow, in steps of 32 MiB. Uncharges after it the part by which
-/// the pool did not grow.
+/// `cuMemAllocAsync`: Allocates from the current memory pool of the stream's device. Charges,
+/// before the call, the most by which the pool may grow, in steps of 32 MiB. Uncharges, after the
+/// call, the part by which the pool did not grow.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -54,8 +54,8 @@ fn current_pool(
     Ok(device.current_pool()?.map(|pool| (device, pool)))
 }
 
-/// `cuMemAllocFromPoolAsync`: Charged like `cuMemAllocAsync`, on the device of the pool instead of
-/// the stream's.
+/// `cuMemAllocFromPoolAsync`: Charged like `cuMemAllocAsync`, but on the device of the pool, which
+/// may differ from the stream's device.
 pub fn alloc_from(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, MemPool, Stream) -> Status,
@@ -486,7 +486,7 @@ fn enter_managed(call: Call, pool: MemPool, location: Location) {
 }
 
 /// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: Charges nothing. Remembers the device and the kind
-/// of memory of a pool that the driver made by itself.
+/// of memory of a pool that the program did not create.
 pub fn find(
     call: Call,
     real: &dyn Real,
@@ -507,8 +507,8 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: Uncharges the pool after the call. Memory that is still in use stays charged
-/// until a measurement finds it gone.
+/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. Memory of the pool that is still
+/// in use stays charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
     // Other threads may still use gpulimit's record of this pool.
@@ -551,14 +551,15 @@ pub fn trim(call: Call, real: &dyn Real) -> Status {
 }
 
 /// `cuMemPoolSetAttribute`: Charges nothing. With a lower release threshold the pool shrinks at the
-/// next synchronise call, which checks it.
+/// next synchronise call; that call's hook uncharges the memory.
 pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
     let status = real.call();
     call.process.pools.touch();
     status
 }
 
-/// `cuDeviceSetMemPool`: Charges nothing. The next allocation asks which pool is current.
+/// `cuDeviceSetMemPool`: Charges nothing. The hook of the next allocation asks the driver which
+/// pool is current.
 pub fn set_current(call: Call, real: &dyn Real, device: Ordinal) -> Status {
     let status = real.call();
     forget_current(call, device);

@@ -116,8 +116,8 @@ pub fn list_v3(
     list(call, real, device, count, infos.cast())
 }
 
-/// `nvmlDeviceGetRunningProcessDetailList`: Lists only the group's processes, with the driver's own
-/// figures.
+/// `nvmlDeviceGetRunningProcessDetailList`: Lists only the processes of the group, with the
+/// driver's own figures.
 pub fn details(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlProcessDetailList>) -> Status,

@@ -13,14 +13,14 @@ fn synchronized(call: Call, all: bool) {
 }
 
 /// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges, after the call, the memory that pools no
-/// longer reserve. Asks the driver about the pools only where memory was allocated or freed since
-/// the last time.
+/// longer reserve. Asks the driver about the pools only where memory was allocated from them or
+/// freed since the last synchronise call.
 pub fn work(call: Call) {
     synchronized(call, false);
 }
 
-/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. After it no
-/// work is left that could let pools shrink later.
+/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. After this call
+/// no work is left on the GPU that could let pools shrink later.
 pub fn all_work(call: Call) {
     synchronized(call, true);
 }

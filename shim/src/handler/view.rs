@@ -27,8 +27,8 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
     status
 }
 
-/// `cuMemGetInfo`: Like `cuMemGetInfo_v2`, with 32 bits; larger figures become the largest 32-bit
-/// number.
+/// `cuMemGetInfo`: Answered like `cuMemGetInfo_v2`, with 32-bit figures; a larger figure becomes
+/// the largest 32-bit number.
 pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
     let status = real.call();
     if status == SUCCESS
@@ -56,8 +56,8 @@ pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: 
     status
 }
 
-/// `cuDeviceTotalMem`: Like `cuDeviceTotalMem_v2`, with 32 bits; larger figures become the largest
-/// 32-bit number.
+/// `cuDeviceTotalMem`: Answered like `cuDeviceTotalMem_v2`, with a 32-bit figure; a larger figure
+/// becomes the largest 32-bit number.
 pub fn device_total_mem_v1(
     call: Call,
     real: &dyn Real,
@@ -126,7 +126,8 @@ pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
         && total_and_used(call, device, memory.total).is_none()
 }
 
-/// `nvmlDeviceGetMemoryInfo`: Returns the group's figures; total = free + used.
+/// `nvmlDeviceGetMemoryInfo`: Returns the group's limit as total, and the group's usage as used;
+/// total = free + used.
 pub fn nvml_memory_info(
     call: Call,
     real: &dyn Real,
@@ -146,8 +147,9 @@ pub fn nvml_memory_info(
     status
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's figures; total = reserved + free + used.
-/// Reserved is 0, because the driver's reserved part is outside of the group's limit.
+/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's limit as total, and the group's usage as used;
+/// total = reserved + free + used. Reserved is 0, because the driver's reserved part is outside of
+/// the group's limit.
 pub fn nvml_memory_info_v2(
     call: Call,
     real: &dyn Real,

@@ -17,8 +17,8 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt, size_on};
 
-/// `cuMemCreate`: Charges whole blocks before the call, on the device that the properties name,
-/// whichever context is current.
+/// `cuMemCreate`: Charges whole blocks before the call, on the device that the allocation's
+/// properties name, whichever context is current.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -54,7 +54,7 @@ pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status 
     end(call, || vmm.releasing(handle, take_from_book(call)), real)
 }
 
-/// `cuMemMap`: Charges nothing. The memory now lives as long as the mapping, too.
+/// `cuMemMap`: Charges nothing. From now on the memory also lives as long as the mapping.
 pub fn map(
     call: Call,
     real: &dyn Real,
@@ -79,7 +79,7 @@ pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status
     end(call, announce, real)
 }
 
-/// `cuMemRetainAllocationHandle`: Charges nothing. The same handle has one reference more.
+/// `cuMemRetainAllocationHandle`: Charges nothing. The memory's handle gets one more reference.
 pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
@@ -88,8 +88,8 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
     status
 }
 
-/// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared: another process may
-/// hold it after its last handle and mapping here are gone.
+/// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
+/// process may hold it after its last handle and mapping in this process are gone.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     // The memory is marked as shared before the driver's call, because another thread may release
     // it as soon as the file descriptor exists.
@@ -101,8 +101,9 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     real.call()
 }
 
-/// `cuMemImportFromShareableHandle`: Charges nothing, because the exporter is charged. This process
-/// is charged once NVML shows the memory as its own.
+/// `cuMemImportFromShareableHandle`: Charges nothing, because the memory is charged to the process
+/// that exported it. The process that imports the memory is charged once NVML shows it as that
+/// process's own.
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
