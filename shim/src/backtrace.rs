@@ -7,8 +7,8 @@
 //! one call, `_Unwind_Backtrace`. This file defines that function as one that finds no frame; the
 //! optimiser sees that, and drops all code that would handle frames.
 //!
-//! The symbols that this file defines are hidden: the program and other libraries keep their own
-//! unwinder.
+//! The unwinder functions that this file defines are hidden symbols: the program and other
+//! libraries keep their own unwinder.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -30,7 +30,7 @@ std::arch::global_asm!(
 /// `_URC_END_OF_STACK`
 const END_OF_STACK: c_int = 5;
 
-/// Tells the caller, `std`, that the stack has no frames.
+/// Tells the caller, which is `std`, that the stack has no frames. So `std` prints no backtrace.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_int {
     END_OF_STACK

@@ -1,4 +1,4 @@
-//! Reads the time without a system call.
+//! Reads the monotonic clock without a system call.
 #![allow(unsafe_code)]
 
 /// Returns the time of the monotonic clock in milliseconds.

@@ -5,7 +5,10 @@
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
     let wanted = std::env::var_os("GPULIMIT_FAULT").is_some_and(|wanted| wanted == name);
-    assert!(!wanted, "fault {name}, requested by a test");
+    assert!(
+        !wanted,
+        "a test asked for a panic at the fault point {name} (GPULIMIT_FAULT)"
+    );
 }
 
 /// Has no effect: a build without debug assertions has no fault points.

@@ -35,7 +35,7 @@ use crate::account::Process;
 /// A hooked call: everything a handler needs besides the arguments of the function.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// The account of this process.
+    /// The account of this process: the record of the GPU memory that it holds.
     pub process: &'static Process,
     /// The name of the hooked function, for messages.
     pub symbol: &'static str,

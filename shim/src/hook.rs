@@ -1,5 +1,5 @@
-//! The part of a hook that all hooked functions share: the checks, the re-entrancy guard and the
-//! panic boundary around the handler.
+//! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
+//! and the panic boundary around the handler.
 //!
 //! A hooked function checks whether this process has a limit, takes the re-entrancy guard, sets up
 //! the panic boundary and calls the handler, in this order. Without a limit, or inside another hook
@@ -38,16 +38,17 @@ pub enum Class {
     /// The size is unknown before the call: the hook charges an estimate ahead, calls the driver,
     /// measures, and undoes the call where the memory does not fit into the group.
     measured,
-    /// The hook uncharges the bytes after the driver has freed them.
+    /// The hook uncharges the memory after the driver has freed it.
     release,
     /// The hook measures at the first launch of a kernel or graph; later launches go straight to
     /// the driver. Graphs with memory nodes are charged before each launch.
     launch,
-    /// The hook answers with the group's figures instead of the GPU's.
+    /// The hook answers the program with the group's figures for memory instead of the GPU's.
     view,
-    /// The hook charges nothing, but remembers what the call did.
+    /// The hook charges nothing, but remembers the effect of the call for other hooks.
     track,
-    /// The hook replaces pointers to driver functions that the driver hands out.
+    /// The hook replaces the addresses of driver functions that the driver hands out by the
+    /// addresses of hooks.
     lookup,
 }
 
@@ -108,7 +109,7 @@ unsafe fn enter_by(
     // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
     // The handlers of launches and pools put off the thread's cancellation by themselves, in their
-    // slow paths only. A cancelled thread cannot end in their fast paths.
+    // slow paths only. Their fast paths are safe for a cancelled thread.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
@@ -126,12 +127,12 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     run(row, true, || status, done)
 }
 
-/// Runs a hook as [`enter`] does, but is inlined into the exported function: for the few driver
-/// functions that programs call by the million.
+/// Runs a hook as [`enter`] does, but is inlined into the exported function. Only for the few
+/// driver functions that programs call by the million.
 ///
-/// In each hooked call, this process also answers requests of other members for memory that it
-/// holds unused. Calls of memory pools do not answer such requests, because they must cost next to
-/// nothing; the synchronise calls answer in their handlers.
+/// In each hooked call, this process also answers requests of other members of the group for memory
+/// that it holds unused. Calls of memory pools do not answer such requests, because they must cost
+/// next to nothing; the synchronise calls answer them in their handlers.
 ///
 /// `undisturbed` puts off the cancellation of the thread, because the driver or the library may
 /// reach a call at which a cancelled thread would end.
@@ -173,10 +174,10 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     crate::message::line(format_args!(
         "internal error in {symbol}: the call returns error {broken}. Please report this bug"
     ));
-    // Dropping the payload of the panic might panic again, so it is leaked.
+    // Dropping the payload of a panic may panic again, so the payload is leaked.
     std::mem::forget(panic);
-    // The recovery calls the driver. Inside the re-entrancy guard these calls go straight to the
-    // driver.
+    // `Process::recover` calls the driver. Inside the re-entrancy guard these calls go straight to
+    // the driver.
     let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
     if let Some(Err(panic)) = recovered {
         std::mem::forget(panic);

@@ -19,7 +19,7 @@ use crate::abi::{FileName, Image, Opaque};
 /// The largest image file that gpulimit reads, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
-/// Returns the memory that the code image at this address takes on GPUs of these compute
+/// Returns the memory that the code image at the address `image` takes on GPUs of these compute
 /// capabilities. Reads as many bytes as the headers of the image say that it has, as the driver
 /// does.
 pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
@@ -152,7 +152,7 @@ mod tests {
         let found = needs(Image::at(wrapper.as_ptr() as Opaque), &gpus);
         assert_eq!(found, needs_of_bytes(inner, &gpus));
         assert_eq!(needs(Image::at(0), &Vec::new), Needs::default());
-        // The wrapper of a fat binary that points to itself.
+        // The wrapper of a fat binary whose pointer leads to the wrapper itself.
         let itself = wrapper.as_ptr() as u64;
         wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
         assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new).unknown);

@@ -16,7 +16,7 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *mut c_char;
 }
 
-/// The consequence for a process that could not join its group. The reason was already written to
+/// The outcome for a process that could not join its group. The reason was already written to
 /// standard error.
 pub enum Failed {
     /// The process gets no GPU memory.
@@ -62,12 +62,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The environment variables of gpulimit as they were when the program started: a program that
-/// empties its environment later keeps its limit.
+/// The environment variables of gpulimit with their values at the start of the program: a program
+/// that empties its environment later keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group that the rules or the environment name, now or when the program started;
-/// `None` when the process has no limit.
+/// Returns the group that the rules or the environment name, at this moment or when the program
+/// started; `None` when the process has no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -126,8 +126,8 @@ pub fn at_start() {
     }
 }
 
-/// Names a group in the environment of a job that states a size but no group, so that the child
-/// processes of this process share its limit.
+/// Names a group in the environment of a job that states a size for its limit but no group, so that
+/// the child processes of this process share the limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;

@@ -7,7 +7,7 @@ mod standard_error;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The largest length of a line, bytes; longer lines are cut.
+/// The largest length of a message line, bytes; longer lines are cut.
 const LINE_MAX: usize = 1024;
 
 struct Line {
@@ -17,7 +17,7 @@ struct Line {
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // The newline at the end takes one byte.
+        // Keeps one byte of the line for the newline at its end.
         let room = LINE_MAX - 1 - self.length;
         let taken = text.len().min(room);
         if let (Some(to), Some(from)) = (
@@ -49,9 +49,10 @@ fn descriptor_flags() -> libc::c_int {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: `, the text and a newline in one call. Drops the line where the write would
-/// wait. Also drops the line where descriptor 2 closes on exec: a standard error is inherited by
-/// child processes, so such a descriptor 2 is another file that was opened in its place.
+/// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line where
+/// the write would wait. Also drops the line where descriptor 2 closes on exec: a standard error is
+/// inherited by child processes, so such a descriptor 2 is another file that was opened in its
+/// place.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;

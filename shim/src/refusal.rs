@@ -11,7 +11,8 @@ use gpulimit_ledger::{Category, Witness};
 
 use crate::{clock, message};
 
-/// The error that the group has no room: the program gets the driver's code for out of memory.
+/// The error that a request found no room in the group: the program gets the driver's code for out
+/// of memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refused;
 
@@ -43,7 +44,7 @@ fn allowed(window: &AtomicU64, now: u64) -> bool {
     verdict
 }
 
-/// The GPU on which a request was refused.
+/// The GPU on which a request for memory was refused.
 pub struct Gpu<'a> {
     /// The CUDA ordinal: the number by which the program knows this GPU.
     pub ordinal: i32,
@@ -52,7 +53,8 @@ pub struct Gpu<'a> {
     pub context: &'a dyn Fn() -> u64,
 }
 
-/// Writes a line about a refused request to standard error, at most [`LINES`] lines per second.
+/// Writes a line about a refused request for memory to standard error, at most [`LINES`] lines per
+/// second.
 pub fn report(
     gpu: Gpu<'_>,
     member: &Member,

@@ -36,7 +36,7 @@
 //!
 //! The functions in `calls` are not hooked: gpulimit itself calls them.
 
-/// Expands the macro named `$reader` with the whole table as its input.
+/// Expands the macro `$reader` with the whole hook table as its input.
 macro_rules! table {
     ($reader:ident) => { $reader! {
         /// libcuda.so.1

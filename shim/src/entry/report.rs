@@ -38,6 +38,6 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
 /// be caught, the process ends. The message of the panic goes to standard error.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_contains_panics() -> c_int {
-    std::panic::catch_unwind(|| panic!("a test panic for `gpulimit doctor`, not a bug"))
+    std::panic::catch_unwind(|| panic!("this panic is a test by `gpulimit doctor` and not a bug"))
         .map_or(1, |()| 0)
 }

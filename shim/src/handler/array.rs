@@ -7,8 +7,9 @@
 //! afterwards. Where the driver tells no sizes of arrays (before CUDA 11.6), gpulimit charges an
 //! estimate instead and measures, too.
 //!
-//! Where two threads make small arrays in a full group, one may be refused although it would fit
-//! into a shared block, because the other thread has just taken the last block.
+//! Where two threads make small arrays in a full group, one of the two arrays may be refused
+//! although it would fit into a shared block, because the other thread has charged the last block
+//! for which the group had room.
 
 use gpulimit_ledger::Category;
 
@@ -97,8 +98,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let shape = shape.ok_or(Aside::NothingToCharge)?;
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-            // A sparse array, or one with deferred mapping, takes no memory. Memory that is mapped
-            // into it later is charged when its own handle is made.
+            // A sparse array, or an array with deferred mapping, takes no memory. Memory that is
+            // mapped into the array later is charged when its own handle is made.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;

@@ -53,7 +53,8 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// Remembers the handle that the driver has handed out, if it has.
+/// Remembers `handle` if the driver has handed one out, so that gpulimit may later ask the driver
+/// about it.
 fn remember_handle(
     call: Call,
     kind: Kind,

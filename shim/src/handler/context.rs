@@ -322,8 +322,8 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
 /// the context sleep while they wait for the GPU, because a cancelled thread may end in that sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // The flags are noted before the driver's call, because other threads may wait in the context
-    // as soon as the flags are set.
+    // The context's flags are noted before the driver's call, because other threads may wait in the
+    // context as soon as the flags are set.
     note_flags(flags);
     real.call()
 }

@@ -29,8 +29,9 @@ const HEAP: u64 = 8 << 20;
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // Charges the whole heap, not its growth: the GPU takes even the default heap only with the
-        // first launch (measured). The default heap is charged when code that uses it is loaded.
+        // Charges the whole new heap for device `malloc`, not its growth over the default heap: the
+        // GPU takes even the default heap only with the first launch (measured). The default heap
+        // is charged when code that uses it is loaded.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
@@ -126,7 +127,7 @@ fn set_stack(
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // The context now has less local memory than it had at its start. The measurement just made
-        // took the old amount for the least possible one, so measure again.
+        // used the old amount as a lower bound, so measure again.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
         }
@@ -135,8 +136,8 @@ fn set_stack(
     status
 }
 
-/// Keeps `wanted` bytes charged that the context will take later. `paid` holds the part of these
-/// bytes that was not charged before.
+/// Keeps `wanted` bytes charged for the heap that the context will take later. `paid` holds the
+/// part of these bytes that was not charged before.
 fn reserve(
     device: &'static Device,
     kept: &AtomicU64,

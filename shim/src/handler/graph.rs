@@ -87,7 +87,8 @@ fn make(
 /// Remembers the nodes of the executable graph `exec`.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // The driver may have reused the handle of an executable graph that ended with its context.
+    // The driver may have reused the handle of an executable graph that ended with its context, so
+    // gpulimit removes the old record of this handle.
     execs.take(exec);
     if !nodes.is_empty() {
         execs.insert(exec, Arc::new(known));
@@ -142,8 +143,8 @@ fn undo(exec: Out<GraphExec>) {
 }
 
 /// Runs `real`, the driver's function that makes an executable graph. The local memory that the
-/// graph's kernels need is charged before, because the driver takes it in this call (measured,
-/// H100, 580.159.04).
+/// graph's kernels need is charged before, because the driver takes it when it makes the executable
+/// graph (measured, H100, 580.159.04).
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -215,7 +216,7 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     })
 }
 
-/// Charges bytes that stay charged as graph memory.
+/// Charges bytes ahead for the memory of graphs. They stay charged when the launch has ended.
 fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
     device.charge_ahead(request).map(Charged::spend)
 }

@@ -49,7 +49,7 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 /// them.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
-    // The driver tells the graphs of a conditional node only in this call (measured;
+    // The driver tells the graphs of a conditional node only when the node is added (measured;
     // `cuGraphNodeGetParams` came with CUDA 13.5). Graphs with conditional nodes can be neither
     // copied nor put into other graphs.
     let is_conditional = || {

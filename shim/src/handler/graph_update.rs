@@ -1,10 +1,10 @@
-//! The calls that change the kernels of executable graphs. Some programs make them before every
-//! launch.
+//! The driver functions that change the kernels of executable graphs. Some programs call them
+//! before every launch.
 //!
-//! Such a call cannot add memory nodes, but it can add kernels that need more local memory than
-//! their context has. The growth of local memory is charged before the call. Where the driver takes
-//! the memory only at the next launch, that launch charges it, because gpulimit remembers the
-//! graph's need. gpulimit asks the driver once for the need of each kernel.
+//! A change of an executable graph cannot add memory nodes, but it can add kernels that need more
+//! local memory than their context has. The growth of local memory is charged before the change.
+//! Where the driver takes the memory only at the next launch, that launch charges it, because
+//! gpulimit remembers the graph's need. gpulimit asks the driver once for the need of each kernel.
 
 use std::cell::{Cell, RefCell};
 
@@ -29,14 +29,14 @@ use crate::image::Needs;
 /// The source of the kernels that a call puts into an executable graph.
 #[derive(Clone, Copy)]
 enum Source {
-    /// All kernels of this graph.
+    /// The call copies all kernels of this graph into the executable graph.
     Graph(Graph),
-    /// This one kernel; `None` for a node without a kernel.
+    /// The call sets this one kernel; `None` for a node that is not a kernel node.
     Kernel(Option<Opaque>),
 }
 
 impl Source {
-    /// Calls `show` for each kernel of this source.
+    /// Calls `show` for each kernel that the call puts into the executable graph.
     fn each(self, call: Call, show: &mut dyn FnMut(Opaque)) {
         match self {
             Source::Graph(graph) => each_kernel(graph, &call.process.bodies, show),
@@ -140,8 +140,8 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // Some kernels are unknown to gpulimit, so from now on it does not know what a launch of
-        // this graph needs.
+        // gpulimit does not know some kernels of the graph, so from now on it does not know what a
+        // launch of the graph needs.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);

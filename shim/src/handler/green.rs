@@ -19,8 +19,8 @@ const MOST: u64 = 6 << 20;
 pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
-        // Retains the primary context for the time of this call. If it does not exist yet, it is
-        // made here, and charged like any other context.
+        // Retains the primary context until this function ends. A primary context that does not
+        // exist yet is made here, and charged like any other context.
         let mut primary: Context = 0;
         let place = Out::of(&mut primary);
         let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);

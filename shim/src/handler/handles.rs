@@ -54,9 +54,9 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
-    // Asks only about modules that gpulimit knows. The driver also accepts some handles that are
-    // not modules, with a count of 0, and crashes when another driver function gets such a handle
-    // (measured).
+    // Asks for the number of functions only if gpulimit knows the module. The driver also accepts
+    // some handles that are not modules, with a count of 0, and crashes when another driver
+    // function gets such a handle (measured).
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };

@@ -35,14 +35,15 @@ const FIRST: u64 = 128 << 20;
 /// The function or graph that a driver call launches.
 #[derive(Clone, Copy)]
 pub enum Target<'a> {
-    /// A `CUfunction`, or a `CUkernel` in its place.
+    /// A single function: a `CUfunction`, or a `CUkernel`, which launches accept as well.
     Function(Opaque),
     /// A `CUfunction` or `CUkernel` that is one of several that the same driver call launches.
     OneOfSeveral(Opaque, &'a Shortage),
     Graph(Opaque),
 }
 
-/// Launches a kernel or a graph. The memory of a graph's memory nodes is charged by the caller.
+/// Launches a kernel or a graph, and charges the memory for it. The memory of a graph's memory
+/// nodes is charged by the function that calls this one.
 pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
@@ -101,8 +102,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
             Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // The driver loads the CUDA libraries of a graph's kernels when the graph is made
-            // executable, not at its launch.
+            // The driver loads the CUDA libraries of a graph's kernels when it makes the graph
+            // executable, so the launch of the graph loads no library.
             Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
@@ -173,7 +174,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
-    // The needs of an unknown graph are never learned: each of its launches runs this function.
+    // The needs of an unknown graph are never learned: gpulimit handles each launch of such a graph
+    // as a launch of an unknown graph.
     if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
         (status, what)
         && !is_capturing(call.symbol, stream)
@@ -207,7 +209,8 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
     (context != 0).then_some(context)
 }
 
-/// Returns the same as [`context_of`], for a stream that the driver has just accepted.
+/// Returns the context whose memory a launch in `stream` takes, like [`context_of`], for a stream
+/// that the driver has just accepted.
 fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     if stream::is_known(stream) {
         return context_of(call, stream);

@@ -113,7 +113,7 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
         }
         let current = current_context();
         // Loads the kernel in the other contexts of the device one by one, so that each of these
-        // loads is charged before it happens.
+        // loads is charged before the driver makes it.
         for context in device.contexts.all() {
             if context == current {
                 continue;

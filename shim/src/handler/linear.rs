@@ -138,8 +138,8 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // The loop ends: only the first try may use a block lent from the driver's reserve, and a
-    // second try is made only after that.
+    // The loop ends after at most two tries: a second try follows only a try with a lent block, and
+    // has a charged block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -150,7 +150,8 @@ fn small(
         };
         let size = size.unwrap_or(estimate);
         if blocks_touched(address, size) > 1 {
-            // With the pitch that the driver chose, the rows are too large for one block.
+            // With the pitch that the driver chose, the rows of the allocation are too large for
+            // one block.
             paid.spend();
             enter_large(Charged::new(device, BLOCK, false), device, address, size);
             device.renew(mark);
@@ -323,8 +324,7 @@ fn release_managed_or_lent(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Re
     status
 }
 
-/// Forgets the small allocation at `dptr` if `status`, the driver's answer to freeing it, is a
-/// success.
+/// Forgets the small allocation at `dptr` if the driver has freed it: if `status` is a success.
 #[inline(always)]
 fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {

@@ -25,8 +25,8 @@ use crate::handler::payment::Payment;
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// Returns the bytes of local memory that every thread of `function` needs; 0 where the driver does
-/// not tell.
+/// Returns the bytes of local memory that every thread of the kernel `function` needs; 0 where the
+/// driver does not tell.
 ///
 /// The driver has one query for `CUfunction`s and another for `CUkernel`s. Launches accept a
 /// `CUkernel` in place of a `CUfunction`, but these two queries do not (measured).
@@ -55,8 +55,9 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// Notes the size of the local memory of `context` after a call that was measured, but for which
-/// the needs of its kernels were not charged. These kernels need `per_thread` bytes per thread.
+/// Notes the size of the local memory of `context` after a call that gpulimit measured, but for
+/// whose kernels it charged nothing ahead. These kernels need `per_thread` bytes of local memory
+/// per thread.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -68,15 +69,15 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     }
 }
 
-/// The use that a driver call makes of code: it decides which of the context's kernel memory is
-/// charged ahead, in addition to what is measured.
+/// The use that a driver call makes of code. It determines the memory for kernels that is charged
+/// ahead, before the rest is measured.
 pub enum Use<'a> {
     /// The call loads code.
     Load,
     /// The call launches a kernel. The function returns the bytes of local memory that each thread
     /// of the kernel needs. It is called only after the estimate for the driver's call is paid.
     Launch(&'a dyn Fn() -> u64),
-    /// The call launches several kernels, of which this is one.
+    /// The call launches several kernels. This value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
     /// The call makes, changes or launches an executable graph. The function returns the most bytes
     /// of local memory that a thread of any of the graph's kernels needs.
@@ -179,8 +180,8 @@ pub fn run(
     let heap = kept();
     let before = paid.offer(heap);
     let status = real.call();
-    // The driver refuses to set the heap's limit once the heap exists (measured). So that limit
-    // shows whether the heap exists.
+    // The driver refuses to set the limit of the device `malloc` heap once the heap exists
+    // (measured). gpulimit asks that way whether the heap exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
@@ -223,7 +224,7 @@ fn conclude_growth(
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
     // Local memory that the driver has dropped may come back only with a later kernel, and the
-    // local memory for a graph only with the graph's launch.
+    // local memory for a graph may come only with the graph's launch.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;
@@ -246,8 +247,7 @@ pub fn note_failure(
 ) {
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
-        // The first measurement took the dropped memory for the least possible amount, so measure
-        // again.
+        // The first measurement used the dropped memory as a lower bound, so measure again.
         device.measure();
     }
 }

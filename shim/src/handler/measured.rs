@@ -32,8 +32,8 @@ pub fn run(
     }
 }
 
-/// Runs `real`, for which `paid` was paid ahead, and measures afterwards: the part of [`run`] after
-/// the payment.
+/// Runs `real`, the driver's function, for which `paid` was paid ahead, and measures afterwards:
+/// the part of [`run`] after the payment.
 pub fn conclude(
     call: Call,
     device: &'static Device,
@@ -79,10 +79,10 @@ pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 /// The estimate for a call whose size is unbounded: all memory of the device.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real` for a handle that gpulimit does not know, which may take memory on any device. On
-/// each device with contexts, pays `most` bytes ahead, or as much as the group has left. Where the
-/// call takes more, further growth is refused until the group is below its limit again. `undo`
-/// works as in [`run`].
+/// Runs `real`, the driver's function, for a handle that gpulimit does not know, which may take
+/// memory on any device. On each device with contexts, pays `most` bytes ahead, or as much as the
+/// group has left. Where the call takes more, further growth is refused until the group is below
+/// its limit again. `undo` works as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(

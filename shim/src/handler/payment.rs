@@ -1,8 +1,9 @@
 //! The payment for a driver call that must be made under a lock of gpulimit.
 //!
 //! A thread must not wait for room in the group while it holds a lock ([`crate::account::locks`]).
-//! So it first tries to pay under the lock without waiting. Where the group has no room, the thread
-//! releases the lock, waits for room, and takes the lock again. By then, other bytes may be due.
+//! So the thread first tries to pay under the lock without waiting. Where the group has no room,
+//! the thread releases the lock, waits for room, and takes the lock again. Meanwhile the number of
+//! bytes to pay may have changed.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -14,8 +15,8 @@ use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
 
-/// The most times that a call waits for room. It waits again only where the bytes that are due have
-/// changed while it waited.
+/// The most times that a driver call waits for room in the group. It waits again only where the
+/// bytes to pay have changed while it waited.
 pub const ROUNDS: u32 = 16;
 
 /// The payment for a driver call under a lock: in full or not at all.
@@ -65,7 +66,7 @@ impl<G> Payment<'_, G> {
     }
 
     /// Does the work of [`Payment::make`] without waiting. On failure returns the number of bytes
-    /// that are due.
+    /// that are still to be paid.
     pub fn quietly(&self, mut paid: Prepaid<'static>) -> Result<(G, Prepaid<'static>), u64> {
         let guard = (self.lock)();
         (self.pay)(&guard, &mut paid)?;

@@ -100,7 +100,7 @@ fn note_managed(
 }
 
 /// Returns the device of a pool that was made without a hook, if it is the default or current pool
-/// of a device. The driver hands out these pools whenever a program asks for them.
+/// of a device. The driver hands out default and current pools whenever a program asks for them.
 fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
@@ -219,8 +219,8 @@ fn allocate(
     stream: Stream,
     real: impl Real,
 ) -> Status {
-    /// The smallest size that is surely larger than any allocation, bytes. The sum of two such
-    /// sizes does not overflow.
+    /// A size in bytes that is larger than any allocation. The sum of two such sizes does not
+    /// overflow.
     const TOO_MUCH: u64 = 1 << 48;
     let bytes = bytesize as u64;
     let may_hold = match pool.managed {
@@ -258,7 +258,8 @@ struct Allocation {
     bytes: u64,
     dptr: Out<DevicePtr>,
     stream: Stream,
-    /// The number of measurements when the allocation began (`Process::mark`).
+    /// The number of measurements that the process had made when the allocation began
+    /// (`Process::mark`).
     mark: u64,
 }
 
@@ -412,8 +413,8 @@ fn settle_growth(
     stays
 }
 
-/// Undoes an allocation from a pool. Its memory stays in the pool, and charged, until the work in
-/// the stream has ended.
+/// Undoes an allocation from a pool. The memory stays in the pool, and stays charged, until the
+/// work in the stream has ended.
 fn take_back(
     symbol: &str,
     device: &Device,
@@ -478,7 +479,8 @@ pub fn create(
 }
 
 /// Records a pool of managed memory. The pool is charged on the device that its location names,
-/// else on the current device, else on the first device: that GPU may come to hold all of it.
+/// else on the current device, else on the first device: the GPU that is charged may come to hold
+/// all of the pool.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);

@@ -1,5 +1,5 @@
 //! The lists of processes that NVML returns for a GPU, reduced to the members of the group. The
-//! memory figures in them are the driver's own.
+//! memory figures in these lists are the driver's own.
 //!
 //! The driver writes its whole list into a buffer of gpulimit, so the program's buffer needs room
 //! for the members of the group only.
@@ -14,8 +14,8 @@ use crate::driver::figures::{self, Listed};
 use crate::handler::Call;
 use crate::handler::view;
 
-/// Returns the members of the group; `None` where the group has no limit on the device, so that the
-/// program gets the driver's whole list.
+/// Returns the members of the group. Returns `None` where the group has no limit on the device: the
+/// program then gets the driver's whole list of processes.
 fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     let member = call.process.member().ok()?;
     if view::is_unlimited(call, device) {
@@ -31,8 +31,8 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Fetches the driver's list by `fetch` and writes the entries of the members to `infos`, if there
-/// is `room` for all of these entries. Returns their number.
+/// Fetches the driver's list of processes by `fetch` and writes the entries of the group's members
+/// to `infos`, if there is `room` for all of these entries. Returns their number.
 fn filter<T: Listed>(
     members: &[Identity],
     fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
@@ -53,14 +53,14 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Checks that the NVML function that the program calls accepts its device handle, before gpulimit
+/// Checks that the NVML function that the program calls accepts the device handle, before gpulimit
 /// passes that handle to other NVML functions.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
 
-/// Returns the status that NVML would return: success where the list fits into `room`, else an
-/// error. `tell` gets the number of entries in both cases.
+/// Returns the status that NVML would return: success where the list of processes fits into `room`,
+/// else an error. `tell` gets the number of entries in both cases.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {
@@ -75,7 +75,7 @@ fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Statu
     }
 }
 
-/// Lists only the processes of the group, with the driver's own figures.
+/// Lists only the processes of the group that use the GPU, with the driver's own figures.
 pub fn list<T: Listed>(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<T>) -> Status,
@@ -100,8 +100,8 @@ pub fn list<T: Listed>(
     answer(kept, room, |number| count.write(number))
 }
 
-/// Lists only the processes of the group, with the driver's own figures. In early drivers of
-/// version 535 the list entries have the layout of `NvmlProcessDetail`.
+/// Lists only the processes of the group that use the GPU, with the driver's own figures. In early
+/// drivers of version 535 the list entries have the layout of `NvmlProcessDetail`.
 pub fn list_v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,

@@ -13,10 +13,11 @@ use crate::account::handles::Kind;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 
-/// The pause between two queries whether the work in a stream has ended.
+/// The pause between two queries of the driver whether the work in a stream has ended.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
-/// Returns whether the driver function `symbol` takes stream 0 for the calling thread's own stream.
+/// Returns whether stream handle 0 means the calling thread's own stream in the driver function
+/// `symbol`.
 pub fn own_stream(symbol: &str) -> bool {
     symbol.ends_with("_ptsz")
 }
@@ -58,7 +59,7 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits until the work in the stream ends, or until the time `until`, because the work may itself
+/// Waits until the work in the stream ends, but at most until the time `until`: the work may itself
 /// wait for something that this thread does later. Returns at once for a stream that gpulimit does
 /// not know.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {

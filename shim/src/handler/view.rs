@@ -1,8 +1,9 @@
 //! The driver functions that return an amount of GPU memory (`cuMemGetInfo`, NVML), answered with
 //! the group's figures.
 //!
-//! The total is the smallest limit of the group and the groups above it; free is the amount that
-//! this process could still get. Neither is ever larger than the driver's own figure.
+//! As the total, gpulimit returns the smallest limit of the group and the groups above it; as free,
+//! the amount that this process could still get. Neither is ever larger than the driver's own
+//! figure.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -76,7 +77,7 @@ pub fn device_total_mem_v1(
     status
 }
 
-/// Returns the device with the group's limit on it; `None` if the group has no limit there.
+/// Returns the device with the group's limit on it; `None` if the group has no limit on the device.
 fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
     let device = device.ok()?;
     let max = device.book.max();
@@ -118,7 +119,8 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
     (max < total).then(|| (max, member.charged(&member_device).min(max)))
 }
 
-/// Returns true only where the device behind an NVML handle certainly has no limit.
+/// Returns true only where the device behind an NVML handle certainly has no limit; false where
+/// that is unknown.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS

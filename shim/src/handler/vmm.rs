@@ -1,5 +1,5 @@
-//! Virtual memory management. `cuMemCreate` takes physical memory, which stays taken as long as a
-//! handle or a mapping of it exists.
+//! Virtual memory management (`cuMemCreate`, `cuMemMap`). `cuMemCreate` takes physical memory,
+//! which stays taken as long as a handle or a mapping of it exists.
 
 use gpulimit_ledger::Category;
 
@@ -92,7 +92,7 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 /// process may hold it after its last handle and mapping in this process are gone.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     // The memory is marked as shared before the driver's call, because another thread may release
-    // it as soon as the file descriptor exists.
+    // the memory as soon as the file descriptor exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -125,9 +125,9 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function for memory that the current call may free: it takes the memory out of the
-/// book before the call. Otherwise a measurement during the call would find the driver's part too
-/// small.
+/// Returns a function for memory that the driver's call may free. That function takes the memory
+/// out of this process's book before the call. Otherwise a measurement during the call would count
+/// too little memory as the driver's own.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -136,8 +136,8 @@ fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Returns a function that puts memory back into the book after a call that did not free the
-/// memory.
+/// Returns a function that puts memory back into this process's book after a driver call that did
+/// not free the memory.
 fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -146,13 +146,13 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Runs `real`, a driver function that may end allocations. `announce` takes these allocations out
-/// of the account before.
+/// Runs `real`, a driver function that may end allocations. Before the call, `announce` takes these
+/// allocations out of the account.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // For shared memory: the bytes of the GPU that NVML attributes to no process, before the call.
-    // If this figure grows during the call, other processes still hold the memory.
+    // The bytes of the GPU that NVML attributes to no process, before the call; asked only for
+    // shared memory. If this figure grows during the call, other processes still hold the memory.
     let left = announced
         .leaving
         .and_then(|at| call.process.device(at).ok());

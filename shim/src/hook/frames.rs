@@ -1,5 +1,5 @@
-//! Finds where on the stack the program called into `libgpulimit.so`, however many frames of
-//! `libgpulimit.so` the thread is in since.
+//! Finds the place on the stack where the program called into `libgpulimit.so`, however many frames
+//! of `libgpulimit.so` the stack holds since then.
 //!
 //! All functions of `libgpulimit.so` begin their frames with the caller's frame pointer and the
 //! return address (`.cargo/config.toml`). So the frames form a linked list, which this module
@@ -26,8 +26,8 @@ pub fn start_of_library_frames() -> usize {
         #[cfg(target_arch = "aarch64")]
         asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags));
     }
-    // The loop ends: the function that first called into `libgpulimit.so` belongs to another
-    // object.
+    // The loop ends: the function that called into `libgpulimit.so` lies in the program or another
+    // library.
     loop {
         // SAFETY: `frame` is the record of a frame of this library, which begins with the caller's
         // frame pointer and the return address: first of this function, then of each caller in the
@@ -64,9 +64,9 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// The observations that the test makes in calls by the C library: the start of this test
-    /// program's frames, as found at once and from further down the stack, and the address of a
-    /// local variable.
+    /// The addresses that the test records in a callback from the C library: the start of the
+    /// frames of this library, as found in the callback and in functions further down the stack,
+    /// and the address of a local variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]
@@ -100,7 +100,7 @@ mod tests {
         let [at_once, from_further_down, here] = SEEN.lock().expect("no panic").expect("called");
         assert_eq!(at_once, from_further_down);
         assert!(at_once < outside, "{at_once:#x} {outside:#x}");
-        // Only one small frame lies between the two addresses.
+        // Only one small frame lies between the start of the frames and the local variable.
         assert!(at_once.abs_diff(here) < 500, "{here:#x} {at_once:#x}");
         if cfg!(target_arch = "x86_64") {
             assert!(here < at_once, "{here:#x} {at_once:#x}");

@@ -9,8 +9,8 @@
 //! Otherwise the program has left the hook, and the call is handled like any other call.
 //!
 //! On another stack (of a signal handler or a fiber) the comparison of stack addresses shows
-//! nothing. A call from there goes straight to the driver, because the interrupted hook may hold a
-//! lock for which the call would wait for ever.
+//! nothing. A driver call from there goes straight to the driver, because the interrupted hook may
+//! hold a lock for which the call would wait for ever.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -26,7 +26,7 @@ fn start_of_library_frames() -> usize {
     0
 }
 
-/// The number of words that a hook sets aside in its stack frame: half a KiB.
+/// The number of words that a hook sets aside in its stack frame: 64 words, half a KiB.
 const ROOM: usize = 64;
 
 thread_local! {
@@ -51,9 +51,9 @@ impl Drop for Inside<'_> {
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The guard uses the lowest word of `room`. If the program leaves the hook by a jump and
-        // makes other calls a little further down the stack, their frames lie below this word, or
-        // overwrite it.
+        // The guard uses the lowest word of `room`. After a jump out of the hook, the program may
+        // make a call from a little further down the stack. That call then enters `libgpulimit.so`
+        // above the guard's word, which shows that the program has left the hook.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
         let here = word.expose_provenance();
@@ -80,8 +80,8 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // Frames of `libgpulimit.so` differ in size: the word may lie inside the frames of the call
-        // under way, in a place that has not been overwritten yet.
+        // Frames of `libgpulimit.so` differ in size: the word of the earlier hook may lie inside
+        // the frames of this call, where no code has overwritten it yet.
         return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
@@ -100,8 +100,8 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Returns whether every page between the two addresses can be read. All pages can be read where
-/// both addresses lie on one stack; below every other stack lies a page that cannot be read.
+/// Returns whether every page between the addresses `before` and `here` can be read. That is so
+/// where both addresses lie on one stack; below every other stack lies a page that cannot be read.
 fn is_one_stack(before: usize, here: usize) -> bool {
     const PAGE: usize = 4096;
     const LARGEST: usize = 64 << 20;
@@ -159,7 +159,7 @@ mod tests {
     fn an_abandoned_hook_does_not_count() {
         let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
         assert_ne!(place, 0);
-        // Leaves the guard in the state after a jump out of the hook.
+        // Sets the guard to the state that a jump out of the hook leaves.
         INSIDE.set(place);
         assert_eq!(alone(|| 7), Some(7), "from further up");
         let mut word = MaybeUninit::<usize>::uninit();
@@ -170,11 +170,11 @@ mod tests {
             INSIDE.set(there);
             assert_eq!(far_down(|| alone(|| 7)), answer, "from further down");
         }
-        // An address whose page is unmapped: the stack of the abandoned hook is gone.
+        // The word of the abandoned hook lies in an unmapped page: its stack is gone.
         INSIDE.set(usize::MAX & !0xfff);
         assert_eq!(alone(|| 7), Some(7));
-        // An address far below this stack, with unmapped pages in between: the hook runs on another
-        // stack.
+        // The word of the hook lies on another stack, far below this stack, with unmapped pages in
+        // between.
         INSIDE.set(4096);
         assert_eq!(alone(|| 7), None);
         INSIDE.set(0);

@@ -1,5 +1,5 @@
-//! The fast path of launches: a tail jump to the driver on x86-64. On other architectures the
-//! exported function calls the driver after the same lookup.
+//! The fast path of kernel and graph launches: a tail jump to the driver on x86-64. On other
+//! architectures the exported function looks up the handle in the same table and calls the driver.
 //!
 //! An ordinary function would push the eleven arguments of a launch once more. So the exported
 //! functions for launches are naked functions. They look up the handle in the table of recent
@@ -10,8 +10,7 @@
 
 /// The body of a naked exported function. `$handle` is the register that holds the handle,
 /// `$others` the ordinary function, `$at` the index of the driver's function in `$addresses`. A
-/// handle of 0 equals an empty place of the table, so the call goes straight to the driver, which
-/// refuses it.
+/// handle of 0 equals an empty place of the table, so the driver gets the call and answers it.
 macro_rules! pass {
     ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(

@@ -88,7 +88,8 @@ fn send(line: &[u8]) {
     };
 }
 
-/// Writes a line to a pipe. Returns the error number.
+/// Writes a line to the pipe behind standard error. Returns the error number of the write, 0 on
+/// success.
 fn write_pipe(line: &[u8]) -> c_int {
     if !is_writable() {
         return 0;
@@ -103,7 +104,8 @@ fn write_pipe(line: &[u8]) -> c_int {
     }
 }
 
-/// Writes a line with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns the error number.
+/// Writes a line to standard error with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns
+/// the error number of the write, 0 on success.
 fn write_at_once(line: &[u8]) -> c_int {
     let part = part(line);
     let from_here: c_long = -1;
@@ -121,8 +123,9 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a memory page with the line into the pipe. The page is unmapped in this process before this
-/// function returns, so the reader of the pipe finds the page unchanged. Returns the error number.
+/// Puts a memory page with the line into the pipe behind standard error. The page is unmapped in
+/// this process before this function returns, so the reader of the pipe finds the page unchanged.
+/// Returns the error number, 0 on success.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: makes a new anonymous private mapping of at least the line's length.
     let page = unsafe {
@@ -159,7 +162,8 @@ fn splice(line: &[u8]) -> c_int {
     }
 }
 
-/// Writes a line to a character device. Returns the error number.
+/// Writes a line to the character device behind standard error. Returns the error number of the
+/// write, 0 on success.
 fn write_device(line: &[u8]) -> c_int {
     if !is_writable() {
         return 0;
@@ -233,10 +237,10 @@ fn part(line: &[u8]) -> libc::iovec {
     }
 }
 
-/// Runs `write` while signals that it causes are held back from the program. `write` returns an
-/// error number.
+/// Runs `write` while the signals that a failed write causes are held back from the program.
+/// `write` returns an error number.
 fn without_signals(write: impl FnOnce() -> c_int) {
-    // If the line cannot be written, it is dropped.
+    // A message line that cannot be written is dropped.
     let _ = held_signals::during(|| match write() {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),

@@ -19,7 +19,7 @@ struct Dyn {
 /// The public first part of the C library's `struct link_map`.
 #[repr(C)]
 struct LinkMap {
-    /// The load address of the library: added to every address in its file.
+    /// The load address of the library. The linker adds it to every address in the library's file.
     base: usize,
     name: *const libc::c_char,
     dynamic: *const Dyn,
@@ -80,7 +80,7 @@ impl Object {
     pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
         // SAFETY: the call only returns a number.
         let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
-        // The program headers of the vDSO lie in its first page.
+        // The program headers of the vDSO lie in the vDSO's first page.
         if (info.dlpi_phdr as usize).wrapping_sub(kernels) < 4096 {
             return None;
         }

@@ -16,7 +16,7 @@ use crate::refusal::Refused;
 enum Means<'a> {
     /// A spare block.
     Spare(&'a Spare),
-    /// A block that was charged for this allocation.
+    /// A block that gpulimit charged for this allocation.
     Charged,
     /// A block lent from the driver's reserve, because the group is full. The allocation must not
     /// keep this block.
@@ -65,7 +65,7 @@ impl<'a> Block<'a> {
         Prepaid::lent(this.device, if this.is_lent() { BLOCK } else { 0 })
     }
 
-    /// Returns the payment: the allocation did not take a new block.
+    /// Gives the payment back: the allocation did not take a new block.
     #[inline]
     pub fn give_back(self) {
         let this = ManuallyDrop::new(self);
