@@ -263,7 +263,7 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
         call.process.handles.restore(taken);
     } else {
         // During the driver's call other threads may have launched functions of this code, and so
-        // recorded them as launched.
+        // recorded them as launched. Forgets these records, too.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

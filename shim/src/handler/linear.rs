@@ -196,7 +196,8 @@ fn undo_unpaid(
     } else {
         drop(lent);
     }
-    // A measurement in another thread may have counted this block as memory of the driver itself.
+    // A measurement in another thread may have counted this block as memory of the driver itself,
+    // so it may have to be repeated.
     device.renew(mark);
     Block::charge(device, call.symbol)
 }
@@ -370,7 +371,8 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
     }
     match (device.process().blocks.put_back(dptr, taken), taken.last) {
         (true, true) => device.book.add(Category::Linear, BLOCK),
-        // Meanwhile, other threads have freed this block, or have made new allocations in it.
+        // While the driver's call failed, other threads have freed this block, or have made new
+        // allocations in it.
         (true, false) => {
             device.book.charge_over(BLOCK);
             device.book.mark_shared(BLOCK);

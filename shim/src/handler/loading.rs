@@ -74,13 +74,14 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
 pub enum Use<'a> {
     /// The call loads code.
     Load,
-    /// The call launches a kernel. The function returns the bytes of local memory that each thread
-    /// of the kernel needs. It is called only after the estimate for the driver's call is paid.
+    /// The call launches a kernel. The function in this variant returns the bytes of local memory
+    /// that each thread of the kernel needs. It is called only after the estimate for the driver's
+    /// call is paid.
     Launch(&'a dyn Fn() -> u64),
     /// The call launches several kernels. This value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The call makes, changes or launches an executable graph. The function returns the most bytes
-    /// of local memory that a thread of any of the graph's kernels needs.
+    /// The call makes, changes or launches an executable graph. The function in this variant
+    /// returns the most bytes of local memory that a thread of any of the graph's kernels needs.
     Graph(&'a dyn Fn() -> u64),
 }
 

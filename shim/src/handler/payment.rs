@@ -50,8 +50,8 @@ impl<G> Payment<'_, G> {
             drop(guard);
             if rounds == 0 {
                 paid = Prepaid::none(device);
-                // Calls of other threads may soon give back a part of what they have paid, and make
-                // room.
+                // Calls of other threads may soon give back a part of what they have paid. Waits
+                // for them, and then tries again to pay.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
                 if device.driver_part.await_others(until) {
                     continue;
