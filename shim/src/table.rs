@@ -17,8 +17,8 @@
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
 //! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
 //!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
-//! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments. The
-//!   handler may call the function more than once, and with other arguments than the program's.
+//! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
+//!   The handler may call the function more than once, and with other arguments than the program's.
 //! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
 //!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
 //!   arguments share a handler.
@@ -27,12 +27,12 @@
 //!   slow paths.
 //! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
 //!   no guard and no lock held. `HANDLER` runs after the driver's call and gets only the `Call`.
-//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver:
-//!   the hook costs that check only.
+//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver: the hook
+//!   costs that check only.
 //! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
 //!   passes in `REGISTER`. Where `a` was launched before, the export jumps to the driver's function
-//!   without a stack frame of its own (`hook/pass.rs`); on other architectures the
-//!   export calls the driver's function.
+//!   without a stack frame of its own (`hook/pass.rs`); on other architectures the export calls the
+//!   driver's function.
 //!
 //! The functions in `calls` are not hooked: gpulimit itself calls them.
 

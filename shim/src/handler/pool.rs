@@ -513,8 +513,8 @@ pub fn find(
 /// in use stays charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still use gpulimit's record of this pool, so it
-    // is marked as retired: then no thread asks the driver about the pool.
+    // Other threads may still use gpulimit's record of this pool, so it is marked as retired: then
+    // no thread asks the driver about the pool.
     if let Some(known) = known {
         known.retire();
     }
