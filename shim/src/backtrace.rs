@@ -1,5 +1,5 @@
-//! Keeps the code that prints backtraces out of the library. A panic of the library still tells its
-//! place and its reason.
+//! Keeps the code that prints backtraces out of `libgpulimit.so`. A panic in `libgpulimit.so` still
+//! reports its source line and its message.
 //!
 //! `std` prints a backtrace with a panic where `RUST_BACKTRACE` asks for it. The code for that
 //! (readers of ELF, DWARF and compressed sections, demangling) is a quarter of the library in every
@@ -7,12 +7,13 @@
 //! one call, `_Unwind_Backtrace`. This file defines that function as one that finds no frame; the
 //! optimiser sees that, and drops all code that would handle frames.
 //!
-//! The symbols are hidden: the program and other libraries keep their own unwinder.
+//! The unwinder functions that this file defines are hidden symbols: the program and other
+//! libraries keep their own unwinder.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 
-/// The unwinder's record of a frame.
+/// The unwinder's record of a stack frame.
 enum Context {}
 
 unsafe extern "C" {
@@ -29,16 +30,17 @@ std::arch::global_asm!(
 /// `_URC_END_OF_STACK`
 const END_OF_STACK: c_int = 5;
 
-/// Reports the end of the stack at once.
+/// Tells the caller, which is `std`, that the stack has no frames. So `std` prints no backtrace.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_int {
     END_OF_STACK
 }
 
-// LLVM's unwinder, which portable builds use, has the functions below in the same object file as
-// `_Unwind_Backtrace`. With definitions of them here the linker takes nothing from that file.
+// LLVM's unwinder, which portable builds use, defines the three functions that follow in the same
+// object file as `_Unwind_Backtrace`. This file defines all of them, so that the linker takes
+// nothing from that object file.
 
-/// Returns the return address of a frame.
+/// Returns the return address of a stack frame.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Unwind_GetIPInfo(context: *mut Context, at_instruction: *mut c_int) -> usize {
     // SAFETY: the personality function passes its own variable and the context that it was called
@@ -56,7 +58,8 @@ extern "C" fn _Unwind_GetTextRelBase(_context: *mut Context) -> usize {
     0
 }
 
-/// Returns the base of data-relative entries in unwind tables: 0, as above.
+/// Returns the base of data-relative entries in unwind tables: 0, because on the supported
+/// architectures entries are relative to their own address.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_GetDataRelBase(_context: *mut Context) -> usize {
     0

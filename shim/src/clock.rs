@@ -1,7 +1,7 @@
-//! Reads the time without a system call.
+//! Reads the monotonic clock without a system call.
 #![allow(unsafe_code)]
 
-/// Returns the milliseconds of the monotonic clock.
+/// Returns the time of the monotonic clock in milliseconds.
 pub fn monotonic_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,

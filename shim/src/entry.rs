@@ -1,5 +1,6 @@
-//! The ways into this library: the exports that the hook table makes, the doors that hand them out,
-//! the start, and the questions of `gpulimit doctor`.
+//! The ways into `libgpulimit.so`: the exports that the hook table makes, the doors (the functions
+//! that hand out the addresses of the exports), the start hook, and the functions that `gpulimit
+//! doctor` calls.
 
 mod door;
 mod exports;

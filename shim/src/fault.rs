@@ -1,14 +1,17 @@
-//! Faults that tests ask for: a debug build panics at the point that `GPULIMIT_FAULT` names. Other
-//! builds have no such points.
+//! Faults that tests inject: a debug build panics at the fault point that `GPULIMIT_FAULT` names.
+//! Other builds have no fault points.
 
-/// Panics if `GPULIMIT_FAULT` names this point.
+/// Panics if `GPULIMIT_FAULT` names the fault point `name`.
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
     let wanted = std::env::var_os("GPULIMIT_FAULT").is_some_and(|wanted| wanted == name);
-    assert!(!wanted, "fault {name}, requested by a test");
+    assert!(
+        !wanted,
+        "a test asked for a panic at the fault point {name} (GPULIMIT_FAULT)"
+    );
 }
 
-/// Has no effect: this build has no debug assertions.
+/// Has no effect: a build without debug assertions has no fault points.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub fn point(_: &str) {}

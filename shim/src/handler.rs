@@ -1,9 +1,9 @@
-//! The handlers: the work of gpulimit at each hooked function. They are safe Rust: the pointers
+//! The handlers: the work of gpulimit at each hooked function. Handlers are safe Rust: the pointers
 //! that a program passes are small values (`Out`, `In`), and the driver's function is a closure.
 //!
-//! A handler gets the call, the driver's function and the arguments that its row of the hook table
-//! names. It returns the status that the program sees: the driver's own, or the driver's code for
-//! out of memory.
+//! A handler gets the [`Call`], the driver's function and the arguments that the function's row of
+//! the hook table names. It returns the status that the program sees: the driver's own status, or
+//! the driver's code for out of memory.
 
 pub mod array;
 pub mod aside;
@@ -32,10 +32,10 @@ pub mod vmm;
 
 use crate::account::Process;
 
-/// The context of a hooked call: everything a handler needs besides the arguments.
+/// A hooked call: everything a handler needs besides the arguments of the function.
 #[derive(Clone, Copy)]
 pub struct Call {
-    /// The account of this process.
+    /// The account of this process: the record of the GPU memory that it holds.
     pub process: &'static Process,
     /// The name of the hooked function, for messages.
     pub symbol: &'static str,

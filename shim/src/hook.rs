@@ -1,5 +1,5 @@
-//! The part of a hook that all functions share: the checks, the guard and the panic boundary around
-//! its handler.
+//! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
+//! and the panic boundary around the handler.
 //!
 //! A hooked function checks whether this process has a limit, takes the re-entrancy guard, sets up
 //! the panic boundary and calls the handler, in this order. Without a limit, or inside another hook
@@ -22,51 +22,52 @@ use crate::account::Process;
 use crate::account::limited::limited;
 use crate::handler::Call;
 
-/// The class of a hook: how it accounts for memory. `gpulimit doctor` and docs/internals/hooks.md
-/// show the class of each hook.
+/// The class of a hook: how the hook accounts for memory. `gpulimit doctor` and
+/// docs/internals/hooks.md show the class of each hook.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(
     non_camel_case_types,
-    reason = "the table writes classes as plain words"
+    reason = "the hook table writes the classes as lower-case words"
 )]
 pub enum Class {
-    /// Charges the bytes, calls the driver, then corrects the charge to the real size or gives it
-    /// back.
+    /// The hook charges the bytes, calls the driver, and then corrects the charge to the real size
+    /// or gives it back.
     sized,
-    /// Charges the bytes that the memory pool reserves from the GPU.
+    /// The hook charges the bytes that the memory pool reserves from the GPU.
     pooled,
-    /// The size is unknown before the call: pays an estimate ahead, calls the driver, measures, and
-    /// undoes the call where the memory does not fit.
+    /// The size is unknown before the call: the hook charges an estimate ahead, calls the driver,
+    /// measures, and undoes the call where the memory does not fit into the group.
     measured,
-    /// Uncharges the bytes after the driver has freed them.
+    /// The hook uncharges the memory after the driver has freed it.
     release,
-    /// Measured at the first launch of a kernel or graph; later launches go straight to the driver.
-    /// Graphs with memory nodes are charged before each launch.
+    /// The hook measures at the first launch of a kernel or graph; later launches go straight to
+    /// the driver. Graphs with memory nodes are charged before each launch.
     launch,
-    /// Answers with the group's figures instead of the GPU's.
+    /// The hook answers the program with the group's figures for memory instead of the GPU's.
     view,
-    /// Charges nothing, but remembers what the call did.
+    /// The hook charges nothing, but remembers the effect of the call for other hooks.
     track,
-    /// Hands out pointers to functions.
+    /// The hook replaces the addresses of driver functions that the driver hands out by the
+    /// addresses of hooks.
     lookup,
 }
 
-/// One row of the hook table, as data.
+/// One row of the hook table.
 #[derive(Clone, Copy)]
 pub struct Row {
     /// The exported symbol.
     pub symbol: &'static std::ffi::CStr,
-    /// How the hook accounts for memory.
+    /// The class: how the hook accounts for memory.
     pub class: Class,
-    /// The status that a call returns when its handler panics: a panic must not unwind into the
-    /// program.
+    /// The status that the hooked function returns when its handler panics, because a panic must
+    /// not unwind into the program.
     pub broken: Status,
-    /// The address of the exported function that stands in front of the driver's.
+    /// The address of the exported function that programs call instead of the driver's.
     pub hook: *const c_void,
 }
 
 impl Row {
-    /// Returns the symbol, for messages.
+    /// Returns the name of the exported symbol, for messages.
     pub fn name(&self) -> &'static str {
         // SAFETY: the symbols are written as Rust identifiers in the table, so they are valid
         // UTF-8.
@@ -77,8 +78,8 @@ impl Row {
 // SAFETY: the pointer is the address of a function, which is valid in every thread.
 unsafe impl Sync for Row {}
 
-/// Runs a hook. `hook` calls the handler when it is given a [`Call`], and the driver's function
-/// when it is given `None`.
+/// Runs a hook. `hook` calls the handler when it gets a [`Call`], and the driver's function when it
+/// gets `None`.
 #[inline(always)]
 pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Status {
     /// # Safety
@@ -92,9 +93,10 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
     unsafe { enter_by(row, hook.cast(), call::<F>) }
 }
 
-/// Does the work of [`enter`], compiled once for all hooks: there are many, and a program calls few
-/// of them often. Takes a pointer and a function instead of a `dyn Fn`: each closure type would add
-/// a vtable, whose words the dynamic linker relocates in every program.
+/// Does the work of [`enter`]. Compiled once for all hooks: there are many hooks, and a program
+/// calls few of them often. Takes a pointer and a function instead of a `dyn Fn`: each closure type
+/// would add a vtable, and the dynamic linker would have to relocate the words of every vtable in
+/// every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.
@@ -106,15 +108,16 @@ unsafe fn enter_by(
 ) -> Status {
     // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
-    // The handlers of launches and pools put off cancellation by themselves, in their slow paths
-    // only. A cancelled thread may pass their fast paths.
+    // The handlers of launches and pools put off the thread's cancellation by themselves, in their
+    // slow paths only. Their fast paths are safe for a cancelled thread.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
-/// Runs a `handler` after the driver's call, which may have waited for the GPU for long. The export
-/// makes that call before this function, outside of the guard, so that a thread that is cancelled
-/// in it ends there, as it does without the library. Returns `status`, the result of the call.
+/// Runs `handler` after the driver's call, which may have waited for the GPU for long. The exported
+/// function calls the driver before this function and without the re-entrancy guard, so that a
+/// thread that is cancelled in the driver's call ends there, as it does without gpulimit. Returns
+/// `status`, the result of the driver's call.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -124,12 +127,12 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     run(row, true, || status, done)
 }
 
-/// Runs a hook as [`enter`] does, inlined into the export: for the few functions that programs call
-/// by the million.
+/// Runs a hook as [`enter`] does, but is inlined into the exported function. Only for the few
+/// driver functions that programs call by the million.
 ///
-/// Each hooked call also answers requests of other members for memory that this process holds
-/// unused. Pool calls do not, because they must cost next to nothing; the synchronise calls among
-/// them answer in their handlers.
+/// In each hooked call, this process also answers requests of other members of the group for memory
+/// that it holds unused. Calls of memory pools do not answer such requests, because they must cost
+/// next to nothing; the synchronise calls answer them in their handlers.
 ///
 /// `undisturbed` puts off the cancellation of the thread, because the driver or the library may
 /// reach a call at which a cancelled thread would end.
@@ -171,9 +174,10 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     crate::message::line(format_args!(
         "internal error in {symbol}: the call returns error {broken}. Please report this bug"
     ));
-    // The payload of the panic may panic in turn when it is dropped.
+    // Dropping the payload of a panic may panic again, so the payload is leaked.
     std::mem::forget(panic);
-    // The recovery calls the driver; inside the guard these calls pass the hooks by.
+    // `Process::recover` calls the driver. Inside the re-entrancy guard these calls go straight to
+    // the driver.
     let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
     if let Some(Err(panic)) = recovered {
         std::mem::forget(panic);

@@ -1,4 +1,5 @@
-//! Reads the code images that programs load, from memory or from a file.
+//! Reads the code images that programs load (cubins, fat binaries and PTX), from memory or from a
+//! file.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsStr};
@@ -15,11 +16,12 @@ pub use gpulimit_fatbin::Needs;
 
 use crate::abi::{FileName, Image, Opaque};
 
-/// The largest file that is read, bytes.
+/// The largest image file that gpulimit reads, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
-/// Returns what the image at this address takes on GPUs of these compute capabilities. Reads as
-/// many bytes as the headers of the image say that it has, as the driver does.
+/// Returns the memory that the code image at the address `image` takes on GPUs of these compute
+/// capabilities. Reads as many bytes as the headers of the image say that it has, as the driver
+/// does.
 pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let image = image.address();
     if image == 0 {
@@ -43,8 +45,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     }
 }
 
-/// Returns whether the NUL-terminated text or the binary at this address begins with these bytes.
-/// Reads no further than the NUL of a text.
+/// Returns whether the NUL-terminated text or the binary at the address `image` begins with the
+/// bytes `with`. Reads no further than the NUL of a text.
 ///
 /// # Safety
 /// `image` is the address of a NUL-terminated text or of a binary.
@@ -56,8 +58,8 @@ unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     })
 }
 
-/// Returns the bytes of the image at this address, as many as its header says; `None` for address
-/// 0, for a wrapper, and for a length that is impossible.
+/// Returns the bytes of the code image at the address `image`, as many as its header says; `None`
+/// for address 0, for a fat binary wrapper, and for an impossible length.
 ///
 /// # Safety
 /// `image` is 0, or the address of an image that stays there for `'a`.
@@ -80,7 +82,8 @@ unsafe fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
     fits.then(|| unsafe { std::slice::from_raw_parts(start, length) })
 }
 
-/// Returns what the image in the file takes whose name is at this address.
+/// Returns the memory that the code image in a file takes. `path` is the address of the file's
+/// name.
 pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let path = path.address();
     if path == 0 {
@@ -94,8 +97,8 @@ pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Nee
     }
 }
 
-/// Returns the content of a regular file; `None` for any other file. Reading a FIFO would take the
-/// bytes away from the driver, and a device may have no end.
+/// Returns the content of the regular file at `path`; `None` for any other kind of file. Reading a
+/// FIFO would take the bytes away from the driver, and a device may have no end.
 fn content(path: &OsStr) -> Option<Vec<u8>> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -149,7 +152,7 @@ mod tests {
         let found = needs(Image::at(wrapper.as_ptr() as Opaque), &gpus);
         assert_eq!(found, needs_of_bytes(inner, &gpus));
         assert_eq!(needs(Image::at(0), &Vec::new), Needs::default());
-        // A wrapper that points to itself.
+        // The wrapper of a fat binary whose pointer leads to the wrapper itself.
         let itself = wrapper.as_ptr() as u64;
         wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
         assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new).unknown);

@@ -1,11 +1,19 @@
 //! `libgpulimit.so`: the preloaded library that stands between a program and the CUDA driver.
 //!
 //! Read `table` (the hooked functions), then one file of `handler` (what a hook does), then
-//! `account` (what this process holds). ARCHITECTURE.md describes how they fit together.
-#![cfg_attr(test, allow(dead_code, reason = "tests are built without the exports"))]
+//! `account` (the memory that this process holds). ARCHITECTURE.md describes how these modules fit
+//! together.
+#![cfg_attr(
+    test,
+    allow(
+        dead_code,
+        reason = "unit tests are built without the exported functions, which use this code"
+    )
+)]
 
-// The rooms, from the bottom to the top: abi, driver, account, handler, hook, entry. A room may use
-// those below it and none above it; `tests/tidy/rooms.rs` checks that.
+// The rooms (modules in layers), from the bottom to the top: abi, driver, account, handler, hook,
+// entry. A room may use the rooms before it in this list and none after it; `tests/tidy/rooms.rs`
+// checks that.
 mod abi;
 mod account;
 mod driver;
@@ -13,7 +21,7 @@ mod entry;
 mod handler;
 mod hook;
 
-// Modules that every room may use, and that use no room.
+// Modules that every room may use, and that use no room themselves.
 #[cfg(not(test))]
 mod backtrace;
 mod clock;

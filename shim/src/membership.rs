@@ -1,4 +1,4 @@
-//! How this process joins its group. The administrator's rules and the environment name the group.
+//! How this process joins its group. The administrator's rules or the environment name the group.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
@@ -12,15 +12,16 @@ use once_cell::race::OnceBox;
 use crate::message;
 
 unsafe extern "C" {
-    // In the C library since GLIBC_2.17; missing in the libc crate.
+    // The C library has `secure_getenv` since GLIBC_2.17; the libc crate does not declare it.
     fn secure_getenv(name: *const c_char) -> *mut c_char;
 }
 
-/// Why this process could not join its group. The library has already reported the reason.
+/// The outcome for a process that could not join its group. The reason was already written to
+/// standard error.
 pub enum Failed {
     /// The process gets no GPU memory.
     Closed,
-    /// The administrator's rule lets the process run without a limit.
+    /// The process runs without a limit, because the administrator's rule allows that.
     Open,
 }
 
@@ -41,7 +42,7 @@ fn variable(name: &str) -> Option<OsString> {
     Some(OsStr::from_bytes(bytes).to_os_string())
 }
 
-/// Returns whether one of these variables is set. Allocates nothing.
+/// Returns whether the environment has one of the variables `names`. Allocates no memory.
 fn any_in_environment(names: &[&str]) -> bool {
     unsafe extern "C" {
         static environ: *const *const c_char;
@@ -61,12 +62,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The environment variables of gpulimit as they were when the program started. A program that
-/// empties its environment later keeps its limit.
+/// The environment variables of gpulimit with their values at the start of the program: a program
+/// that empties its environment later keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group that the rules or the environment name, now or when the program started;
-/// `None` when the process has no limit.
+/// Returns the group that the rules or the environment name, at this moment or when the program
+/// started; `None` when the process has no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -79,7 +80,7 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
-/// Joins the group. When that fails, one line reports the reason, and this process gets no GPU
+/// Joins the group. On failure, writes the reason to standard error, and this process gets no GPU
 /// memory unless the administrator's rule lets it run without a limit: a limit that cannot be
 /// applied must not be ignored.
 ///
@@ -113,8 +114,8 @@ pub fn join(
     })
 }
 
-/// Runs as a constructor in every program. It creates nothing, calls no driver and opens no file.
-/// In a program without a limit it touches no memory except the environment.
+/// Runs as a constructor in every program. Creates no file or group, makes no call of the driver
+/// and opens no file. In a program without a limit it only reads the environment.
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {
@@ -125,8 +126,8 @@ pub fn at_start() {
     }
 }
 
-/// Names a group in the environment of a job that came with a size only, so that the children of
-/// the process share its limit.
+/// Names a group in the environment of a job that states a size for its limit but no group, so that
+/// the child processes of this process share the limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;

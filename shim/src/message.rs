@@ -1,4 +1,4 @@
-//! Writes the library's lines to standard error: a whole line per call, without allocating memory
+//! Writes gpulimit's messages to standard error: a whole line per call, without allocating memory
 //! or taking a lock.
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ mod standard_error;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest line, bytes; longer ones are cut.
+/// The largest length of a message line, bytes; longer lines are cut.
 const LINE_MAX: usize = 1024;
 
 struct Line {
@@ -17,7 +17,7 @@ struct Line {
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // The newline takes one byte.
+        // Keeps one byte of the line for the newline at its end.
         let room = LINE_MAX - 1 - self.length;
         let taken = text.len().min(room);
         if let (Some(to), Some(from)) = (
@@ -31,27 +31,28 @@ impl Write for Line {
     }
 }
 
-/// Set when this process has no standard error: see [`check_standard_error`].
+/// Set when this process has closed its standard error: see [`check_standard_error`].
 static MUTE: AtomicBool = AtomicBool::new(false);
 
 /// Checks whether standard error is open; called when the process joins its group. In a daemon that
-/// has closed standard error, the next file that it opens gets descriptor 2, and the library must
-/// never write to that file, in the daemon or in its children.
+/// has closed standard error, the next file that the daemon opens gets descriptor 2. gpulimit must
+/// never write to that file, in the daemon or in its child processes.
 pub fn check_standard_error() {
     if descriptor_flags() < 0 {
         MUTE.store(true, Ordering::Relaxed);
     }
 }
 
-/// Returns the flags of descriptor 2; less than 0 where it is closed.
+/// Returns the flags of descriptor 2; less than 0 where descriptor 2 is closed.
 fn descriptor_flags() -> libc::c_int {
     // SAFETY: the call only asks for the flags of a descriptor, whether or not it is open.
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: `, the text and a newline in one call. Drops the line where the write would
-/// wait. Also drops it where descriptor 2 closes on exec: standard error is inherited by children,
-/// so such a descriptor is another file that was opened in its place.
+/// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line where
+/// the write would wait. Also drops the line where descriptor 2 closes on exec: a standard error is
+/// inherited by child processes, so such a descriptor 2 is another file that was opened in its
+/// place.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;
@@ -70,8 +71,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes panics of the library write their message by [`line()`], because the hook of `std` would
-/// write even if the write blocks.
+/// Makes a panic of gpulimit write its message by [`line()`], because the panic hook of `std` would
+/// wait where standard error cannot be written at once.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {

@@ -11,21 +11,24 @@ use gpulimit_ledger::{Category, Witness};
 
 use crate::{clock, message};
 
-/// The group has no room: the program gets the driver's code for out of memory.
+/// The error that a request found no room in the group: the program gets the driver's code for out
+/// of memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refused;
 
-/// The length of the window, in milliseconds, in which at most [`LINES`] lines are written.
+/// The length of the time window in which at most [`LINES`] refusal messages are written,
+/// milliseconds.
 const WINDOW_MS: u64 = 1000;
 const LINES: u64 = 3;
-/// The most members that one line names.
+/// The most processes that one refusal message names.
 const NAMED: usize = 3;
 
-/// The current window. The high 48 bits are its start in milliseconds, the low 16 bits count its
-/// lines.
+/// The current time window. The high 48 bits are its start in milliseconds, the low 16 bits count
+/// the lines written in it.
 static WINDOW: AtomicU64 = AtomicU64::new(0);
 
-/// Returns whether another line may be written at `now` (milliseconds), and counts it.
+/// Returns whether another line may be written at the time `now` (milliseconds). Counts the line if
+/// it may.
 fn allowed(window: &AtomicU64, now: u64) -> bool {
     let mut verdict = false;
     let _ = window.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |window| {
@@ -41,16 +44,17 @@ fn allowed(window: &AtomicU64, now: u64) -> bool {
     verdict
 }
 
-/// The GPU on which a request was refused.
+/// The GPU on which a request for memory was refused.
 pub struct Gpu<'a> {
-    /// The CUDA ordinal: the number by which the program knows the GPU.
+    /// The CUDA ordinal: the number by which the program knows this GPU.
     pub ordinal: i32,
     pub id: &'a DeviceId,
-    /// Returns the least bytes that a context takes on this GPU; 0 where that is unknown.
+    /// Returns the least bytes that a CUDA context takes on this GPU; 0 where that size is unknown.
     pub context: &'a dyn Fn() -> u64,
 }
 
-/// Writes a line about a refusal to standard error, at most [`LINES`] per second.
+/// Writes a line about a refused request for memory to standard error, at most [`LINES`] lines per
+/// second.
 pub fn report(
     gpu: Gpu<'_>,
     member: &Member,
@@ -99,9 +103,9 @@ pub fn report(
     ));
 }
 
-/// The group's usage in the figures of `gpulimit show`: `0.5 of 4.0 GiB`. Where the charge shows as
-/// a different figure, the text names the difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in
-/// reserve`.
+/// The group's usage, with the same figures as in `gpulimit show`: `0.5 of 4.0 GiB`. Where the
+/// bytes charged to the group would show as a larger figure, the text names the difference: `520.0
+/// of 524.0 MiB and keeps 4.0 MiB in reserve`.
 struct Usage {
     charged: u64,
     reserve: u64,
@@ -124,8 +128,8 @@ impl fmt::Display for Usage {
     }
 }
 
-/// The processes that use the memory, the largest first: `; pid 4711 (python) 3.6 GiB: allocations
-/// 3.1, driver 0.5`.
+/// The processes that use the group's memory, the largest first: `; pid 4711 (python) 3.6 GiB:
+/// allocations 3.1, driver 0.5`.
 struct Holders<'a>(&'a [Holder]);
 
 impl fmt::Display for Holders<'_> {
@@ -167,7 +171,7 @@ impl fmt::Display for Holders<'_> {
     }
 }
 
-/// A hint for limits that are smaller than one CUDA context.
+/// A hint for users whose limit is smaller than one CUDA context.
 struct Hint {
     max: u64,
     context: u64,

@@ -1,13 +1,15 @@
-//! The hook table: every function of the driver that gpulimit hooks, and every other one that it
-//! calls.
+//! The hook table: every function of the driver that gpulimit hooks, and every other driver
+//! function that gpulimit calls.
 //!
-//! The only place that names CUDA and NVML symbols. Two macros read it: `driver/functions.rs` makes
-//! a typed call of each driver function, `entry/exports.rs` makes the exported function that stands
-//! in front of each hooked one. This file knows neither the types nor the handlers that it names;
-//! the readers import them. CONTRIBUTING.md says how to add a hook.
+//! The hook table is the only place that names CUDA and NVML symbols. Two macros read it:
+//! `driver/functions.rs` makes a typed call of each driver function, `entry/exports.rs` makes the
+//! exported function that programs call instead of each hooked function. This file imports neither
+//! the types nor the handlers that it names; the two macros' modules import them. CONTRIBUTING.md
+//! says how to add a hook.
 //!
-//! A `library` names its soname, `missing` (the status of a function that this driver's version
-//! lacks) and `broken` (the status of a hook whose handler panicked).
+//! A `library` names its soname, `missing` (the status that a function returns where this version
+//! of the driver lacks it) and `broken` (the status that a hook returns when its handler has
+//! panicked).
 //!
 //! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`, followed by at most one of `as` and
 //! `given`, and at most one of `unless` and `known by`:
@@ -15,8 +17,8 @@
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
 //! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
 //!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
-//! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments. It
-//!   may call the function more than once, and with other arguments than the program's.
+//! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
+//!   The handler may call the function more than once, and with other arguments than the program's.
 //! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
 //!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
 //!   arguments share a handler.
@@ -24,17 +26,17 @@
 //!   the export, and the thread stays cancellable; the handler itself puts cancellation off in its
 //!   slow paths.
 //! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
-//!   no guard and no lock held, and `HANDLER` runs after it, with the call alone.
-//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver. It costs
-//!   that check only.
+//!   no guard and no lock held. `HANDLER` runs after the driver's call and gets only the `Call`.
+//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver: the hook
+//!   costs that check only.
 //! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
 //!   passes in `REGISTER`. Where `a` was launched before, the export jumps to the driver's function
-//!   without a stack frame of its own (`hook/pass.rs`); on other architectures it calls that
-//!   function.
+//!   without a stack frame of its own (`hook/pass.rs`); on other architectures the export calls the
+//!   driver's function.
 //!
 //! The functions in `calls` are not hooked: gpulimit itself calls them.
 
-/// Expands the macro named `$reader` with the whole table as its input.
+/// Expands the macro `$reader` with the whole hook table as its input.
 macro_rules! table {
     ($reader:ident) => { $reader! {
         /// libcuda.so.1

@@ -1,6 +1,7 @@
 //! The doors: the ways in which a program gets the address of a driver function. They are the
-//! library's exports (made from the hook table), `dlsym`, and the pointers that `cuGetProcAddress`
-//! returns. The latter two translate by address, from the driver's function to the hook.
+//! exports of `libgpulimit.so` (made from the hook table), `dlsym`, and the pointers that
+//! `cuGetProcAddress` returns. For `dlsym` and `cuGetProcAddress`, [`translate`] replaces the
+//! address of the driver's function by the address of its hook.
 
 mod dlopen;
 mod dlsym;
@@ -20,8 +21,8 @@ use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
-/// Returns the hook of the driver's function at `real`; `None` where the function has no hook or
-/// this process has no limit.
+/// Returns the address of the hook of the driver function at the address `real`; `None` where that
+/// function has no hook or this process has no limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;
@@ -31,15 +32,16 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
         .or_else(|| nvml::NVML.hook_of(real))
 }
 
-/// Makes the symbols of the drivers lead to the hooks. Called before a library is opened with
-/// `RTLD_DEEPBIND`, which the dynamic linker binds to the driver past the hooks.
+/// Changes the symbol tables of libcuda and libnvidia-ml so that lookups find the hooks. Called
+/// before a library is opened with `RTLD_DEEPBIND`: the dynamic linker binds such a library
+/// straight to the driver instead of to the hooks.
 fn before_deepbind() {
     redirect_where(Library::present);
 }
 
-/// Makes the symbols of loaded drivers lead to the hooks. Called before a lookup with `RTLD_NEXT`,
-/// which searches the libraries after the caller, and so skips this library where it comes before
-/// the caller.
+/// Changes the symbol tables of libcuda and libnvidia-ml, where they are loaded, so that lookups
+/// find the hooks. Called before a lookup with `RTLD_NEXT`, which searches only the libraries after
+/// the calling library, and so may skip `libgpulimit.so`.
 fn before_next() {
     redirect_where(Library::loaded);
 }

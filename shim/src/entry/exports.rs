@@ -1,7 +1,8 @@
-//! The exported functions that stand in front of the driver's, made from the hook table.
+//! The exported functions of `libgpulimit.so` that programs call instead of the driver's functions,
+//! made from the hook table.
 #![allow(
     unsafe_code,
-    reason = "the exports that the macro makes: C functions by the driver's names"
+    reason = "the macro exports C functions under the names of the driver's functions"
 )]
 
 use crate::abi::*;
@@ -13,8 +14,8 @@ use crate::handler::{
 };
 use crate::table::table;
 
-/// Makes the exported `extern "C"` function of every hooked function of the table, and the rows of
-/// each library as data.
+/// Makes the exported `extern "C"` function of every hooked function in the hook table, and the
+/// rows of each driver library as data.
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident (
@@ -42,7 +43,7 @@ macro_rules! exports {
             use crate::entry::door::Hooked;
             use crate::hook::{Class, Row};
 
-            /// The rows of the hooked functions, in the order of the driver's functions.
+            /// The rows of the hooked functions, in the order in which `driver` lists them.
             static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: driver::NAMES[driver::Index::$name as usize],
                 class: Class::$class,
@@ -50,10 +51,10 @@ macro_rules! exports {
                 hook: exports::$name as *const std::ffi::c_void,
             }, )* ];
 
-            /// The real library together with its hooks.
+            /// The driver's library together with its hooks.
             pub static $library: Hooked = Hooked::new(&driver::$library, &ROWS);
 
-            /// The functions to which the dynamic linker binds programs.
+            /// The exported functions, to which the dynamic linker binds programs.
             mod exports {
                 use super::*;
                 $( exports!(
@@ -71,8 +72,8 @@ macro_rules! exports {
     ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // The common case of calls that programs make by the million: one table lookup, without
-            // guard and handler.
+            // Most of these calls need no handler, and programs make them by the million. They cost
+            // one table lookup, without the re-entrancy guard and the handler.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -103,9 +104,10 @@ macro_rules! exports {
     (
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
-        // The driver's call is a tail call here, so it leaves no stack frame of the library. A
-        // thread that is cancelled inside the driver is unwound by libgcc_s, and only its own
-        // unwinder can unwind the frames of the portable library.
+        // This call of the driver's function is a tail call, so it leaves no stack frame of
+        // `libgpulimit.so`. A thread that is cancelled inside the driver is unwound by libgcc_s.
+        // The portable build of `libgpulimit.so` contains another unwinder, and libgcc_s cannot
+        // unwind its frames.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }
@@ -123,8 +125,8 @@ macro_rules! exports {
         @handle $call:ident, $real:ident,
         $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
     ) => {
-        // A function pointer instead of a closure, so that the twins of a function share one
-        // compiled handler.
+        // Passes a function pointer instead of a closure, so that driver functions with the same
+        // signature share one compiled handler.
         $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
     };
 

@@ -1,16 +1,16 @@
-//! The start hook: runs when the dynamic linker loads the library.
+//! The start hook: runs when the dynamic linker loads `libgpulimit.so`.
 #![cfg_attr(
     not(test),
     allow(
         unsafe_code,
-        reason = "the macro puts the hook where the dynamic linker calls it"
+        reason = "the macro puts the start hook among the functions that the dynamic linker calls"
     )
 )]
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
-    /// Runs when the library is loaded, in every program. Does nothing unless the environment asks
-    /// for a limit, or a library in front of this one defines the same names.
+    /// Runs when `libgpulimit.so` is loaded, in every program. Has no effect unless the environment
+    /// asks for a limit, or a library in front of `libgpulimit.so` defines the same names.
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {

@@ -1,13 +1,15 @@
-//! Arrays and mipmapped arrays. The driver tells the size of an array only for a twin of the same
-//! shape with deferred mapping, which itself takes no memory: the array takes the bytes that the
-//! twin requires, rounded up to 2 MiB (measured, all kinds).
+//! Arrays and mipmapped arrays. The driver tells the size of an array only for an array of the same
+//! shape with deferred mapping (its twin), which takes no memory. The array itself takes the bytes
+//! that the twin requires, rounded up to 2 MiB (measured, all kinds).
 //!
-//! Smaller arrays share blocks of 2 MiB, and no call tells which. The library charges one block
-//! before it makes such an array, and measures afterwards. It does the same, with an estimate of
-//! the size, where the driver tells nothing about arrays (before CUDA 11.6).
+//! Arrays smaller than 2 MiB share blocks of 2 MiB, and the driver does not tell which array lies
+//! in which block. gpulimit charges one block before such an array is made, and measures
+//! afterwards. Where the driver tells no sizes of arrays (before CUDA 11.6), gpulimit charges an
+//! estimate instead and measures, too.
 //!
-//! Where two threads make small arrays in a full group, one may be refused although it would fit
-//! into a shared block, because the other thread has just taken the last block.
+//! Where two threads make small arrays in a full group, one of the two arrays may be refused
+//! although it would fit into a shared block, because the other thread has charged the last block
+//! for which the group had room.
 
 use gpulimit_ledger::Category;
 
@@ -30,8 +32,8 @@ use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
 /// `cuArrayCreate_v2`: Charges whole blocks of 2 MiB before the call, as many as the driver says an
-/// array of this shape requires. Arrays below 2 MiB share blocks: charges one block before the call
-/// and measures after it.
+/// array of this shape requires. Arrays smaller than 2 MiB share blocks: for such an array the hook
+/// charges one block before the call and measures after it.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -61,7 +63,7 @@ pub fn create_3d(
     plain(call, descriptor.read(), array, real)
 }
 
-/// `cuMipmappedArrayCreate`: Charged like `cuArray3DCreate_v2`, with all levels.
+/// `cuMipmappedArrayCreate`: Charged like `cuArray3DCreate_v2`, for all mipmap levels together.
 pub fn create_mipmapped(
     call: Call,
     real: &dyn Real,
@@ -96,8 +98,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let shape = shape.ok_or(Aside::NothingToCharge)?;
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-            // The array takes no memory. Memory that is mapped into it later is charged by its own
-            // handles.
+            // A sparse array, or an array with deferred mapping, takes no memory. Memory that is
+            // mapped into the array later is charged when its own handle is made.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
@@ -110,7 +112,7 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         match required(call, device, shape) {
             Some(bytes) if bytes >= BLOCK => making.large(round_up(bytes, BLOCK), real),
             Some(bytes) => making.measured(bytes, BLOCK, real),
-            // The driver refuses an array larger than the GPU with its own status.
+            // The driver refuses an array larger than the GPU with a status of its own.
             None if tiling::least(descriptor) > device.capacity => Err(Aside::NoSize),
             None => match tiling::most(descriptor, shape.levels) {
                 0 => Err(Aside::NoSize),
@@ -120,8 +122,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
     })
 }
 
-/// Returns the bytes that an array of this shape requires, as the driver says; `None` where the
-/// driver does not tell, or where the group has no limit on this device.
+/// Returns the bytes that the driver says an array of this shape requires; `None` where the driver
+/// does not tell, or where the group has no limit on this device.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     if device.book.max() == u64::MAX
         || !has::cuArrayGetMemoryRequirements()
@@ -133,7 +135,8 @@ fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     call.process.arrays.required(device.ordinal, shape, ask)
 }
 
-/// Makes the twin with deferred mapping and asks the driver what it requires.
+/// Makes an array of this shape with deferred mapping (the twin), asks the driver how many bytes
+/// the twin requires, and destroys it.
 fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     let twin = Array3dDescriptor {
         flags: shape.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
@@ -162,7 +165,7 @@ fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     (asked == SUCCESS && told.size > 0).then_some(told.size as u64)
 }
 
-/// An array that a call is making.
+/// An array that a driver call is about to make.
 struct Making {
     call: Call,
     device: &'static Device,
@@ -171,7 +174,7 @@ struct Making {
 }
 
 impl Making {
-    /// Returns the handle if the driver has made the array.
+    /// Returns the handle of the array if the driver has made it.
     fn handle(&self, status: Status) -> Option<Handle> {
         let array = self.array.read().filter(|_| status == SUCCESS)?;
         Some(Handle {
@@ -189,7 +192,7 @@ impl Making {
         self.call.process.arrays.insert(handle, entry);
     }
 
-    /// Makes an array that takes `bytes` in blocks of its own.
+    /// Makes an array of `bytes` bytes that shares its blocks with no other array.
     fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
         let device = self.device;
         let mark = self.call.process.mark();
@@ -208,8 +211,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Charges the part of `grown` bytes that came out of the driver's reserve, so that the reserve
-    /// is complete again.
+    /// Charges the part of `grown` bytes that was taken out of the driver's reserve, so that the
+    /// whole reserve is charged again.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);
@@ -221,8 +224,8 @@ impl Making {
         Ok(())
     }
 
-    /// Makes an array that takes at least `least` and at most `most` bytes: pays `most` ahead and
-    /// measures.
+    /// Makes an array that takes at least `least` and at most `most` bytes: charges `most` ahead
+    /// and measures after the driver's call.
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
         let part = &device.driver_part;
@@ -241,7 +244,8 @@ impl Making {
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
-                // The GPU cannot be measured, so the array may have taken all of it.
+                // The GPU's memory use cannot be measured, so the array may have taken all of
+                // `most`.
                 part.packed(|packed| {
                     packed.gone(context, least, most);
                     packed.end(context)
@@ -278,8 +282,8 @@ fn discard(handle: Handle) {
     };
 }
 
-/// `cuArrayDestroy`: Uncharges the array after the call. Where arrays share blocks, uncharges what
-/// a measurement finds gone.
+/// `cuArrayDestroy`: Uncharges the array after the call. For an array that shares blocks with
+/// others, uncharges the memory that a measurement finds gone.
 pub fn destroy(call: Call, real: &dyn Real, array: Array) -> Status {
     end(call, Kind::Plain, array, real)
 }
@@ -332,8 +336,8 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     status
 }
 
-/// Forgets all arrays of a context that has ended. Calls `freed` for each array with blocks of its
-/// own.
+/// Forgets all arrays of `context`, which has ended. Calls `freed` for each array that had blocks
+/// of its own.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
     call.process.arrays.drain(context, |entry| {
         if let Memory::Own(bytes) = entry.memory {

@@ -1,36 +1,39 @@
-//! The reasons why a handler does not do its work. The driver answers the call instead, or the call
-//! fails.
+//! The reasons why a handler steps aside. Either the driver answers the call without the handler,
+//! or the call fails.
 
 use crate::abi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, Status};
 use crate::account::device::Device;
 use crate::driver::Real;
 use crate::refusal::Refused;
 
-/// The reason why a handler lets the driver answer the call, or fails it.
+/// The reason why a handler steps aside: it lets the driver answer the call, or it fails the call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Aside {
     /// The thread has no current context, the device does not exist, or CUDA is not initialised.
     NoDevice,
-    /// The program asks for 0 bytes, or for more than the GPU has. The driver answers, because each
-    /// function has its own status for that.
+    /// The program asks for 0 bytes, or for more bytes than the GPU has. The driver answers the
+    /// call, because each function has a status of its own for such a size.
     NoSize,
-    /// The program's structure cannot be read, or describes memory that is not the GPU's.
+    /// The structure that the program passes cannot be read, or describes memory outside of the
+    /// GPU.
     NothingToCharge,
-    /// The call becomes a node of a graph and takes no memory now.
+    /// The call is captured into a graph: it becomes a node of the graph and takes no memory now.
     Node,
-    /// The group has no room. Used only before the driver is called, or after its call was undone.
+    /// The group has no room for the request. A handler gives this reason only before it calls the
+    /// driver's function, or after it has undone the call.
     Refused,
-    /// The limit cannot be applied, so the process gets no GPU memory.
+    /// The group's limit cannot be applied, so the process gets no GPU memory.
     Closed,
 }
 
-/// Runs the `work` of a handler. Where the work steps aside, returns the answer to that reason.
+/// Runs `work`, the body of a handler. Where `work` returns an [`Aside`], returns the status for
+/// that reason.
 #[inline(always)]
 pub fn attempt(real: &dyn Real, work: impl FnOnce() -> Result<Status, Aside>) -> Status {
     work().unwrap_or_else(|aside| aside.answer(real))
 }
 
-/// Returns `bytes` if the GPU may hold that many.
+/// Returns `bytes` if a GPU of this size may hold that many.
 #[inline]
 pub fn size_on(device: &Device, bytes: u64) -> Result<u64, Aside> {
     let may_hold = device.may_hold(bytes);
@@ -38,7 +41,7 @@ pub fn size_on(device: &Device, bytes: u64) -> Result<u64, Aside> {
 }
 
 impl Aside {
-    /// Returns the status for the program: the driver's own answer, or an error.
+    /// Returns the status for the program: the answer of the driver's function `real`, or an error.
     #[cold]
     #[inline(never)]
     pub fn answer(self, real: &dyn Real) -> Status {
@@ -50,7 +53,8 @@ impl Aside {
     }
 }
 
-/// Converts the failure of [`Process::device`](crate::account::Process::device).
+/// Converts the error of [`Process::device`](crate::account::Process::device) into a reason to step
+/// aside.
 impl From<Status> for Aside {
     fn from(failed: Status) -> Aside {
         match failed {

@@ -1,6 +1,6 @@
 //! Modules and libraries: code with its `__device__` and `__managed__` variables. The memory that
-//! an image declares for variables and device `malloc` is charged before the call. The rest is
-//! measured after it, and the code is unloaded again where the group has no room.
+//! an image declares for variables and device `malloc` is charged before the call. The remaining
+//! memory is measured after the call, and the code is unloaded again where the group has no room.
 
 use std::cell::Cell;
 
@@ -27,7 +27,7 @@ fn needs_of_file(call: Call, path: FileName) -> Needs {
     image::needs_of_file(path, &|| call.process.capabilities())
 }
 
-/// Runs `real`, which loads code that needs this memory.
+/// Runs `real`, the driver's function that loads code, and charges the memory in `needs` before it.
 fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
@@ -53,7 +53,8 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// Remembers a handle, if the driver has handed one out.
+/// Remembers `handle` if the driver has handed one out, so that gpulimit may later ask the driver
+/// about it.
 fn remember_handle(
     call: Call,
     kind: Kind,
@@ -69,40 +70,40 @@ fn remember_handle(
     }
 }
 
-/// Remembers that `code`, just loaded in `context`, has at least this many bytes of variables.
+/// Remembers that `code`, just loaded in `context`, has at least `bytes` bytes of variables.
 fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
     if let Ok(device) = call.process.current_device() {
         device.note_variables(code, context, bytes);
     }
 }
 
-/// `cuModuleLoad`: Charged like `cuModuleLoadData`, for a file.
+/// `cuModuleLoad`: Charged like `cuModuleLoadData`; the image is read from the file.
 pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileName) -> Status {
     load_module(call, needs_of_file(call, path), module, real)
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the variables that
-/// the image declares, and the memory for device `malloc`, before the call. Measures the rest after
-/// it, and unloads the module where the group has no room.
+/// the image declares, and the memory for device `malloc`, before the call. Measures the remaining
+/// memory after the call, and unloads the module where the group has no room.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
     load_module(call, needs(call, image), module, real)
 }
 
-/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise remembers the
-/// library's variables for the call that loads them.
+/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise the hook
+/// remembers the variables of the CUDA library, and charges them before the call that loads them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open_library(call, needs(call, code), library, real)
 }
 
-/// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`, for a file.
+/// `cuLibraryLoadFromFile`: Charged like `cuLibraryLoadData`; the image is read from the file.
 pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: FileName) -> Status {
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a library. This works without a current context, and takes only the managed variables
-/// unless loading is eager. A library whose image cannot be read is loaded at once in the current
-/// context: only a measurement tells its size, and only while it is being opened can the call be
-/// undone.
+/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too,
+/// and takes memory only for its managed variables unless loading is eager. A library whose image
+/// gpulimit cannot read is also loaded in the current context at once: only a measurement tells its
+/// size, and only while the library is being opened can gpulimit undo the call.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -142,7 +143,7 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         ..needs
     };
     if tried.get() {
-        // The library takes as much in other contexts as it took in this one.
+        // In other contexts the CUDA library takes as much memory as it took in this context.
         needs.variables = needs.variables.max(used().saturating_sub(before));
         needs.unknown = false;
     }
@@ -150,7 +151,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // The driver's reserve covers libraries with smaller needs, as it covers code.
+    // The bytes that the driver's reserve keeps charged suffice for CUDA libraries with smaller
+    // needs, as they do for code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -162,8 +164,9 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
     status
 }
 
-/// `cuLibraryGetModule`: Loads a lazily loaded library at its first use in a context. Charges its
-/// variables before that, and measures the rest after it.
+/// `cuLibraryGetModule`: The driver loads a lazily loaded CUDA library at its first use in a
+/// context. Charges the library's variables before that call, and measures the remaining memory
+/// after it.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
     remember_handle(call, Kind::Module, module, status, || Origin {
@@ -196,8 +199,8 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: May load the code of a lazily loaded module. Measures after the first
-/// call for each function.
+/// `cuModuleGetFunction`: The call may load the code of a lazily loaded module. Measures after the
+/// first call for each function.
 pub fn module_function(
     call: Call,
     real: &dyn Real,
@@ -230,7 +233,7 @@ pub fn kernel(call: Call, real: &dyn Real, kernel: Out<Opaque>, library: Opaque)
     if let (SUCCESS, Some(kernel)) = (status, kernel.read()) {
         call.process.launched.note_kernel(kernel, library);
     }
-    // A kernel belongs to its library, not to a context.
+    // A `CUkernel` belongs to its CUDA library, not to a context.
     remember_handle(call, Kind::Code, kernel, status, || Origin {
         context: 0,
         owner: library,
@@ -248,9 +251,9 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     status
 }
 
-/// `cuModuleUnload`: Uncharges what a measurement after the call finds gone. Forgets the handles of
-/// the module's functions before the call, because the driver may then give them to code that has
-/// to be charged anew.
+/// `cuModuleUnload`: Uncharges the memory that a measurement after the call finds gone. Forgets the
+/// handles of the module's functions before the call, because the driver may then give them to
+/// other code, which must be charged.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);
@@ -259,7 +262,8 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // Launches of other threads may have remembered functions of this code during the call.
+        // During the driver's call other threads may have launched functions of this code, and so
+        // recorded them as launched. Forgets these records, too.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

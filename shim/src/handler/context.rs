@@ -1,8 +1,8 @@
-//! Contexts: each takes hundreds of MiB, and no call tells how much.
+//! CUDA contexts: each takes hundreds of MiB of GPU memory, and no driver function tells how much.
 //!
-//! The first process of a group measures what a context takes on this GPU. It stores the figure in
-//! the ledger and in the file `.context-GPU` of the root. From then on every context is charged by
-//! this figure before it is made.
+//! The first process of a group measures what a context takes on this GPU. It stores the measured
+//! size in the ledger and in the file `.context-GPU` of the group root. From then on gpulimit
+//! charges this size before a context is made.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -25,12 +25,12 @@ use crate::handler::array;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
-/// Charged ahead for the first context, whose size is unknown: more than any measured context,
-/// bytes.
+/// The bytes charged before the first context of a group is made, when its size is still unknown:
+/// more than any measured context takes.
 const UNKNOWN: u64 = 1 << 30;
-/// Charged for a context where nothing can be measured because NVML is missing, bytes.
+/// The bytes charged for a context that cannot be measured because NVML is missing.
 const UNMEASURED: u64 = 512 << 20;
-/// The longest wait for another member that is measuring the first context.
+/// The longest wait for another member of the group that is measuring the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The kind of context that a call makes.
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 enum Kind {
     /// The device's primary context, which all parts of the program share.
     Primary,
-    /// A context that the program makes beside the primary one.
+    /// A context that the program makes in addition to the primary context.
     Further,
 }
 
@@ -59,11 +59,12 @@ fn make(
         await_hint(device);
         let hint = Cell::new(0);
         let payment = Payment {
-            // One call at a time: of two threads that retain the primary context, only the first
-            // makes it.
+            // One thread at a time makes a context: of two threads that retain the primary context,
+            // only the first makes it.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
-                // Every member can write the figure in the ledger, so it may be too small.
+                // Every member of the group can write the context size in the ledger, so the size
+                // found there may be too small.
                 hint.set(match device.book.context_hint() {
                     0 => 0,
                     known => known.max(device.least_context),
@@ -89,15 +90,16 @@ fn make(
             call.process.launched.forget_kernels();
         }
         if context.is_some() && hint > 0 {
-            // The size is known. A measurement here would cost a short-lived process 12 ms for the
-            // start of NVML; the next call that measures corrects the figure.
+            // The size of a context on this GPU is known, so the new context is not measured: the
+            // start of NVML takes 12 ms, which a short-lived process would notice. The next call
+            // that measures corrects the charge.
             paid.settle_assumed(hint);
             return Ok(status);
         }
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
-                // NVML is missing, so the context cannot be measured.
+                // NVML is missing, so the new context cannot be measured.
                 if context.is_some() {
                     paid.settle_assumed(UNMEASURED);
                 }
@@ -108,8 +110,8 @@ fn make(
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
-        // Another context that is ending meanwhile may hide a part of this one's growth, and then
-        // the figure would be too small.
+        // If another context ends during the measurement, it hides a part of the new context's
+        // growth. The measured size would then be too small, so it is not stored.
         if grown > 0 && !measured.at_least {
             device.book.set_context_hint(grown);
         }
@@ -127,15 +129,16 @@ fn make(
     })
 }
 
-/// Returns whether the primary context already exists.
+/// Returns whether the device's primary context already exists.
 fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
     device.contexts.primary.load(Ordering::Acquire) != 0 && is_primary_active(ordinal)
 }
 
-/// Waits while another process of the group measures what a context takes here.
+/// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // The figure is not needed where there is room for any context, or no other member.
+    // The measured size of a context is not needed where the group has room for a context of any
+    // size, or has no other member that could measure one.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()
@@ -145,7 +148,8 @@ fn await_hint(device: &Device) {
     }
 }
 
-/// Returns the bytes to charge before a context is made. `hint` is the measured size, or 0.
+/// Returns the bytes to charge before a context is made. `hint` is the measured size of a context,
+/// or 0 where none was measured.
 fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
@@ -163,8 +167,8 @@ fn is_primary_active(ordinal: Ordinal) -> bool {
     asked == SUCCESS && active != 0
 }
 
-/// Uncharges everything that was in `context`, a context of this device that has ended, except
-/// memory that other processes may still have. Returns that memory.
+/// Uncharges all memory that was in `context`, a context of `device` that has ended, except memory
+/// that other processes may still use. Returns the memory that stays charged.
 fn uncharge_contents(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let shared = drain(call, context);
     if device.contexts.count() <= 1 {
@@ -175,7 +179,7 @@ fn uncharge_contents(call: Call, device: &Device, context: Context) -> Vec<Gone>
     shared
 }
 
-/// Does the work of [`uncharge_contents`] for everything except graph memory.
+/// Does the work of [`uncharge_contents`] for everything except the memory of graphs.
 fn drain(call: Call, context: Context) -> Vec<Gone> {
     let freed = |ordinal: Ordinal, category: Category, bytes: u64| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -221,8 +225,8 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
     shared
 }
 
-/// Forgets a context of the device that has ended. `shared` is the memory of the context that other
-/// processes may still have.
+/// Forgets `context`, which has ended on `device`. `shared` is memory of the context that other
+/// processes may still use.
 fn forget_context(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>) {
     call.process.launched.forget();
     forget_handles(call, context);
@@ -239,7 +243,8 @@ fn forget_context(call: Call, device: &'static Device, context: Context, shared:
     part_with(call, shared);
 }
 
-/// Handles memory that this process has let go of and other processes may still have.
+/// Hands `shared` to [`Device::part_with`]: memory that this process has freed and that other
+/// processes may still use.
 fn part_with(call: Call, shared: Vec<Gone>) {
     for left in shared {
         if let Ok(device) = call.process.device(left.device) {
@@ -248,7 +253,7 @@ fn part_with(call: Call, shared: Vec<Gone>) {
     }
 }
 
-/// Forgets the handles that belonged to a context or to the green contexts in it.
+/// Forgets the handles that belonged to `context` or to the green contexts in it.
 fn forget_handles(call: Call, context: Context) {
     let greens = call.process.greens.forget(context);
     for gone in greens.into_iter().chain([context]) {
@@ -256,8 +261,9 @@ fn forget_handles(call: Call, context: Context) {
     }
 }
 
-/// `cuDevicePrimaryCtxRetain`: Charges the first retain before the call with the size that the
-/// group has measured for a context, and measures after it. Later retains take nothing.
+/// `cuDevicePrimaryCtxRetain`: The first retain makes the primary context. Charges, before that
+/// call, the size that the group has measured for a context, and measures after the call. Later
+/// retains take no memory.
 pub fn retain_primary(
     call: Call,
     real: &dyn Real,
@@ -281,15 +287,16 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the context ends,
-/// uncharges it and everything in it after the call.
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the call ends the
+/// primary context, uncharges the context and all memory in it after the call.
 pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = is_primary_active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
         return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // Another thread may get the freed handles for new code, as at `cuModuleUnload`.
+        // The driver may give the freed handles to code that another thread loads, as it may after
+        // `cuModuleUnload`. So launches of these handles must be charged again.
         call.process.launched.forget();
     }
     let mut ended = None;
@@ -313,16 +320,17 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 }
 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
-/// the context may sleep while they wait for the GPU, where a cancelled thread would end.
+/// the context sleep while they wait for the GPU, because a cancelled thread may end in that sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // Done before the call, because other threads may wait in the context as soon as it exists.
+    // The context's flags are noted before the driver's call, because other threads may wait in the
+    // context as soon as the flags are set.
     note_flags(flags);
     real.call()
 }
 
 /// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: Charges, before the
-/// call, the size that the group has measured for a context. Measures after it, and destroys the
-/// context where the group has no room.
+/// call, the size that the group has measured for a context. Measures after the call, and destroys
+/// the context where the group has no room.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -336,13 +344,14 @@ pub fn create(
     })
 }
 
-/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and everything in it
+/// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and all memory in it
 /// after the call.
 pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, real, context);
     };
-    // Another thread may get the freed handles for new code, as at `cuModuleUnload`.
+    // The driver may give the freed handles to code that another thread loads, as it may after
+    // `cuModuleUnload`. So launches of these handles must be charged again.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(
@@ -359,8 +368,8 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     status
 }
 
-/// Destroys a context that no hook has seen being made, and that may be on any device. Uncharges
-/// what was in it after the call.
+/// Destroys a context that was made without a hook, and that may be on any device. Uncharges the
+/// context's memory after the driver's call.
 #[cold]
 fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
     let devices: Vec<&'static Device> = call.process.devices().collect();

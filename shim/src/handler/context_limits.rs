@@ -19,17 +19,19 @@ use crate::handler::aside::{Aside, attempt};
 use crate::handler::loading::note_failure;
 use crate::handler::payment::Payment;
 
-/// The size of the device `malloc` heap where no limit is set, bytes (measured).
+/// The size of the heap for device `malloc` where the program sets no limit for it, bytes
+/// (measured).
 const HEAP: u64 = 8 << 20;
 
-/// `cuCtxSetLimit`: Charges memory for a larger stack limit before the call, which takes it at
-/// once. Charges a larger heap from this call on, although the GPU takes it only when a kernel
-/// first needs it. Other limits take nothing (measured).
+/// `cuCtxSetLimit`: Charges the memory for a larger stack limit before the call, because the driver
+/// takes that memory at once. Charges a larger device `malloc` heap before the call, too, although
+/// the GPU takes it only when a kernel first needs it. Other limits take no memory (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // The whole heap: without a limit, too, it comes with the first launch (measured). The
-        // default heap is charged when the code that uses it is loaded.
+        // Charges the whole new heap for device `malloc`, not its growth over the default heap: the
+        // GPU takes even the default heap only with the first launch (measured). The default heap
+        // is charged when code that uses it is loaded.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
@@ -60,7 +62,8 @@ fn set_charged(
         lock: &|| hold(Place::Alone, || context.alone.write()),
         pay: &|_, paid| {
             match due() {
-                // A heap that is in use cannot be resized: the driver refuses the call.
+                // The driver refuses to resize a heap that is in use, so such a call needs no
+                // payment.
                 _ if limit != LIMIT_STACK_SIZE
                     && matches!(current_limit(limit), ContextLimit::Fixed) =>
                 {
@@ -79,10 +82,12 @@ fn set_charged(
     })
 }
 
-/// Returns the bytes by which local memory grows with this stack limit.
+/// Returns the bytes by which the context's local memory grows if its stack limit becomes `wanted`
+/// bytes per thread.
 fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
     let backing = device.kernels.backing(wanted);
-    // The driver itself refuses a stack limit that needs more memory than the GPU has.
+    // The driver refuses a stack limit that needs more memory than the GPU has, so such a limit
+    // needs no payment.
     match backing <= device.capacity {
         true => backing.saturating_sub(context.backing()),
         false => 0,
@@ -100,8 +105,8 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // Launches from now on check again whether their local memory is there, and wait until this
-        // call ends.
+        // Forgets the recorded launches. Each launch then checks again whether its local memory
+        // exists, and waits until this call of `cuCtxSetLimit` ends.
         call.process.launched.forget();
     }
     let used = device.driver_part.used();
@@ -121,8 +126,8 @@ fn set_stack(
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // The context now has less local memory than it had from the start. The first measurement
-        // took the old amount for the least possible, so measure again.
+        // The context now has less local memory than it had at its start. The measurement just made
+        // used the old amount as a lower bound, so measure again.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
         }
@@ -131,8 +136,8 @@ fn set_stack(
     status
 }
 
-/// Keeps `wanted` bytes charged that the context will take later. `paid` holds the part that was
-/// not charged before.
+/// Keeps `wanted` bytes charged for the heap that the context will take later. `paid` holds the
+/// part of these bytes that was not charged before.
 fn reserve(
     device: &'static Device,
     kept: &AtomicU64,

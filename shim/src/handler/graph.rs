@@ -1,5 +1,5 @@
-//! Graphs. Memory of memory nodes is charged before a launch or upload; the memory that the driver
-//! itself takes for graphs is measured.
+//! CUDA graphs. The memory that a graph's memory nodes allocate is charged before a launch or
+//! upload. The memory that the driver itself takes for graphs is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ use crate::image::Needs;
 use crate::refusal::Refused;
 
 /// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the local
-/// memory of the graph's kernels before the call, and measures the rest after it. Remembers the
-/// needs of its memory nodes for the launch.
+/// memory of the graph's kernels before the call, and measures the remaining memory after it.
+/// Remembers the needs of the graph's memory nodes for its launches.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
@@ -58,7 +58,8 @@ pub fn instantiate_with_params(
     )
 }
 
-/// Makes an executable graph, which the same call may upload to a stream.
+/// Makes an executable graph of `graph`. Where `upload` names a stream, the same driver call also
+/// uploads the executable graph to it.
 fn make(
     call: Call,
     graph: Graph,
@@ -83,10 +84,11 @@ fn make(
     status
 }
 
-/// Remembers the nodes of an executable graph.
+/// Remembers the nodes of the executable graph `exec`.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // An executable graph of a context that has ended may have had the same handle.
+    // The driver may have reused the handle of an executable graph that ended with its context, so
+    // gpulimit removes the old record of this handle.
     execs.take(exec);
     if !nodes.is_empty() {
         execs.insert(exec, Arc::new(known));
@@ -99,7 +101,8 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     }
 }
 
-/// Returns whether all kernels of a graph are known, so that the driver may be asked about them.
+/// Returns whether all kernels of a graph are known handles, so that gpulimit may ask the driver
+/// about them.
 fn has_known_code(call: Call, nodes: &Nodes) -> bool {
     let handles = &call.process.handles;
     nodes
@@ -107,7 +110,7 @@ fn has_known_code(call: Call, nodes: &Nodes) -> bool {
         .all(|kernel| handles.knows(Kind::Code, kernel))
 }
 
-/// Returns the most local memory that a thread of the graph's known kernels needs, bytes.
+/// Returns the most local memory per thread that any known kernel of the graph needs, bytes.
 fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     let handles = &call.process.handles;
     let known = nodes
@@ -117,8 +120,8 @@ fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     needs.max().unwrap_or(0)
 }
 
-/// Makes an executable graph of a graph that no hook has seen being made. Asks the driver about the
-/// nodes after it has accepted the graph.
+/// Makes an executable graph of a graph that was made without a hook. Asks the driver about the
+/// graph's nodes only after the driver has accepted the graph.
 #[cold]
 fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, Some(&|| undo(exec)));
@@ -139,8 +142,9 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Runs `real`, which makes an executable graph, with the needs of its kernels paid ahead: the
-/// driver takes their local memory here (measured, H100, 580.159.04).
+/// Runs `real`, the driver's function that makes an executable graph. The local memory that the
+/// graph's kernels need is charged before, because the driver takes it when it makes the executable
+/// graph (measured, H100, 580.159.04).
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -174,20 +178,22 @@ fn prepare(
 }
 
 /// `cuGraphLaunch`, `cuGraphUpload`: Charges, before the call, the memory that the graph's memory
-/// nodes may need beyond what the GPU keeps for graphs. Uncharges the unused part after it.
+/// nodes may need beyond the memory that the GPU already keeps for graphs. Uncharges the unused
+/// part after the call.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // With its own handle the graph would be found among the recent launches from its
-            // second launch on, and would go straight to the driver.
+            // Sets the lowest bit of the handle in the table of recent launches. With the unchanged
+            // handle, the second launch of this graph would be found in that table and go straight
+            // to the driver, without a charge for the memory nodes.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
 }
 
-/// Runs `real`, which launches or uploads `exec` in `stream`, with its `needs` paid ahead on each
-/// device.
+/// Runs `real`, the driver's function that launches or uploads `exec` in `stream`. The memory in
+/// `needs` is charged before, on each device.
 fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {
         return real.call();
@@ -210,12 +216,13 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     })
 }
 
-/// Charges bytes that graph memory keeps afterwards.
+/// Charges bytes ahead for the memory of graphs. They stay charged when the launch has ended.
 fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
     device.charge_ahead(request).map(Charged::spend)
 }
 
-/// Pays for a launch in a full group.
+/// Charges the memory for a graph launch in a group that has no room for it: waits, trims and
+/// reclaims.
 #[cold]
 fn pay(
     call: Call,
@@ -224,7 +231,7 @@ fn pay(
     stream: Stream,
 ) -> Result<(), Refused> {
     if capturing(call.symbol, stream) {
-        // The launch becomes a node of another graph.
+        // The graph launch is captured: it becomes a node of another graph and takes no memory now.
         return Ok(());
     }
     let (memory, book) = (&device.graphs, &device.book);
@@ -235,7 +242,7 @@ fn pay(
         if memory.pay(book, launch, Some(until), quietly).is_ok() {
             return Ok(());
         }
-        // Trims unused graph memory first, and then reclaims what else is unused.
+        // Trims unused memory of graphs first, and then reclaims other unused memory.
         let quietly = |rest| pay_ahead(device, Request::trimming(rest));
         if memory.pay_by_trim(book, launch, quietly).is_ok() {
             return Ok(());
@@ -259,8 +266,8 @@ fn pay(
     })
 }
 
-/// `cuGraphExecDestroy`: Uncharges nothing, because the memory stays with the GPU. Forgets the
-/// graph, as the driver may give its handle to another one.
+/// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory for other graphs.
+/// Forgets the executable graph, because the driver may give its handle to another one.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);

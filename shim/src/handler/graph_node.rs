@@ -1,5 +1,5 @@
 //! Nodes of graphs that are not executable yet. A kernel node loads its kernel's code, in the
-//! context that the node names or else in the current one (measured, H100, 580.159.04).
+//! context that the node names or else in the current context (measured, H100, 580.159.04).
 
 use crate::abi::{
     ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
@@ -9,7 +9,8 @@ use crate::driver::Real;
 use crate::handler::Call;
 use crate::handler::lazy;
 
-/// Runs `real`, which makes a node of this kernel or puts the kernel into a node.
+/// Runs `real`, the driver's function that makes a kernel node or changes its kernel. Loading the
+/// kernel's code is charged.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, context)) => {
@@ -31,7 +32,7 @@ pub fn kernel_v1(call: Call, real: &dyn Real, params: In<KernelNodeParamsV1>) ->
 }
 
 /// `cuGraphAddKernelNode_v2`, `cuGraphKernelNodeSetParams_v2`: Charged like `cuLibraryGetModule`,
-/// in the context that the node names or else in the current one.
+/// in the context that the node names or else in the current context.
 pub fn kernel(call: Call, real: &dyn Real, params: In<KernelNodeParams>) -> Status {
     keep(call, params.read(), real)
 }
@@ -44,11 +45,13 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 }
 
 /// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
-/// graphs that a conditional node may run, for the call that makes its graph executable.
+/// graphs that a conditional node may run: the call that makes the node's graph executable needs
+/// them.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
-    // The driver tells these graphs nowhere else (measured; `cuGraphNodeGetParams` came with CUDA
-    // 13.5). Graphs with conditional nodes can be neither copied nor put into others.
+    // The driver tells the graphs of a conditional node only when the node is added (measured;
+    // `cuGraphNodeGetParams` came with CUDA 13.5). Graphs with conditional nodes can be neither
+    // copied nor put into other graphs.
     let is_conditional = || {
         params
             .read()

@@ -1,9 +1,10 @@
-//! Changes the kernels of executable graphs, which some programs do before every launch.
+//! The driver functions that change the kernels of executable graphs. Some programs call them
+//! before every launch.
 //!
-//! A change cannot add memory nodes, but it can add kernels that need more local memory than their
-//! context has. The growth is charged before the call. Where the driver makes it only at the next
-//! launch, the launch charges it, because the graph's need is remembered. The driver is asked once
-//! for the need of each kernel.
+//! A change of an executable graph cannot add memory nodes, but it can add kernels that need more
+//! local memory than their context has. The growth of local memory is charged before the change.
+//! Where the driver takes the memory only at the next launch, that launch charges it, because
+//! gpulimit remembers the graph's need. gpulimit asks the driver once for the need of each kernel.
 
 use std::cell::{Cell, RefCell};
 
@@ -28,14 +29,14 @@ use crate::image::Needs;
 /// The source of the kernels that a call puts into an executable graph.
 #[derive(Clone, Copy)]
 enum Source {
-    /// All kernels of this graph.
+    /// The call copies all kernels of this graph into the executable graph.
     Graph(Graph),
-    /// This kernel; `None` for a node without a kernel.
+    /// The call sets this one kernel; `None` for a node that is not a kernel node.
     Kernel(Option<Opaque>),
 }
 
 impl Source {
-    /// Calls `show` for each kernel.
+    /// Calls `show` for each kernel that the call puts into the executable graph.
     fn each(self, call: Call, show: &mut dyn FnMut(Opaque)) {
         match self {
             Source::Graph(graph) => each_kernel(graph, &call.process.bodies, show),
@@ -44,7 +45,7 @@ impl Source {
     }
 }
 
-/// Runs `real`, which puts the kernels of `source` into `exec`.
+/// Runs `real`, the driver's function that puts the kernels of `source` into `exec`.
 fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
     if let Source::Graph(graph) = source
@@ -79,7 +80,8 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     }
     order::sort(&mut unseen);
     unseen.dedup();
-    // The call loads the lazily loaded libraries of the kernels, each library once.
+    // The driver's call also loads the lazily loaded CUDA libraries of the kernels, each library
+    // once.
     let mut declared = Needs::default();
     let mut lazies: Vec<Lazy> = Vec::new();
     for kernel in &unseen {
@@ -98,7 +100,7 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         }
         most.get()
     };
-    // The call may also load the code of kernels that were not seen before.
+    // The driver's call may also load the code of kernels that gpulimit has not seen before.
     let usage = Use::Graph(&need);
     let load = || loading::run(call, device, context, usage, declared, 0, real, None);
     let status = attempt(real, load);
@@ -111,8 +113,8 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     remember(call, exec, most.get(), status)
 }
 
-/// Does the work of [`change`] where a handle is unknown: asks the driver about it only after the
-/// driver has accepted it.
+/// Does the work of [`change`] where a handle is unknown to gpulimit. Asks the driver about the
+/// handle only after the driver has accepted it.
 #[cold]
 fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, None);
@@ -138,7 +140,8 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // Some kernels are unknown, so the needs of this graph's launches are unknown from now on.
+        // gpulimit does not know some kernels of the graph, so from now on it does not know what a
+        // launch of the graph needs.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
@@ -146,11 +149,12 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     remember(call, exec, most, status)
 }
 
-/// Remembers that a kernel of `exec` may need this many bytes of local memory per thread, if the
-/// call succeeded.
+/// Remembers that a kernel of `exec` may need `per_thread` bytes of local memory per thread, if
+/// `status` is a success.
 fn remember(call: Call, exec: GraphExec, per_thread: u64, status: Status) -> Status {
     if status == SUCCESS && call.process.execs.raise_per_thread(exec, per_thread) {
-        // The launches of this graph that are remembered had other kernels.
+        // The recorded launches of this graph were made with other kernels, so the next launch must
+        // be charged again.
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
     }
@@ -163,9 +167,9 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
     change(call, exec, Source::Graph(graph), real)
 }
 
-/// `cuGraphExecKernelNodeSetParams_v2`: Charges growth of local memory for the new kernel before
-/// the call, and before each launch that relies on it. Measures the first call for each kernel;
-/// later calls cost one table lookup.
+/// `cuGraphExecKernelNodeSetParams_v2`: Charges, before the call, the growth of local memory for
+/// the new kernel. Where the driver takes the memory only at a launch, charges it before that
+/// launch. Measures at the first call for each kernel; later calls cost one table lookup.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,
@@ -187,7 +191,8 @@ pub fn set_kernel_v1(
     change(call, exec, Source::Kernel(kernel), real)
 }
 
-/// `cuGraphExecNodeSetParams`: Charged like the function that sets a node of this kind.
+/// `cuGraphExecNodeSetParams`: Charged like the function that sets a node of the same type:
+/// `cuGraphExecKernelNodeSetParams_v2` or `cuGraphExecChildGraphNodeSetParams`.
 pub fn set_node(call: Call, real: &dyn Real, exec: GraphExec, params: In<NodeParams>) -> Status {
     let source = match params.read() {
         Some(params) if params.kind == NODE_TYPE_KERNEL => Source::Kernel(params.kernel.handle()),

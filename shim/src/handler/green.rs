@@ -1,4 +1,4 @@
-//! Green contexts. Each keeps the primary context of its device alive.
+//! Green contexts. Each green context keeps the primary context of its device alive.
 
 use crate::abi::{Context, Device as Ordinal, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -9,17 +9,18 @@ use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
-/// The most that a green context takes, bytes. The memory stays taken while the primary context
-/// lives (measured, H100, 580.159.04: 6, 12, 16 and 22 MiB for one to four green contexts with a
-/// stream each).
+/// The most memory that a green context takes, bytes. The memory stays taken as long as the primary
+/// context lives (measured, H100, 580.159.04: 6, 12, 16 and 22 MiB for one to four green contexts
+/// with a stream each).
 const MOST: u64 = 6 << 20;
 
 /// `cuGreenCtxCreate`: Charges 6 MiB before the call, and the primary context where it does not
-/// exist yet. Measures after the call, and undoes it where the group has no room.
+/// exist yet. Measures after the call, and destroys the green context where the group has no room.
 pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
-        // The primary context is made here if it does not exist, and charged like any other.
+        // Retains the primary context until this function ends. A primary context that does not
+        // exist yet is made here, and charged like any other context.
         let mut primary: Context = 0;
         let place = Out::of(&mut primary);
         let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);
@@ -51,10 +52,11 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
     })
 }
 
-/// `cuGreenCtxDestroy`: Uncharges the primary context where it ends with its last green context.
+/// `cuGreenCtxDestroy`: Uncharges the primary context after the call, where the primary context
+/// ends with its last green context.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // Done before the call, because the driver may give the handle to another green context at
-    // once.
+    // The green context is forgotten before the driver's call, because the driver may give its
+    // handle to another green context at once.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();
     };
@@ -69,7 +71,8 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
 
 /// `cuGreenCtxStreamCreate`: Charged like `cuStreamCreate`.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
-    // The call works without a current context.
+    // The driver makes a stream of a green context without a current context, so the stream is
+    // charged on the device of the green context.
     let Some(known) = call.process.greens.get(green) else {
         return measured::unknown(call, &|_| RESERVE, real, None);
     };

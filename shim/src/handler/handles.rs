@@ -1,40 +1,40 @@
-//! Functions that hand out handles or take them back, without taking or freeing memory.
+//! The driver functions that hand out handles or take them back without taking or freeing memory.
 
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::handles::{Kind, Origin};
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
-/// Returns the origin of a handle that belongs to the current context.
+/// Returns the origin of a handle that was made in the current context.
 pub fn current_origin() -> Origin {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
     Origin { context, owner: 0 }
 }
 
-/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph, so
-/// that later calls may ask the driver about it.
+/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph's
+/// handle, so that later hooks may ask the driver about the graph.
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
-        // A graph does not belong to a context.
+        // A graph does not belong to any context, so its origin is empty.
         let handles = &call.process.handles;
         handles.insert(Kind::Graph, graph, Origin::default());
     }
     status
 }
 
-/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream.
+/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream's handle.
 pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     destroy(call, real, Kind::Stream, stream)
 }
 
-/// `cuGraphDestroy`: Charges nothing. Forgets the graph.
+/// `cuGraphDestroy`: Charges nothing. Forgets the graph's handle.
 pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
     destroy(call, real, Kind::Graph, graph)
 }
 
-/// Runs `real`, which destroys this handle.
+/// Runs `real`, the driver's function that destroys `handle`.
 fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     let taken = call.process.handles.take(kind, handle);
     let status = real.call();
@@ -44,8 +44,8 @@ fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     status
 }
 
-/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
-/// that later calls may ask the driver about them.
+/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a module whose handle
+/// is known, so that later hooks may ask the driver about these functions.
 pub fn functions(
     call: Call,
     real: &dyn Real,
@@ -54,8 +54,9 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
-    // Only for known modules: the driver also accepts some handles that are none, with a count of
-    // 0, and crashes when another function gets such a handle (measured).
+    // Asks for the number of functions only if gpulimit knows the module. The driver also accepts
+    // some handles that are not modules, with a count of 0, and crashes when another driver
+    // function gets such a handle (measured).
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -66,8 +67,8 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known library, like
-/// `cuModuleEnumerateFunctions`.
+/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a CUDA library whose
+/// handle is known, so that later hooks may ask the driver about these kernels.
 pub fn kernels(
     call: Call,
     real: &dyn Real,
@@ -86,8 +87,8 @@ pub fn kernels(
     })
 }
 
-/// Remembers the code that the driver has put into `list`. The driver writes at most as many
-/// entries as there `are`, whatever `room` the list has.
+/// Remembers the functions or kernels that the driver has written to `list`. The driver writes at
+/// most `are()` entries, also where the list has `room` for more.
 fn listed(
     call: Call,
     status: Status,

@@ -1,5 +1,6 @@
-//! Linear memory that other processes open. It is charged to its owner until the owner frees it,
-//! and then to the process that has it open.
+//! Linear memory that one process allocates and other processes open (CUDA IPC). The memory is
+//! charged to the process that allocated it (its owner) until the owner frees it, and then to the
+//! process that has it open.
 
 use gpulimit_ledger::Category;
 
@@ -13,8 +14,8 @@ use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared: another process may still have
-/// it open when this one frees it.
+/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because another process may
+/// still have it open when this process frees it.
 pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
@@ -24,14 +25,14 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // Done before the call, because another thread may free the memory as soon as the handle
-    // exists.
+    // The memory is marked as shared before the driver's call, because another thread may free it
+    // as soon as the IPC handle exists.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();
     }
-    // Any other address may lie in the middle of an allocation. The driver is asked about it after
-    // it has accepted it.
+    // An address that is not the start of a known allocation may lie in the middle of one. gpulimit
+    // asks the driver for the start of the allocation after the driver has accepted the address.
     let status = real.call();
     if status == SUCCESS
         && let Some((base, _)) = allocation_range(dptr)
@@ -41,8 +42,9 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the owner is charged.
-/// This process is charged once NVML shows the memory as its own.
+/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the memory is charged to
+/// the process that allocated it. The process that opens the memory is charged once NVML shows it
+/// as that process's own.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let status = real.call();
     let openings = &call.process.openings;
@@ -57,8 +59,8 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     status
 }
 
-/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if it
-/// was charged to this process and no other process may have it.
+/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if the
+/// memory was charged to this process and no other process may still have it open.
 pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;
@@ -88,7 +90,7 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// Returns the start and size of the allocation that holds this address.
+/// Returns the start and size of the allocation that contains `address`.
 fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     let (mut base, mut bytes) = (0, 0);
     let asked =
@@ -96,7 +98,8 @@ fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     (asked == SUCCESS).then_some((base, bytes as u64))
 }
 
-/// Asks the driver about memory of another process that was just opened at this address.
+/// Asks the driver for the device and size of another process's memory that was just opened at
+/// `address`.
 fn find_opening(address: DevicePtr) -> Option<Opening> {
     let (base, bytes) = allocation_range(address)?;
     let mut device = 0;

@@ -1,5 +1,5 @@
-//! Launches. The first launch of a kernel may load its code and take local memory; the first launch
-//! of a graph may do so for its kernels.
+//! Kernel and graph launches. The first launch of a kernel may load its code and take local memory.
+//! The first launch of a graph may load code and take local memory for all its kernels.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -28,21 +28,22 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// Charged ahead for the first launch of a process, bytes. It may set up far more than its code: 92
-/// MiB with PyTorch on an H100 (measured).
+/// The bytes charged before the first launch of a process. The driver may set up far more in that
+/// launch than the kernel's code: 92 MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
-/// The function or graph that a call launches.
+/// The function or graph that a driver call launches.
 #[derive(Clone, Copy)]
 pub enum Target<'a> {
-    /// A `CUfunction`, or a `CUkernel` in its place.
+    /// A single function: a `CUfunction`, or a `CUkernel`, which launches accept as well.
     Function(Opaque),
-    /// A function as in [`Target::Function`], one of several that the call launches.
+    /// A `CUfunction` or `CUkernel` that is one of several that the same driver call launches.
     OneOfSeveral(Opaque, &'a Shortage),
     Graph(Opaque),
 }
 
-/// Launches a kernel, or a graph except for its memory nodes.
+/// Launches a kernel or a graph, and charges the memory for it. The memory of a graph's memory
+/// nodes is charged by the function that calls this one.
 pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
@@ -66,15 +67,16 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
                 return Ok(real.call());
             }
         }
-        // A launch that becomes a node of a graph loads code, but takes no local memory yet.
+        // A captured launch becomes a node of a graph: the driver loads the kernel's code, but
+        // takes no local memory yet.
         let loads = capturing(call.symbol, stream);
         if loads
             && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
         {
             return Ok(real.call());
         }
-        // Where the group has less than `FIRST` bytes left, the launch gets what is left: most
-        // programs need less.
+        // Where the group has less than `FIRST` bytes left, the launch is made with a charge of
+        // what is left: most programs need less than `FIRST`.
         let more = if launched.has_begun() {
             0
         } else {
@@ -100,7 +102,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
             Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // The libraries of a graph's kernels are loaded when the graph is made executable.
+            // The driver loads the CUDA libraries of a graph's kernels when it makes the graph
+            // executable, so the launch of the graph loads no library.
             Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
@@ -121,7 +124,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
     })
 }
 
-/// Remembers that `seen` was launched in `context` and needs this much local memory per thread.
+/// Remembers that the handle `seen` was launched in `context` and needs `per_thread` bytes of local
+/// memory per thread.
 fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
     let launched = &call.process.launched;
     match per_thread {
@@ -130,8 +134,9 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
     }
 }
 
-/// Returns whether the launched handle and the stream are known, so that the driver may be asked
-/// about them before it has accepted them.
+/// Returns whether gpulimit knows the launched handle and the stream. The driver may crash on an
+/// invalid handle, so gpulimit asks it about an unknown handle only after the driver has accepted
+/// the launch.
 fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     let handles = &call.process.handles;
     let code = match what {
@@ -143,8 +148,8 @@ fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     code && stream::is_known(stream)
 }
 
-/// Launches where the handle or the stream is unknown. Asks the driver about them only after it has
-/// accepted the launch.
+/// Launches where the handle or the stream is unknown to gpulimit. Asks the driver about them only
+/// after the driver has accepted the launch.
 #[cold]
 fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
@@ -153,8 +158,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // Where its library is not loaded yet, the launch takes more than local memory, and how
-            // much is unknown.
+            // Where the function's CUDA library is not loaded yet, the launch takes more than local
+            // memory, and how much more is unknown.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
@@ -169,7 +174,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
-    // The needs of an unknown graph stay unknown: each of its launches comes here.
+    // The needs of an unknown graph are never learned: gpulimit handles each launch of such a graph
+    // as a launch of an unknown graph.
     if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
         (status, what)
         && !is_capturing(call.symbol, stream)
@@ -190,10 +196,11 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
 }
 
 /// Returns the context whose memory a launch in `stream` takes; `None` without a current context,
-/// and for an unknown stream.
+/// and for a stream unknown to gpulimit.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
     let context = if stream <= 2 {
-        // The NULL, legacy and per-thread streams belong to the current context.
+        // The NULL, legacy and per-thread streams (handles 0, 1 and 2) belong to the current
+        // context.
         current_context()
     } else {
         let origin = call.process.handles.origin(Kind::Stream, stream)?;
@@ -202,7 +209,8 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
     (context != 0).then_some(context)
 }
 
-/// Returns the same as [`context_of`], for a stream that the driver has just accepted.
+/// Returns the context whose memory a launch in `stream` takes, like [`context_of`], for a stream
+/// that the driver has just accepted.
 fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     if stream::is_known(stream) {
         return context_of(call, stream);
@@ -214,8 +222,8 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
 }
 
 /// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Before the first launch of a
-/// kernel in a context, charges its local memory, its library and an estimate of what the driver
-/// takes. Measures after it. Later launches go straight to the driver.
+/// kernel in a context, charges the kernel's local memory, its CUDA library and an estimate of what
+/// the driver takes. Measures after that launch. Later launches go straight to the driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
     launch(call, Target::Function(function), stream, real)
 }
@@ -233,8 +241,8 @@ pub fn kernel_ex(
     }
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`: Charges a launch on each of several devices like
-/// `cuLaunchKernel`, all of them before the call.
+/// `cuLaunchCooperativeKernelMultiDevice`: The call launches one kernel on each of several devices.
+/// Charges all these launches like `cuLaunchKernel`, before the call.
 pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: u32) -> Status {
     fn each(
         call: Call,
@@ -256,7 +264,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
             &|| each(call, list, left, shortage, real),
         )
     }
-    // One launch per device: the driver refuses longer lists, which are not read here.
+    // The driver refuses lists with more launches than devices. So gpulimit does not read such a
+    // list, and lets the driver answer.
     if i64::from(count) > i64::from(call.process.device_count()) {
         return real.call();
     }
@@ -265,8 +274,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
         return real.call();
     }
-    // The driver refuses two launches on one device, and here the thread would wait for its own
-    // lock.
+    // The driver refuses a list with two launches on one device. gpulimit must not handle such a
+    // list, because for the second launch this thread would wait for a lock that it holds itself.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
@@ -281,8 +290,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // No lock is held here, so the thread may wait. The room is not kept for it: another thread
-        // may take it first, and then this thread waits again.
+        // This thread holds no lock here, so it may wait for room. The room is not kept for this
+        // thread: another thread may take the room first, and then this thread waits again.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;

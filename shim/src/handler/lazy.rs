@@ -1,8 +1,10 @@
-//! Code that is loaded at its first use. A module loads each function separately. A library loads
-//! all its code and variables at once, in each context separately (measured, H100, 580.159.04).
+//! Code that is loaded at its first use. The driver loads each function of a module separately. Of
+//! a CUDA library, the driver loads all code and variables at once, in each context separately
+//! (measured, H100, 580.159.04).
 //!
-//! Many functions of the driver may be the first use: those that compute with the code, such as the
-//! occupancy functions, and those that store it, such as nodes of graphs.
+//! Many driver functions may be the first use of code: those that compute with the code, such as
+//! the occupancy functions, and those that store it, such as the functions that add nodes to
+//! graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -23,10 +25,10 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Runs `real`, which uses `handle` (a library, or else a function or kernel) in `context` (`None`:
-/// the current one) and loads it unless it is loaded. Charges ahead what the load takes, and
-/// measures after it. Programs ask for the same kernel at every call, so for a loaded one this
-/// costs one table lookup.
+/// Runs `real`, a driver function that uses `handle` (a CUDA library, or else a function or kernel)
+/// in `context` (`None`: the current context), and that loads `handle` there unless it is loaded.
+/// Charges ahead what loading takes, and measures afterwards. Programs ask for the same kernel at
+/// every call, so for a loaded kernel this costs one table lookup.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -43,7 +45,7 @@ pub fn load(
             Some(context) => call.process.greens.holder(context),
             None => current_context(),
         };
-        // The driver loads code only in a context.
+        // The driver loads code only into a context, so a call without a context loads nothing.
         if holder == 0
             || launched.contains_in(loaded, holder)
             || launched.contains_in(handle, holder)
@@ -69,8 +71,8 @@ pub fn load(
                 handles.insert(Kind::Code, handle, Origin::default());
             }
             lazy.loaded(call);
-            // The handle may be a kernel, which has code in every context, so a function is treated
-            // the same.
+            // `handle` may be a kernel, whose code is loaded in each context separately. So a
+            // function, which belongs to one context, is recorded per context, too.
             launched.note_kernel(loaded, 0);
             launched.insert_in(loaded, holder, call.process.context_count());
         }
@@ -78,7 +80,7 @@ pub fn load(
     })
 }
 
-/// Returns the most bytes that loading takes in a context, as [`loading::run`] charges it.
+/// Returns the most bytes that loading `handle` takes in `context`, as [`loading::run`] charges it.
 fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -> u64 {
     let needs = Lazy::of(call, library, handle, context).needs;
     let runtime = |device: &'static Device| device.kernels.runtime(needs);
@@ -110,8 +112,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
             return Ok(status);
         }
         let current = current_context();
-        // Loads the kernel in the other contexts one by one, so that each load is charged before
-        // it.
+        // Loads the kernel in the other contexts of the device one by one, so that each of these
+        // loads is charged before the driver makes it.
         for context in device.contexts.all() {
             if context == current {
                 continue;
@@ -128,7 +130,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
                     status
                 })
             };
-            // The program's own call reports every other error.
+            // Errors other than out of memory are left to the program's own call, which meets the
+            // same error and reports it.
             if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
                 return Err(Aside::Refused);
             }
@@ -137,19 +140,20 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
     })
 }
 
-/// A library that a call may load.
+/// A lazily loaded CUDA library that a driver call may load.
 pub struct Lazy {
     pub library: Option<Opaque>,
-    /// A kernel of unknown origin: the driver is asked for its library after it has accepted the
-    /// kernel. 0 for none.
+    /// A kernel whose CUDA library is unknown: gpulimit asks the driver for that library after the
+    /// driver has accepted the kernel. 0 where there is no such kernel.
     kernel: Opaque,
     context: Context,
-    /// The needs that the library's image declares and that are not loaded yet.
+    /// The memory needs that the CUDA library's image declares and that are not loaded in the
+    /// context yet.
     pub needs: Needs,
 }
 
 impl Lazy {
-    /// Returns the `Lazy` of a call that loads no library.
+    /// Returns the `Lazy` of a driver call that loads no CUDA library.
     pub fn none(context: Context) -> Lazy {
         Lazy {
             library: None,
@@ -159,8 +163,8 @@ impl Lazy {
         }
     }
 
-    /// Returns what a call loads in `context`: `library`, or else the library that `kernel` belongs
-    /// to.
+    /// Returns the `Lazy` of a driver call that loads `library` in `context`, or else the CUDA
+    /// library that `kernel` belongs to.
     pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,
@@ -173,14 +177,15 @@ impl Lazy {
             lazy.library = call.process.launched.library_of(kernel);
         }
         if lazy.library.is_none() && !call.process.handles.knows(Kind::Code, kernel) {
-            // The kernel may belong to any library.
+            // gpulimit does not know this kernel, which may belong to any CUDA library.
             lazy.kernel = kernel;
         } else if lazy.library.is_none() {
             match library_of(kernel) {
                 Ok(library) => lazy.library = Some(library),
-                // This driver cannot tell the library of a kernel.
+                // This version of the driver cannot tell to which CUDA library a kernel belongs.
                 Err(CUDA_ERROR_NOT_FOUND) => {}
-                // The handle is a function of a module, which is loaded already.
+                // The handle is a function of a module. Modules are charged when they are loaded,
+                // so the call loads no CUDA library.
                 Err(_) => return lazy,
             }
         }
@@ -188,12 +193,12 @@ impl Lazy {
         lazy
     }
 
-    /// Returns whether the call has nothing to load.
+    /// Returns whether the driver call has no CUDA library to load.
     pub fn is_empty(&self) -> bool {
         self.needs == Needs::default()
     }
 
-    /// Remembers that the call has loaded the library.
+    /// Remembers that the driver call has loaded the CUDA library.
     pub fn loaded(&self, call: Call) {
         if self.is_empty() {
             return;
@@ -212,7 +217,7 @@ impl Lazy {
     }
 }
 
-/// Asks the driver for the library of a known kernel.
+/// Asks the driver for the CUDA library of `kernel`, a handle that is known to be valid.
 fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
     let mut library = 0;
     match cuda::cuKernelGetLibrary(Out::of(&mut library), kernel) {
@@ -223,8 +228,8 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
 
 /// `cuFuncLoad`, `cuFuncSetAttribute`, `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`,
 /// `cuKernelGetParamInfo`, `cuKernelGetParamCount` and the `cuOccupancy` functions: Charged like
-/// `cuLibraryGetModule`, for the code of one function or the library of a kernel. If the code is
-/// loaded, the call costs one table lookup.
+/// `cuLibraryGetModule`, for the code of one function or the CUDA library of a kernel. If the code
+/// is already loaded, the call costs one table lookup.
 pub fn function(call: Call, real: &dyn Real, function: Opaque) -> Status {
     load(call, function, None, None, real)
 }

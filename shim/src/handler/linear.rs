@@ -23,9 +23,9 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
-/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. A request of up to 2 MiB charges
-/// one block, which goes back after the call where the memory lies in a block that is already
-/// charged.
+/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. For a request of up to 2 MiB the
+/// hook charges one block, and uncharges it after the call where the memory lies in a block that is
+/// already charged.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -47,8 +47,8 @@ pub fn alloc_v1(call: Call, real: &dyn Real, dptr: Out<DevicePtrV1>, bytesize: u
     })
 }
 
-/// `cuMemAllocPitch_v2`: Charges whole blocks before the call by an estimate of the pitch. Corrects
-/// the charge to the real pitch after it.
+/// `cuMemAllocPitch_v2`: Charges whole blocks before the call, by an estimate of the pitch. After
+/// the call, corrects the charge to the pitch that the driver returned.
 pub fn alloc_pitch(
     call: Call,
     real: &dyn Real,
@@ -77,14 +77,15 @@ pub fn alloc_pitch_v1(
     })
 }
 
-/// Returns the address of the new allocation, and its size where that may differ from the estimate.
+/// A function that returns the address of the new allocation, and its size where that may differ
+/// from the estimate.
 type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
-/// Allocates rows, which take pitch × height. Only the driver knows the pitch: `result` returns it
-/// after the call, beside the address.
+/// Allocates the rows of a pitched allocation, which take pitch × height bytes. Only the driver
+/// knows the pitch: after the driver's call, `result` returns the address and the pitch.
 fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
-    /// Rows are padded to a multiple of this many bytes (measured). If a driver pads to more, the
-    /// charge is corrected after the call.
+    /// The driver pads rows to a multiple of this many bytes (measured). If a driver pads to more,
+    /// the charge is corrected after the call.
     const PITCH: u64 = 512;
     let estimate = round_up(width, PITCH).saturating_mul(height);
     allocate_by(call, estimate, real, &|| {
@@ -93,13 +94,13 @@ fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: M
     })
 }
 
-/// Does the work of [`allocate`], compiled once for all functions that programs call seldom.
+/// Does the work of [`allocate`]; compiled once for all the functions that programs call seldom.
 fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> Status {
     allocate(call, estimate, || real.call(), result)
 }
 
-/// Charges `estimate` bytes, calls the driver and enters the allocation. `result` returns its
-/// address, and its size where that may differ from the estimate.
+/// Charges `estimate` bytes, calls the driver and records the allocation. `result` returns the
+/// allocation's address, and its size where that may differ from the estimate.
 #[inline]
 fn allocate(
     call: Call,
@@ -125,8 +126,8 @@ fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
     Ok(device)
 }
 
-/// Makes an allocation that fits into a block. The address of the allocation tells whether it took
-/// a new block.
+/// Makes an allocation of at most 2 MiB, which fits into one block. The address of the allocation
+/// tells whether the driver took a new block for it.
 fn small(
     call: Call,
     device: &'static Device,
@@ -137,7 +138,8 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // The loop ends: only the first try is made with a lent block.
+    // The loop ends after at most two tries: a second try follows only a try with a lent block, and
+    // has a charged block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -148,7 +150,8 @@ fn small(
         };
         let size = size.unwrap_or(estimate);
         if blocks_touched(address, size) > 1 {
-            // With the real pitch the rows are too large for one block.
+            // With the pitch that the driver chose, the rows of the allocation are too large for
+            // one block.
             paid.spend();
             enter_large(Charged::new(device, BLOCK, false), device, address, size);
             device.renew(mark);
@@ -172,8 +175,8 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block, for which only a block of the driver's reserve
-/// was lent. Returns a charged block for another try.
+/// Frees a small allocation that took a new block, because the block was not charged, only lent
+/// from the driver's reserve. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -185,15 +188,16 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // An allocation of another thread has come into the block meanwhile. It has paid nothing,
-        // because it found the block held. So the block stays, and the lent bytes stay charged for
-        // it.
+        // Another thread has made an allocation in the same block meanwhile. That thread did not
+        // pay for the block, because it found the block in use. So the block stays, and the bytes
+        // lent for it stay charged.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
-    // A measurement of another thread may have counted the block as the driver's part.
+    // A measurement in another thread may have counted this block as memory of the driver itself,
+    // so it may have to be repeated.
     device.renew(mark);
     Block::charge(device, call.symbol)
 }
@@ -222,12 +226,13 @@ fn large(
     status
 }
 
-/// Returns the number of blocks that `size` bytes at `address` touch.
+/// Returns the number of blocks of 2 MiB that `size` bytes at `address` touch.
 pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
     address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
 }
 
-/// Enters an allocation of `size` bytes with blocks of its own. `charged` is the charge for it.
+/// Records an allocation of `size` bytes that has blocks of its own. `charged` is the charge for
+/// it.
 fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
@@ -243,9 +248,9 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: Uncharges the memory after the call: blocks that belong to one allocation at
-/// once, a block of small allocations with the last of them. Memory that other processes may have
-/// open stays charged. Accepts pointers of every kind of allocation.
+/// `cuMemFree_v2`: Uncharges the memory after the call. A block of one large allocation is
+/// uncharged at once, a block of small allocations when the last of them is freed. Memory that
+/// other processes may have open stays charged. The function frees every kind of allocation.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));
@@ -253,8 +258,8 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     release(call, dptr, || real(dptr))
 }
 
-/// Does the work of [`release`] where the driver may reach a call at which a cancelled thread would
-/// end.
+/// Does the work of [`release`] where a thread that is cancelled may end inside the driver's call.
+/// Puts the cancellation off until the memory is uncharged.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();
@@ -320,24 +325,26 @@ fn release_managed_or_lent(call: Call, dptr: DevicePtr, mark: u64, real: &dyn Re
     status
 }
 
-/// Forgets the small allocation at `dptr`, which was freed if `status` is a success.
+/// Forgets the small allocation at `dptr` if the driver has freed it: if `status` is a success.
 #[inline(always)]
 fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     if status == SUCCESS && dptr != 0 {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
             Departure::Emptied(device) => empty_block(call, device, mark),
-            // The address may belong to a pool, whose figures then show the difference.
+            // The freed address may belong to a memory pool. Then the pool's usage, which the
+            // driver tells, shows what was freed.
             Departure::Unknown => {
                 call.process.refresh_pools();
-                // The pool may shrink at the next synchronise call.
+                // The memory pool may shrink at the next synchronise call, which must therefore ask
+                // for its size.
                 call.process.pools.touch();
             }
         }
     }
 }
 
-/// Keeps or uncharges a block that has no allocations any more.
+/// Keeps a block without allocations as a spare block, or uncharges it.
 #[inline(never)]
 fn empty_block(call: Call, device: Ordinal, mark: u64) {
     if let Ok(device) = call.process.device(device) {
@@ -347,7 +354,7 @@ fn empty_block(call: Call, device: Ordinal, mark: u64) {
     }
 }
 
-/// Frees a small allocation of a block that other processes may have open.
+/// Frees a small allocation in a block that other processes may have open.
 #[cold]
 fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dyn Real) -> Status {
     let mut before = None;
@@ -364,7 +371,8 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
     }
     match (device.process().blocks.put_back(dptr, taken), taken.last) {
         (true, true) => device.book.add(Category::Linear, BLOCK),
-        // Other threads have freed the block, or entered it anew, meanwhile.
+        // While the driver's call failed, other threads have freed this block, or have made new
+        // allocations in it.
         (true, false) => {
             device.book.charge_over(BLOCK);
             device.book.mark_shared(BLOCK);

@@ -1,5 +1,5 @@
-//! Calls that load code or launch kernels. The needs that the image and the kernels declare are
-//! charged ahead, and the rest is measured after the call.
+//! The driver's calls that load code or launch kernels. The needs that the code's image and the
+//! kernels declare are charged ahead, and the remaining memory is measured after the call.
 
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;
@@ -25,11 +25,11 @@ use crate::handler::payment::Payment;
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// Returns the bytes of local memory that every thread of `function` needs; 0 where the driver does
-/// not tell.
+/// Returns the bytes of local memory that every thread of the kernel `function` needs; 0 where the
+/// driver does not tell.
 ///
-/// The driver has one function for `CUfunction`s and one for `CUkernel`s. Launches accept a
-/// `CUkernel` in place of a `CUfunction`, but these functions do not (measured).
+/// The driver has one query for `CUfunction`s and another for `CUkernel`s. Launches accept a
+/// `CUkernel` in place of a `CUfunction`, but these two queries do not (measured).
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -46,8 +46,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         }
         told
     };
-    // A handle that is not known as a `CUkernel` may still be one: only kernels that the program
-    // got by name are known.
+    // A handle that gpulimit does not know as a `CUkernel` may still be one: gpulimit knows only
+    // the kernels that the program got by name.
     let told = relaxed(|| match call.process.launched.is_kernel(function) {
         true => of_kernel(&mut bytes),
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
@@ -55,8 +55,9 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// Notes the local memory of `context` after a call that was measured but not charged by its
-/// kernels' needs: the kernels needed `per_thread` bytes.
+/// Notes the size of the local memory of `context` after a call that gpulimit measured, but for
+/// whose kernels it charged nothing ahead. These kernels need `per_thread` bytes of local memory
+/// per thread.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -68,27 +69,29 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     }
 }
 
-/// The memory that a call lets its context take for kernels, beside what is measured.
+/// The use that a driver call makes of code. It determines the memory for kernels that is charged
+/// ahead, before the rest is measured.
 pub enum Use<'a> {
     /// The call loads code.
     Load,
-    /// The call launches a kernel. The function returns the bytes of local memory that each thread
-    /// needs; it is called only after the estimate is paid.
+    /// The call launches a kernel. The function in this variant returns the bytes of local memory
+    /// that each thread of the kernel needs. It is called only after the estimate for the driver's
+    /// call is paid.
     Launch(&'a dyn Fn() -> u64),
-    /// The call launches several kernels; this is one of them.
+    /// The call launches several kernels. This value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The call concerns the kernels of an executable graph. The function returns the most bytes of
-    /// local memory that a thread of them needs.
+    /// The call makes, changes or launches an executable graph. The function in this variant
+    /// returns the most bytes of local memory that a thread of any of the graph's kernels needs.
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// The device on which a launch lacked room, and the bytes that are due there. The launch must not
-/// wait for room while other launches of the same call hold their locks.
+/// The device on which a launch lacked room, and the bytes that the launch must still pay for
+/// there. The launch must not wait for room while other launches of the same call hold their locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// Does the work of [`measured::run`] in `context`, and charges the needs of its kernels ahead: the
-/// driver's reserve, the memory `declared` by the image of their code, the growth of local
-/// memory, and up to `more` bytes of what the group then has left.
+/// Does the work of [`measured::run`] in `context`, and charges the needs of the call's kernels
+/// ahead: the driver's reserve, the memory `declared` by the image of their code, the growth of
+/// local memory, and up to `more` bytes of the room that the group then has left.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -100,10 +103,10 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Result<Status, Aside> {
-    // The driver may open files in this call, at which a cancelled thread would end; so may the
-    // questions below.
+    // The driver may open files in this call, and a cancelled thread would end there. The same
+    // holds for gpulimit's queries of the driver in this function.
     let _undisturbed = Undisturbed::new();
-    // Variables of less than a block fit into the reserve's block for code.
+    // Variables of less than a block fit into the block that the driver's reserve has for code.
     let large = if declared.variables < BLOCK {
         0
     } else {
@@ -129,14 +132,15 @@ pub fn run(
     let growth = || device.kernels.growth(&memory, *need);
     let is_first = || Runtime::is_new(declared, device, &memory);
     let extra = Cell::new((0, Runtime::default()));
-    // The estimate is paid first, because asking for the need may load code.
+    // The estimate is paid before the kernels' need is queried, because the query may load code.
     let estimate = Payment {
         lock: &|| (),
         pay: &|_, paid| paid.raise_with_reserve(0),
         is_due: &|_| true,
     };
     let payment = Payment {
-        // One call at a time: of two that need the same growth only the first makes it.
+        // One thread at a time: of two launches that need the same growth of local memory, only the
+        // first makes it.
         lock: &|| {
             let alone = || hold(Place::Alone, || memory.alone.write());
             (growth() > 0 || kept() > 0 || is_first()).then(alone)
@@ -177,7 +181,8 @@ pub fn run(
     let heap = kept();
     let before = paid.offer(heap);
     let status = real.call();
-    // The heap's limit cannot be set once the heap exists (measured), which shows whether it does.
+    // The driver refuses to set the limit of the device `malloc` heap once the heap exists
+    // (measured). gpulimit asks that way whether the heap exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
@@ -200,8 +205,9 @@ pub fn run(
     })
 }
 
-/// Notes the result of a launch that was charged growth of local memory in `memory`. `per_thread`
-/// is the need of the launched kernel, or the most that one of several kernels needs.
+/// Notes the result of a launch for which growth of the local memory `memory` was charged.
+/// `per_thread` is the need of the launched kernel, or with `at_most` the most that any of several
+/// kernels needs.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
@@ -218,8 +224,8 @@ fn conclude_growth(
     let is_there = |measured: Measured| {
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
-    // Local memory that the driver has dropped may come back with a later kernel only, and that of
-    // a graph with its launch only.
+    // Local memory that the driver has dropped may come back only with a later kernel, and the
+    // local memory for a graph may come only with the graph's launch.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;
@@ -231,8 +237,8 @@ fn conclude_growth(
     }
 }
 
-/// Handles a failed growth of local memory. The driver may have dropped what there was, and then
-/// all kernels need it anew.
+/// Handles a failed growth of local memory. The driver may have dropped all local memory of the
+/// context, and then every kernel needs it anew.
 pub fn note_failure(
     call: Call,
     device: &Device,
@@ -242,8 +248,7 @@ pub fn note_failure(
 ) {
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
-        // The first measurement took the dropped memory for the least possible amount, so measure
-        // again.
+        // The first measurement used the dropped memory as a lower bound, so measure again.
         device.measure();
     }
 }

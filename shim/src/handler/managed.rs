@@ -1,5 +1,5 @@
-//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables. It is charged in full,
-//! because the GPU may come to hold all of it without a call.
+//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables. Managed memory is charged
+//! in full, because the GPU may come to hold all of it without any driver call.
 
 use gpulimit_ledger::Category;
 
@@ -28,9 +28,9 @@ pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize)
     })
 }
 
-/// Runs `real`, which takes `bytes` of managed memory until `context` ends (0: until it is freed).
-/// Charges them before it, in whole blocks. `real` returns the status, and the address or handle by
-/// which the memory will be freed.
+/// Runs `real`, the driver's function that takes `bytes` of managed memory until `context` ends (0:
+/// until the memory is freed). Charges these bytes before the call, in whole blocks. `real` returns
+/// the status, and the address or handle by which the memory will be freed.
 fn take(
     call: Call,
     device: &Device,
@@ -60,10 +60,11 @@ fn take(
     Ok(status)
 }
 
-/// Runs `real`, which loads code with `bytes` of `__managed__` variables: a module in `context`, or
-/// a library for all contexts (0). Charges them on the current device, or on the first device where
-/// no context is current. They stay charged until the context ends or the code is unloaded;
-/// [`free`] then gets the code's handle, which cannot be an address of memory.
+/// Runs `real`, the driver's function that loads code with `bytes` of `__managed__` variables: a
+/// module in `context`, or a CUDA library for all contexts (0). Charges the variables on the
+/// current device, or on the first device where no context is current. They stay charged until the
+/// context ends or the code is unloaded. [`free`] uncharges them when it gets the handle of the
+/// code, which is never equal to an address of memory.
 pub fn variables(
     call: Call,
     bytes: u64,
@@ -83,8 +84,8 @@ pub fn variables(
     })
 }
 
-/// Frees the memory that `dptr` stands for, and returns the driver's status; `None` if it is not
-/// managed memory.
+/// Frees the managed memory at the address `dptr`, or of the code with this handle, and returns the
+/// driver's status. Returns `None`, without a call of the driver, if `dptr` is not managed memory.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

@@ -1,5 +1,6 @@
-//! Calls that take memory of an unknown size. An estimate is paid ahead (charged, or taken from the
-//! bytes that the driver's reserve keeps charged), and the real size is measured after the call.
+//! The driver's calls that take memory of an unknown size. An estimate is paid ahead (charged, or
+//! taken from the bytes that the driver's reserve keeps charged), and the real size is measured
+//! after the call.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -14,9 +15,10 @@ use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
-/// Runs `real` with `estimate` bytes paid ahead. Where it took more than the group has, `undo`
-/// reverses it, and the program gets the code for out of memory. A call that cannot be undone
-/// stays, and further growth is refused until the group is below its limit again.
+/// Runs `real`, the driver's function, with `estimate` bytes paid ahead. Where the call took more
+/// memory than the group has left, `undo` undoes the call, and the program gets the code for out of
+/// memory. Where `undo` is `None` the memory stays taken, and further growth is refused until the
+/// group is below its limit again.
 pub fn run(
     call: Call,
     device: &'static Device,
@@ -30,8 +32,8 @@ pub fn run(
     }
 }
 
-/// Runs `real`, for which `paid` was paid ahead, and measures: the part of [`run`] after the
-/// payment.
+/// Runs `real`, the driver's function, for which `paid` was paid ahead, and measures afterwards:
+/// the part of [`run`] after the payment.
 pub fn conclude(
     call: Call,
     device: &'static Device,
@@ -48,8 +50,9 @@ pub fn conclude(
     }
 }
 
-/// Returns the status for the program after a measurement, having undone the call where the group
-/// has no room. `before` is the driver's part before the call.
+/// Returns the status for the program after a measurement. Where the group has no room for the
+/// memory that the call took, undoes the call first. `before` is the driver's part of the process's
+/// usage before the call.
 pub fn judge(
     call: Call,
     device: &'static Device,
@@ -70,15 +73,16 @@ pub fn judge(
     status
 }
 
-/// Returns the most bytes that a call may take on a device.
+/// A function that returns the most bytes that a call may take on a device.
 pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 
-/// The estimate for a call whose size is unbounded: the whole device.
+/// The estimate for a call whose size is unbounded: all memory of the device.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real` for an unknown handle, which may take memory on any device. On each device with
-/// contexts, pays `most` bytes ahead, or as much as the group has left. Where the call takes more,
-/// growth is refused until the group is below its limit again. `undo` works as in [`run`].
+/// Runs `real`, the driver's function, for a handle that gpulimit does not know, which may take
+/// memory on any device. On each device with contexts, pays `most` bytes ahead, or as much as the
+/// group has left. Where the call takes more, further growth is refused until the group is below
+/// its limit again. `undo` works as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(
@@ -99,9 +103,9 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate (the driver's
-/// reserve of 4 MiB) before the call and measures after it. Every few streams take a block or two,
-/// which stay taken.
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate (the driver's reserve of 4
+/// MiB) before the call and measures after it. Every few streams the driver takes one or two blocks
+/// of 2 MiB, which it does not give back.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;

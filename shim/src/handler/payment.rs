@@ -1,8 +1,9 @@
-//! Payment for a call that is made under a lock.
+//! The payment for a driver call that must be made under a lock of gpulimit.
 //!
-//! A request must not wait for room while its thread holds a lock ([`crate::account::locks`]). So a
-//! call first pays quietly under its lock. Where there is no room it releases the lock, waits for
-//! room, and takes the lock again. The bytes that are due may have changed by then.
+//! A thread must not wait for room in the group while it holds a lock ([`crate::account::locks`]).
+//! So the thread first tries to pay under the lock without waiting. Where the group has no room,
+//! the thread releases the lock, waits for room, and takes the lock again. Meanwhile the number of
+//! bytes to pay may have changed.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -14,23 +15,24 @@ use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
 
-/// The most times that a call waits for room. It waits again only where other bytes have become due
-/// meanwhile.
+/// The most times that a driver call waits for room in the group. It waits again only where the
+/// bytes to pay have changed while it waited.
 pub const ROUNDS: u32 = 16;
 
-/// Pays for a call under a lock, in full or not at all.
+/// The payment for a driver call under a lock: in full or not at all.
 pub struct Payment<'b, G> {
     /// Takes the lock.
     pub lock: &'b dyn Fn() -> G,
-    /// Pays for the bytes that are due, without waiting in the group's line. On failure returns
-    /// these bytes.
+    /// Pays for the bytes that the call needs, without waiting in the group's line. On failure
+    /// returns the number of bytes that the call needs.
     pub pay: &'b dyn Fn(&G, &mut Prepaid<'static>) -> Result<(), u64>,
-    /// Returns whether this many bytes are still due. Called without the lock.
+    /// Returns whether the call still needs this many bytes. Called without the lock.
     pub is_due: &'b dyn Fn(u64) -> bool,
 }
 
 impl<G> Payment<'_, G> {
-    /// Returns the lock and the payment. Gives back what the call has `paid` before while it waits.
+    /// Takes the lock and pays. Returns the guard of the lock, and the payment. While the thread
+    /// waits, it gives back what it has `paid` so far.
     pub fn make(
         &self,
         call: Call,
@@ -48,7 +50,8 @@ impl<G> Payment<'_, G> {
             drop(guard);
             if rounds == 0 {
                 paid = Prepaid::none(device);
-                // Other threads' calls may give back a part of what they have paid.
+                // Calls of other threads may soon give back a part of what they have paid. Waits
+                // for them, and then tries again to pay.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
                 if device.driver_part.await_others(until) {
                     continue;
@@ -62,8 +65,8 @@ impl<G> Payment<'_, G> {
         }
     }
 
-    /// Does the work of [`Payment::make`] without waiting. On failure returns the bytes that are
-    /// due.
+    /// Does the work of [`Payment::make`] without waiting. On failure returns the number of bytes
+    /// that are still to be paid.
     pub fn quietly(&self, mut paid: Prepaid<'static>) -> Result<(G, Prepaid<'static>), u64> {
         let guard = (self.lock)();
         (self.pay)(&guard, &mut paid)?;
@@ -71,8 +74,8 @@ impl<G> Payment<'_, G> {
     }
 }
 
-/// Raises the payment to the bytes that are due; waits or refuses as the group's options say. Pays
-/// nothing where they are no longer due.
+/// Raises the payment to `due` bytes. Where the group has no room, waits or refuses as the group's
+/// options say. Pays nothing where `is_due` says that the bytes are no longer needed.
 pub fn insist(
     call: Call,
     paid: &mut Prepaid<'_>,

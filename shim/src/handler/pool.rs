@@ -1,4 +1,4 @@
-//! Stream-ordered allocation and memory pools.
+//! Stream-ordered allocation (`cuMemAllocAsync`) and memory pools.
 
 use std::time::Instant;
 
@@ -22,9 +22,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
-/// `cuMemAllocAsync`: Takes from the current pool of the stream's device. Charges, before the call,
-/// the most by which the pool may grow, in steps of 32 MiB. Uncharges after it the part by which
-/// the pool did not grow.
+/// `cuMemAllocAsync`: Allocates from the current memory pool of the stream's device. Charges,
+/// before the call, the most by which the pool may grow, in steps of 32 MiB. Uncharges, after the
+/// call, the part by which the pool did not grow.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -40,8 +40,8 @@ pub fn alloc(
     }
 }
 
-/// Returns the current pool of the device that runs the work in `stream`; `None` where the stream
-/// or the pool is unknown.
+/// Returns the current memory pool of the device that runs the work in `stream`; `None` where the
+/// stream or the pool is unknown to gpulimit.
 #[inline(always)]
 fn current_pool(
     call: Call,
@@ -54,8 +54,8 @@ fn current_pool(
     Ok(device.current_pool()?.map(|pool| (device, pool)))
 }
 
-/// `cuMemAllocFromPoolAsync`: Charged like `cuMemAllocAsync`, on the device of the pool instead of
-/// the stream's.
+/// `cuMemAllocFromPoolAsync`: Charged like `cuMemAllocAsync`, but on the device of the pool, which
+/// may differ from the stream's device.
 pub fn alloc_from(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, MemPool, Stream) -> Status,
@@ -82,8 +82,8 @@ pub fn alloc_from(
     }
 }
 
-/// Remembers an allocation of a managed pool. An allocation that becomes a node of a graph is
-/// memory of the graph instead.
+/// Remembers an allocation from a managed pool. A captured allocation becomes a node of a graph:
+/// its memory belongs to the graph instead.
 fn note_managed(
     call: Call,
     pool: &'static Pool,
@@ -99,8 +99,8 @@ fn note_managed(
     }
 }
 
-/// Returns the device of a pool that no hook has seen being made, if it is the default or current
-/// pool of a device. The driver hands these pools out whenever a program asks for them.
+/// Returns the device of a pool that was made without a hook, if it is the default or current pool
+/// of a device. The driver hands out default and current pools whenever a program asks for them.
 fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
@@ -114,8 +114,8 @@ fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
 }
 
 /// Allocates where the pool (`None`: the current pool of the stream's device) or the stream is
-/// unknown. Charges, before the call, the growth that any pool could need on every device in use.
-/// Asks the driver about the pool after it has allocated.
+/// unknown to gpulimit. Charges, before the call, the growth that any pool could need on every
+/// device in use. Asks the driver about the pool after the allocation.
 #[cold]
 fn allocate_unknown(
     call: Call,
@@ -158,7 +158,8 @@ fn allocate_unknown(
         };
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
-                // Memory of an uncounted pool counts as the driver's part.
+                // Memory of a pool that gpulimit does not count by itself is measured, as memory of
+                // the driver.
                 device.measure();
             }
             drop(charged);
@@ -183,7 +184,7 @@ fn allocate_unknown(
     }
 }
 
-/// The place where a pool has its memory.
+/// The kind of memory that a pool consists of.
 #[derive(Clone, Copy)]
 enum Kind {
     Device,
@@ -191,7 +192,7 @@ enum Kind {
     Host,
 }
 
-/// Returns the device of a new allocation, and the place where it lies.
+/// Returns the device of the new allocation at `address`, and the kind of its memory.
 fn place(address: DevicePtr) -> Option<(Ordinal, Kind)> {
     let ask = |attribute| {
         let mut value = 0;
@@ -218,11 +219,12 @@ fn allocate(
     stream: Stream,
     real: impl Real,
 ) -> Status {
-    /// More than any driver hands out; the sum of two such sizes does not overflow.
+    /// A size in bytes that is larger than any allocation. The sum of two such sizes does not
+    /// overflow.
     const TOO_MUCH: u64 = 1 << 48;
     let bytes = bytesize as u64;
     let may_hold = match pool.managed {
-        // Managed memory may be larger than the GPU.
+        // Managed memory may be larger than the GPU's memory.
         true => (1..TOO_MUCH).contains(&bytes),
         false => device.may_hold(bytes),
     };
@@ -256,13 +258,14 @@ struct Allocation {
     bytes: u64,
     dptr: Out<DevicePtr>,
     stream: Stream,
-    /// The mark of measurements when the allocation began (`Process::mark`).
+    /// The number of measurements that the process had made when the allocation began
+    /// (`Process::mark`).
     mark: u64,
 }
 
 impl Allocation {
-    /// Runs `real`, whose growth is paid. Returns its status, and whether everything that the pool
-    /// has now is paid.
+    /// Runs `real`, the driver's function, for which the pool's possible growth is paid. Returns
+    /// the driver's status, and whether all memory that the pool has afterwards is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -275,8 +278,9 @@ impl Allocation {
         (status, whole)
     }
 
-    /// Allocates where the headroom does not suffice. `made` is the status if `real` has already
-    /// run, and the pool has grown by more than was paid.
+    /// Allocates where the pool's headroom (bytes charged ahead of its growth) does not suffice.
+    /// `made` is the driver's status if `real` has already run and the pool has grown by more than
+    /// was paid.
     #[cold]
     #[inline(never)]
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
@@ -296,7 +300,7 @@ impl Allocation {
         let growth = growth(bytes);
         let mut tries = 0;
         // The driver opens files when a pool gets its first memory (measured, H200, 580.159). A
-        // cancelled thread would end there.
+        // cancelled thread would end there, so cancellation is put off.
         let mut undisturbed = None;
         loop {
             let status = match made.take() {
@@ -315,28 +319,28 @@ impl Allocation {
                 return Ok(status);
             }
             tries += 1;
-            // A managed pool keeps memory that it was given: another try would not learn what this
-            // one has.
+            // A managed pool keeps the memory of an allocation that was undone, so a second try
+            // would not show how much memory the first one took.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
-            // Waits for room for the growth and for the headroom after it. The room is not kept for
-            // this thread: another one may take it first.
+            // Waits for room for the pool's growth and for new headroom after it. The room is not
+            // kept for this thread: another thread may take it first.
             let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
             }
-            // The first retry is made at once: memory that the driver has given back meanwhile may
-            // suffice.
+            // The first retry is made without waiting: memory that the driver has given back
+            // meanwhile may suffice.
         }
     }
 }
 
-/// The most times that an allocation is made and undone because other requests took the room for
-/// its headroom.
+/// The most times that one allocation is made and undone because other requests took the room for
+/// the pool's headroom.
 const TRIES: u32 = 16;
 
-/// Pays for the possible growth of an allocation where the headroom does not suffice.
+/// Pays for the growth that an allocation may cause, where the pool's headroom does not suffice.
 #[cold]
 fn pay(
     call: Call,
@@ -357,12 +361,13 @@ fn pay(
     if capturing(call.symbol, stream) {
         return Err(Aside::Node);
     }
-    // The group is full. Calls of other threads may hold the headroom until they end.
+    // The group is full. Calls of other threads may have reserved the pool's headroom until they
+    // end, so wait for them.
     if paid(Some(until)) {
         return Ok(());
     }
-    // Memory that the pool gives back makes room for its growth. Twice as much, so that the next
-    // request of this size finds room at once.
+    // Memory that the pool gives back to the GPU makes room for its growth. The pool gives back
+    // twice the growth, so that the next request of this size finds room at once.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());
@@ -370,7 +375,8 @@ fn pay(
     if pool.borrow(growth) {
         return Ok(());
     }
-    // The pool can give back only memory that no work under way uses.
+    // The pool can give back only memory that is not in use by work on the GPU, so wait for the
+    // work in this stream.
     if pool.unused() >= growth {
         await_work(call.symbol, stream, until);
     }
@@ -381,8 +387,8 @@ fn pay(
     Ok(())
 }
 
-/// Concludes an allocation that has made the pool grow. Returns true if the growth and a new
-/// headroom can be paid; otherwise undoes the allocation.
+/// Concludes an allocation that has made the pool grow. Returns true if the growth and new headroom
+/// can be paid; otherwise undoes the allocation and returns false.
 #[cold]
 fn settle_growth(
     device: &'static Device,
@@ -393,7 +399,7 @@ fn settle_growth(
 ) -> bool {
     let _growth = Growth(pool);
     device.renew(mark);
-    // In a full group a managed pool may stay without headroom while it lies within memory that it
+    // In a full group a managed pool may go without headroom as long as it uses only memory that it
     // had before.
     let within = pool.managed && !pool.has_overrun();
     let ahead = |short| {
@@ -407,7 +413,8 @@ fn settle_growth(
     stays
 }
 
-/// Undoes an allocation. The pool keeps the memory, charged, while work on its stream is under way.
+/// Undoes an allocation from a pool. The memory stays in the pool, and stays charged, until the
+/// work in the stream has ended.
 fn take_back(
     symbol: &str,
     device: &Device,
@@ -471,8 +478,9 @@ pub fn create(
     status
 }
 
-/// Enters a pool of managed memory. It is charged on the device that its location names, else on
-/// the current device, else on the first: that GPU may come to hold all of it.
+/// Records a pool of managed memory. The pool is charged on the device that its location names,
+/// else on the current device, else on the first device: the GPU that is charged may come to hold
+/// all of the pool.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);
@@ -480,7 +488,7 @@ fn enter_managed(call: Call, pool: MemPool, location: Location) {
 }
 
 /// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: Charges nothing. Remembers the device and the kind
-/// of memory of a pool that the driver made by itself.
+/// of memory of a pool that the program did not create.
 pub fn find(
     call: Call,
     real: &dyn Real,
@@ -501,15 +509,17 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: Uncharges the pool after the call. Memory that is still in use stays charged
-/// until a measurement finds it gone.
+/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. Memory of the pool that is still
+/// in use stays charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still use the entry of this pool.
+    // Other threads may still use gpulimit's record of this pool, so it is marked as retired: then
+    // no thread asks the driver about the pool.
     if let Some(known) = known {
         known.retire();
     }
-    // Done before the call, because the driver may give the handle to another pool at once.
+    // The pool is noted as destroyed before the driver's call, because the driver may give its
+    // handle to another pool at once.
     if known.is_some() {
         call.process.pools.note_destroyed(pool);
     }
@@ -544,14 +554,15 @@ pub fn trim(call: Call, real: &dyn Real) -> Status {
 }
 
 /// `cuMemPoolSetAttribute`: Charges nothing. With a lower release threshold the pool shrinks at the
-/// next synchronise call, which checks it.
+/// next synchronise call; that call's hook uncharges the memory.
 pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
     let status = real.call();
     call.process.pools.touch();
     status
 }
 
-/// `cuDeviceSetMemPool`: Charges nothing. The next allocation asks which pool is current.
+/// `cuDeviceSetMemPool`: Charges nothing. The hook of the next allocation asks the driver which
+/// pool is current.
 pub fn set_current(call: Call, real: &dyn Real, device: Ordinal) -> Status {
     let status = real.call();
     forget_current(call, device);

@@ -1,8 +1,8 @@
-//! The lists of processes that use a GPU, reduced to the members of the group. The figures are the
-//! driver's own.
+//! The lists of processes that NVML returns for a GPU, reduced to the members of the group. The
+//! memory figures in these lists are the driver's own.
 //!
-//! The driver writes its whole list into a buffer of the library, so the program's buffer needs
-//! room for the group's part only.
+//! The driver writes its whole list into a buffer of gpulimit, so the program's buffer needs room
+//! for the members of the group only.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 
@@ -14,14 +14,14 @@ use crate::driver::figures::{self, Listed};
 use crate::handler::Call;
 use crate::handler::view;
 
-/// Returns the members of the group; `None` where the device has no limit, so that the program gets
-/// the whole list.
+/// Returns the members of the group. Returns `None` where the group has no limit on the device: the
+/// program then gets the driver's whole list of processes.
 fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     let member = call.process.member().ok()?;
     if view::is_unlimited(call, device) {
         return None;
     }
-    // The ledger also lists ended members whose memory the driver still holds.
+    // The ledger's list includes members that have ended and whose memory the driver still holds.
     let processes = member.ledger().processes(&figures::ProcessList);
     Some(
         processes
@@ -31,8 +31,8 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Fetches the list by `fetch` and writes the members' part to `infos`, if there is `room` for all
-/// of it. Returns the number of these entries.
+/// Fetches the driver's list of processes by `fetch` and writes the entries of the group's members
+/// to `infos`, if there is `room` for all of these entries. Returns their number.
 fn filter<T: Listed>(
     members: &[Identity],
     fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
@@ -53,14 +53,14 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Checks that the function that the program calls accepts its device, before other functions get
-/// that device.
+/// Checks that the NVML function that the program calls accepts the device handle, before gpulimit
+/// passes that handle to other NVML functions.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
 
-/// Answers as NVML does: success where the list fits into `room`, else an error. `tell` gets the
-/// number of entries in both cases.
+/// Returns the status that NVML would return: success where the list of processes fits into `room`,
+/// else an error. `tell` gets the number of entries in both cases.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {
@@ -75,7 +75,7 @@ fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Statu
     }
 }
 
-/// Lists only the group's processes, with the driver's own figures.
+/// Lists only the processes of the group that use the GPU, with the driver's own figures.
 pub fn list<T: Listed>(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<T>) -> Status,
@@ -84,8 +84,8 @@ pub fn list<T: Listed>(
     infos: Out<T>,
 ) -> Status {
     let room = match count.read() {
-        // The driver answers a call without a buffer by itself, unless the program asks for the
-        // number of entries only.
+        // For a call without a buffer the driver gives its own answer, unless the program asks for
+        // the number of entries only.
         Some(room) if room == 0 || !infos.is_null() => room,
         _ => return real(device, count, infos),
     };
@@ -100,8 +100,8 @@ pub fn list<T: Listed>(
     answer(kept, room, |number| count.write(number))
 }
 
-/// Lists only the group's processes, with the driver's own figures. In early drivers of version 535
-/// the entries have the layout of `NvmlProcessDetail`.
+/// Lists only the processes of the group that use the GPU, with the driver's own figures. In early
+/// drivers of version 535 the list entries have the layout of `NvmlProcessDetail`.
 pub fn list_v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,
@@ -116,8 +116,8 @@ pub fn list_v3(
     list(call, real, device, count, infos.cast())
 }
 
-/// `nvmlDeviceGetRunningProcessDetailList`: Lists only the group's processes, with the driver's own
-/// figures.
+/// `nvmlDeviceGetRunningProcessDetailList`: Lists only the processes of the group, with the
+/// driver's own figures.
 pub fn details(
     call: Call,
     real: impl Fn(NvmlDevice, Out<NvmlProcessDetailList>) -> Status,

@@ -1,4 +1,4 @@
-//! Questions to the driver about the streams that calls are given.
+//! Queries of the driver about the streams that a program passes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
@@ -13,32 +13,35 @@ use crate::account::handles::Kind;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 
-/// The pause between two queries of a stream whose work a request waits for.
+/// The pause between two queries of the driver whether the work in a stream has ended.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
-/// Returns whether stream 0 means the thread's own stream to this function.
+/// Returns whether stream handle 0 means the calling thread's own stream in the driver function
+/// `symbol`.
 pub fn own_stream(symbol: &str) -> bool {
     symbol.ends_with("_ptsz")
 }
 
-/// The handle that means the thread's own stream to every function.
+/// The stream handle that means the calling thread's own stream in every driver function.
 const PER_THREAD: Stream = 2;
 
 thread_local! {
-    /// A number that only this thread of the process ever has; not 0.
+    /// A number that identifies this thread in the process: it is never given to another thread,
+    /// and never 0.
     static THREAD: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
     };
 }
 
-/// Returns whether the stream is known, so that the driver may be asked about it.
+/// Returns whether gpulimit knows the stream. The driver may crash on an invalid handle, so
+/// gpulimit asks it only about streams that it knows.
 pub fn is_known(stream: Stream) -> bool {
     stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)
 }
 
-/// Returns the identity of a stream, also where several streams share a handle; `None` on drivers
-/// before CUDA 12, and for an unknown stream.
+/// Returns an identity of the stream that is unique even where several streams share a handle;
+/// `None` on drivers before CUDA 12, and for a stream that gpulimit does not know.
 pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     if !is_known(stream) {
         return None;
@@ -56,8 +59,9 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits until the work of the stream ends, at most to `until`: that work may itself wait for
-/// something that this thread does later. Returns at once for an unknown stream.
+/// Waits until the work in the stream ends, but at most until the time `until`: the work may itself
+/// wait for something that this thread does later. Returns at once for a stream that gpulimit does
+/// not know.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     if !is_known(stream) {
         return;
@@ -75,12 +79,14 @@ pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     }
 }
 
-/// Returns whether `stream` is being captured into a graph; false for an unknown stream.
+/// Returns whether `stream` is being captured into a graph; false for a stream that gpulimit does
+/// not know.
 pub fn capturing(symbol: &str, stream: Stream) -> bool {
     is_known(stream) && is_capturing(symbol, stream)
 }
 
-/// Returns the same as [`capturing`], for a stream that the driver has just accepted.
+/// Returns whether `stream` is being captured into a graph. The driver must have accepted the
+/// stream before.
 pub fn is_capturing(symbol: &str, stream: Stream) -> bool {
     let mut state = CAPTURE_STATUS_NONE;
     let asked = match own_stream(symbol) {

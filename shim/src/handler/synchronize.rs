@@ -1,9 +1,9 @@
-//! Synchronise calls. The driver gives back, inside them, memory that pools hold above their
-//! release threshold.
+//! The driver's synchronise calls. During these calls the driver gives back memory that pools hold
+//! above their release threshold.
 //!
-//! These calls may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends in
-//! them (measured, H200, 580.159). So the exports call the driver first, and the handlers run after
-//! it.
+//! A synchronise call may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread
+//! ends in it (measured, H200, 580.159). So the exported functions call the driver first, and the
+//! handlers run after the driver's call.
 
 use crate::handler::Call;
 
@@ -13,14 +13,14 @@ fn synchronized(call: Call, all: bool) {
 }
 
 /// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges, after the call, the memory that pools no
-/// longer reserve. Asks the driver about the pools only where memory was allocated or freed since
-/// the last time.
+/// longer reserve. Asks the driver about the pools only where memory was allocated from them or
+/// freed since the last synchronise call.
 pub fn work(call: Call) {
     synchronized(call, false);
 }
 
-/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. After it no
-/// work is left that could let pools shrink later.
+/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. After this call
+/// no work is left on the GPU that could let pools shrink later.
 pub fn all_work(call: Call) {
     synchronized(call, true);
 }

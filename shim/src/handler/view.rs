@@ -1,7 +1,9 @@
-//! Questions about the amount of memory, answered with the group's figures.
+//! The driver functions that return an amount of GPU memory (`cuMemGetInfo`, NVML), answered with
+//! the group's figures.
 //!
-//! The total is the smallest limit of the group and the groups above it; free is the amount that
-//! this process could still get. The answer is never larger than the driver's own.
+//! As the total, gpulimit returns the smallest limit of the group and the groups above it; as free,
+//! the amount that this process could still get. Neither is ever larger than the driver's own
+//! figure.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -26,15 +28,15 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
     status
 }
 
-/// `cuMemGetInfo`: Like `cuMemGetInfo_v2`, with 32 bits; larger figures become the largest 32-bit
-/// number.
+/// `cuMemGetInfo`: Answered like `cuMemGetInfo_v2`, with 32-bit figures; a larger figure becomes
+/// the largest 32-bit number.
 pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
     let status = real.call();
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
-        // The driver's own answer may be the lower half of a larger number, so the 64-bit function
-        // is asked.
+        // Asks the 64-bit function for the driver's figures, because the 32-bit function may return
+        // only the lower half of a larger number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
             free.write(clamp_v1(device.book.free().min(real_free as u64)));
@@ -55,8 +57,8 @@ pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: 
     status
 }
 
-/// `cuDeviceTotalMem`: Like `cuDeviceTotalMem_v2`, with 32 bits; larger figures become the largest
-/// 32-bit number.
+/// `cuDeviceTotalMem`: Answered like `cuDeviceTotalMem_v2`, with a 32-bit figure; a larger figure
+/// becomes the largest 32-bit number.
 pub fn device_total_mem_v1(
     call: Call,
     real: &dyn Real,
@@ -75,7 +77,7 @@ pub fn device_total_mem_v1(
     status
 }
 
-/// Returns the device with its limit; `None` if it has no limit.
+/// Returns the device with the group's limit on it; `None` if the group has no limit on the device.
 fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
     let device = device.ok()?;
     let max = device.book.max();
@@ -90,18 +92,19 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Returns the group's total and used bytes on the device behind an NVML handle; `None` where no
-/// limit applies to it. `total` is the driver's figure for the whole device, in bytes.
+/// Returns the group's limit and its used bytes on the device behind an NVML handle; `None` where
+/// no limit applies to the device. `total` is the driver's figure for the memory of the whole
+/// device, in bytes.
 fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
-    // A GPU that is divided by MIG has no limit of its own: limits apply to its instances, which
-    // have handles of their own.
+    // A GPU that is divided by MIG has no limit of its own: limits apply to its MIG instances,
+    // which have NVML handles of their own.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }
     let member = call.process.member().ok()?;
-    // A limit in percent is a share of the memory that CUDA shows, which excludes the driver's
-    // reserved part.
+    // A limit in percent is a share of the memory that CUDA shows, and CUDA does not show the
+    // driver's reserved part.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
@@ -116,7 +119,8 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
     (max < total).then(|| (max, member.charged(&member_device).min(max)))
 }
 
-/// Returns true only where the device behind an NVML handle certainly has no limit.
+/// Returns true only where the device behind an NVML handle certainly has no limit; false where
+/// that is unknown.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
@@ -124,7 +128,8 @@ pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
         && total_and_used(call, device, memory.total).is_none()
 }
 
-/// `nvmlDeviceGetMemoryInfo`: Returns the group's figures; total = free + used.
+/// `nvmlDeviceGetMemoryInfo`: Returns the group's limit as total, and the group's usage as used;
+/// total = free + used.
 pub fn nvml_memory_info(
     call: Call,
     real: &dyn Real,
@@ -144,8 +149,9 @@ pub fn nvml_memory_info(
     status
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's figures; total = reserved + free + used.
-/// Reserved is 0, because the driver's reserved part is outside of the group's limit.
+/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's limit as total, and the group's usage as used;
+/// total = reserved + free + used. Reserved is 0, because the driver's reserved part is outside of
+/// the group's limit.
 pub fn nvml_memory_info_v2(
     call: Call,
     real: &dyn Real,

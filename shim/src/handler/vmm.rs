@@ -1,5 +1,5 @@
-//! Virtual memory management. `cuMemCreate` takes physical memory, which lives as long as a handle
-//! or a mapping of it.
+//! Virtual memory management (`cuMemCreate`, `cuMemMap`). `cuMemCreate` takes physical memory,
+//! which stays taken as long as a handle or a mapping of it exists.
 
 use gpulimit_ledger::Category;
 
@@ -17,8 +17,8 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt, size_on};
 
-/// `cuMemCreate`: Charges whole blocks before the call, on the device that the properties name,
-/// whichever context is current.
+/// `cuMemCreate`: Charges whole blocks before the call, on the device that the allocation's
+/// properties name, whichever context is current.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -54,7 +54,7 @@ pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status 
     end(call, || vmm.releasing(handle, take_from_book(call)), real)
 }
 
-/// `cuMemMap`: Charges nothing. The memory now lives as long as the mapping, too.
+/// `cuMemMap`: Charges nothing. From now on the memory also lives as long as the mapping.
 pub fn map(
     call: Call,
     real: &dyn Real,
@@ -79,7 +79,7 @@ pub fn unmap(call: Call, real: &dyn Real, ptr: DevicePtr, size: usize) -> Status
     end(call, announce, real)
 }
 
-/// `cuMemRetainAllocationHandle`: Charges nothing. The same handle has one reference more.
+/// `cuMemRetainAllocationHandle`: Charges nothing. The memory's handle gets one more reference.
 pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(handle)) = (status, handle.read()) {
@@ -88,11 +88,11 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
     status
 }
 
-/// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared: another process may
-/// hold it after its last handle and mapping here are gone.
+/// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
+/// process may hold it after its last handle and mapping in this process are gone.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Done before the call, because another thread may release the memory as soon as the descriptor
-    // exists.
+    // The memory is marked as shared before the driver's call, because another thread may release
+    // the memory as soon as the file descriptor exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -101,12 +101,13 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     real.call()
 }
 
-/// `cuMemImportFromShareableHandle`: Charges nothing, because the exporter is charged. This process
-/// is charged once NVML shows the memory as its own.
+/// `cuMemImportFromShareableHandle`: Charges nothing, because the memory is charged to the process
+/// that exported it. The process that imports the memory is charged once NVML shows it as that
+/// process's own.
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
-        // The driver may have handed out a known handle again.
+        // The driver may have returned a handle that gpulimit already knows.
         && !call.process.vmm.retained(imported, put_into_book(call))
         && let Some(device) = location(imported)
     {
@@ -115,7 +116,7 @@ pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
     status
 }
 
-/// Returns the GPU of an allocation.
+/// Returns the GPU on which the allocation behind `handle` lies.
 fn location(handle: AllocationHandle) -> Option<Ordinal> {
     // `CUmemAllocationProp` is twice as large as `AllocationProp`.
     let mut prop = [AllocationProp::default(); 2];
@@ -124,9 +125,9 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function for memory that the call under way may free. It takes the memory out of the
-/// book before the call, so that a measurement during the call does not find the driver's part too
-/// small.
+/// Returns a function for memory that the driver's call may free. That function takes the memory
+/// out of this process's book before the call. Otherwise a measurement during the call would count
+/// too little memory as the driver's own.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -135,7 +136,8 @@ fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Returns a function that puts memory back into the book after a call that did not free it.
+/// Returns a function that puts memory back into this process's book after a driver call that did
+/// not free the memory.
 fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -144,12 +146,13 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Runs `real`, which may end allocations. `announce` takes them out of the account.
+/// Runs `real`, a driver function that may end allocations. Before the call, `announce` takes these
+/// allocations out of the account.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // For shared memory: the bytes of the GPU that NVML attributes to no process, before the call.
-    // Growth of this figure shows that other processes still hold the memory.
+    // The bytes of the GPU that NVML attributes to no process, before the call; asked only for
+    // shared memory. If this figure grows during the call, other processes still hold the memory.
     let left = announced
         .leaving
         .and_then(|at| call.process.device(at).ok());

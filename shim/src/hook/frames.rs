@@ -1,18 +1,18 @@
-//! Finds where on the stack the program's call into this library began, however many frames of the
-//! library lie above that.
+//! Finds the place on the stack where the program called into `libgpulimit.so`, however many frames
+//! of `libgpulimit.so` the stack holds since then.
 //!
-//! All functions of the library begin their frames with the caller's frame pointer and the return
-//! address (`.cargo/config.toml`). So the frames form a linked list, which this module follows to
-//! the first return address outside of the library.
+//! All functions of `libgpulimit.so` begin their frames with the caller's frame pointer and the
+//! return address (`.cargo/config.toml`). So the frames form a linked list, which this module
+//! follows to the first return address outside of `libgpulimit.so`.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
-/// Returns the stack pointer that the caller of this library had; 0 where the library was built
-/// without frame pointers. On aarch64, returns the end of the first frame's record instead; parts
-/// of that frame may lie above it. The only effect is that a jump out of a hook may go unnoticed
-/// there.
+/// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 where
+/// `libgpulimit.so` was built without frame pointers. On aarch64, returns the end of the record at
+/// which the first frame's pointer points instead; parts of that frame may lie above the record.
+/// The only effect on aarch64 is that a jump out of a hook may go unnoticed in these parts.
 #[inline(never)]
 pub fn start_of_library_frames() -> usize {
     if !cfg!(frame_pointers) {
@@ -26,7 +26,8 @@ pub fn start_of_library_frames() -> usize {
         #[cfg(target_arch = "aarch64")]
         asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags));
     }
-    // The loop ends: the function that first called into the library lies outside of it.
+    // The loop ends: the function that called into `libgpulimit.so` lies in the program or another
+    // library.
     loop {
         // SAFETY: `frame` is the record of a frame of this library, which begins with the caller's
         // frame pointer and the return address: first of this function, then of each caller in the
@@ -39,7 +40,7 @@ pub fn start_of_library_frames() -> usize {
     }
 }
 
-/// Returns whether the code at this address belongs to this library.
+/// Returns whether the code at the address `at` belongs to `libgpulimit.so`.
 fn is_of_library(at: usize) -> bool {
     let base = |address: *const std::ffi::c_void| {
         // SAFETY: `Dl_info` is plain data, for which zero bytes are valid.
@@ -63,8 +64,9 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// The observations of the test in calls by the C library: where the frames of this library
-    /// began, as found at once and from further down, and the address of a local variable.
+    /// The addresses that the test records in a callback from the C library: the start of the
+    /// frames of this library, as found in the callback and in functions further down the stack,
+    /// and the address of a local variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]
@@ -98,7 +100,7 @@ mod tests {
         let [at_once, from_further_down, here] = SEEN.lock().expect("no panic").expect("called");
         assert_eq!(at_once, from_further_down);
         assert!(at_once < outside, "{at_once:#x} {outside:#x}");
-        // The difference is one small frame of the library.
+        // Only one small frame lies between the start of the frames and the local variable.
         assert!(at_once.abs_diff(here) < 500, "{here:#x} {at_once:#x}");
         if cfg!(target_arch = "x86_64") {
             assert!(here < at_once, "{here:#x} {at_once:#x}");

@@ -1,16 +1,16 @@
 //! The re-entrancy guard: a driver call that the driver or gpulimit makes from inside a hook goes
 //! straight to the driver.
 //!
-//! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted it; no code
-//! of the hook runs then. So the guard does not store a flag, but the address of a word in the
-//! stack frame of the hook that the thread is in. A call from further up the stack cannot be inside
-//! that hook. A call from further down is inside it if the word still holds its own address and
-//! lies above the place where this call entered the library. Otherwise the hook was abandoned, and
-//! the call is treated like any other.
+//! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted the hook;
+//! the hook then runs no code at its end. So the guard does not store a flag, but the address of a
+//! word in the stack frame of the hook that the thread is in. A call from further up the stack
+//! cannot be inside that hook. A call from further down the stack is inside that hook if the word
+//! still holds its own address and lies above the place where the call entered `libgpulimit.so`.
+//! Otherwise the program has left the hook, and the call is handled like any other call.
 //!
-//! On another stack (of a signal handler or a fiber) this comparison shows nothing. The call goes
-//! straight to the driver there, because the interrupted hook may hold a lock for which the call
-//! would wait for ever.
+//! On another stack (of a signal handler or a fiber) the comparison of stack addresses shows
+//! nothing. A driver call from there goes straight to the driver, because the interrupted hook may
+//! hold a lock for which the call would wait for ever.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -19,22 +19,23 @@ use std::mem::MaybeUninit;
 #[cfg(not(test))]
 use super::frames::start_of_library_frames;
 
-/// In unit tests the program and the library are one object, which has no boundary on the stack.
+/// In unit tests the program and gpulimit are one object, so the stack has no boundary between
+/// them.
 #[cfg(test)]
 fn start_of_library_frames() -> usize {
     0
 }
 
-/// The number of words that a hook sets aside in its frame: half a KiB.
+/// The number of words that a hook sets aside in its stack frame: 64 words, half a KiB.
 const ROOM: usize = 64;
 
 thread_local! {
-    /// The address of a word in the frame of the hook that this thread is in, which holds its own
-    /// address; 0 outside of hooks.
+    /// The address of the guard's word in the frame of the hook that this thread is in; 0 outside
+    /// of hooks. The word holds its own address.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Marks the thread as outside of hooks when it is dropped, also by a panic.
+/// Marks the thread as outside of hooks when this value is dropped, also by a panic.
 struct Inside<'a>(&'a Cell<usize>);
 
 impl Drop for Inside<'_> {
@@ -44,14 +45,15 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. Returns `None` without running it where the thread is
-/// inside a hook already, or where the thread is ending and its thread-local variables are gone.
+/// Runs `work` as a hook of this thread. Returns `None` without running `work` where the thread is
+/// already inside a hook, or where the thread is ending and its thread-local variables are gone.
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
-    // The work runs inside `try_with`, so that the thread-local variable is looked up once.
+    // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The guard uses the lowest word of this room. The frames of calls that the program makes
-        // later, from a little further down, then lie below it, and do not overwrite it by chance.
+        // The guard uses the lowest word of `room`. After a jump out of the hook, the program may
+        // make a call from a little further down the stack. That call then enters `libgpulimit.so`
+        // above the guard's word, which shows that the program has left the hook.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
         let here = word.expose_provenance();
@@ -68,8 +70,8 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     done.unwrap_or(None)
 }
 
-/// Returns whether the hook whose word is at `before` was left without its end, as seen from a call
-/// whose word would be at `here`. Stacks grow downwards.
+/// Returns whether the program has left the hook whose word is at `before` by a jump, as seen from
+/// a call whose word would be at `here`. Stacks grow downwards.
 #[cold]
 fn is_abandoned(before: usize, here: usize) -> bool {
     if here < before {
@@ -78,15 +80,15 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // Frames of the library differ in size: the word may lie inside the frames of this very
-        // call, in a place that has not been overwritten yet.
+        // Frames of `libgpulimit.so` differ in size: the word of the earlier hook may lie inside
+        // the frames of this call, where no code has overwritten it yet.
         return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
 }
 
-/// Returns whether this thread runs a signal handler on an alternate signal stack, and `before`
-/// lies on another stack.
+/// Returns whether this thread runs a signal handler on an alternate signal stack, and the address
+/// `before` lies on another stack.
 fn is_on_signal_stack(before: usize) -> bool {
     // SAFETY: `stack_t` consists of integers and a pointer, for which zero is valid.
     let mut stack: libc::stack_t = unsafe { std::mem::zeroed() };
@@ -98,15 +100,15 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Returns whether every page between the two addresses can be read. That holds where both lie on
-/// one stack; an unreadable page lies below every other stack.
+/// Returns whether every page between the addresses `before` and `here` can be read. That is so
+/// where both addresses lie on one stack; below every other stack lies a page that cannot be read.
 fn is_one_stack(before: usize, here: usize) -> bool {
     const PAGE: usize = 4096;
     const LARGEST: usize = 64 << 20;
     here - before <= LARGEST && (before..here).step_by(PAGE).all(is_readable)
 }
 
-/// Returns whether a word can be read at this address.
+/// Returns whether a word can be read at `address`.
 fn is_readable(address: usize) -> bool {
     // SAFETY: the kernel writes nothing. It reads a signal set at `address` if it can, and then
     // fails with `EINVAL`, because -1 is no valid operation; where it cannot read, it fails with
@@ -144,7 +146,7 @@ mod tests {
         assert_eq!(alone(|| 7), Some(7));
     }
 
-    /// Runs `run` so far down the stack that later frames do not reach its own.
+    /// Runs `run` so far down the stack that later calls do not overwrite the frame of `run`.
     #[inline(never)]
     fn far_down<T>(run: impl FnOnce() -> T) -> T {
         let room = std::hint::black_box([0u8; 1 << 16]);
@@ -157,7 +159,7 @@ mod tests {
     fn an_abandoned_hook_does_not_count() {
         let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
         assert_ne!(place, 0);
-        // This is the state after a jump out of the hook.
+        // Sets the guard to the state that a jump out of the hook leaves.
         INSIDE.set(place);
         assert_eq!(alone(|| 7), Some(7), "from further up");
         let mut word = MaybeUninit::<usize>::uninit();
@@ -168,10 +170,11 @@ mod tests {
             INSIDE.set(there);
             assert_eq!(far_down(|| alone(|| 7)), answer, "from further down");
         }
-        // The stack of the abandoned hook is unmapped.
+        // The word of the abandoned hook lies in an unmapped page: its stack is gone.
         INSIDE.set(usize::MAX & !0xfff);
         assert_eq!(alone(|| 7), Some(7));
-        // The other stack lies far below, with unmapped pages in between.
+        // The word of the hook lies on another stack, far below this stack, with unmapped pages in
+        // between.
         INSIDE.set(4096);
         assert_eq!(alone(|| 7), None);
         INSIDE.set(0);

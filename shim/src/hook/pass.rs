@@ -1,16 +1,16 @@
-//! The fast path of launches: a tail jump to the driver on x86-64. On other architectures the
-//! export calls the driver after the same lookup.
+//! The fast path of kernel and graph launches: a tail jump to the driver on x86-64. On other
+//! architectures the exported function looks up the handle in the same table and calls the driver.
 //!
-//! An ordinary function would push the eleven arguments of a launch once more. So the exports of
-//! launches are naked functions. They look the handle up in the table of recent launches, using
-//! only registers that hold no argument, and jump to the driver's function with all arguments in
-//! place. No stack frame of the library is on the stack then. The ordinary function handles
-//! launches whose handle is not in the table, and all launches before the driver's address is
-//! known.
+//! An ordinary function would push the eleven arguments of a launch once more. So the exported
+//! functions for launches are naked functions. They look up the handle in the table of recent
+//! launches, using only registers that hold no argument, and jump to the driver's function with all
+//! arguments in place. During the driver's call the stack then holds no frame of `libgpulimit.so`.
+//! An ordinary function handles launches whose handle is not in the table, and all launches before
+//! the driver's address is known.
 
-/// The body of a naked export. `$handle` is the register of the handle, `$others` the ordinary
-/// function, `$at` the index of the driver's function in `$addresses`. A handle of 0 matches an
-/// empty place of the table, so the driver answers it.
+/// The body of a naked exported function. `$handle` is the register that holds the handle,
+/// `$others` the ordinary function, `$at` the index of the driver's function in `$addresses`. A
+/// handle of 0 equals an empty place of the table, so the driver gets the call and answers it.
 macro_rules! pass {
     ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(

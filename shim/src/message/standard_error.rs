@@ -1,8 +1,8 @@
-//! Writes to standard error without waiting and without a signal to the program.
+//! Writes to standard error without waiting and without sending a signal to the program.
 //!
 //! The file behind descriptor 2 belongs to the program and may be shared with other processes, so
-//! its flags must not change: `O_NONBLOCK` would apply to all of them. Each kind of file has its
-//! own call that returns at once:
+//! gpulimit must not change its flags: `O_NONBLOCK` would apply to all of these processes. For each
+//! kind of file there is a call that returns at once:
 //!
 //! | file | call |
 //! |---|---|
@@ -11,12 +11,12 @@
 //! | terminal | `write` to a separate open file description with `O_NONBLOCK` |
 //! | any other | `write` |
 //!
-//! Where the system lacks or forbids these calls, the library uses `poll` and then `write`. Such a
-//! write waits only if another process fills the pipe in between, or the terminal has room for only
-//! a part of the line.
+//! Where the system lacks or forbids these calls, gpulimit uses `poll` and then `write`. Such a
+//! write waits only if another process fills the pipe after `poll`, or the terminal has room for
+//! only a part of the line.
 //!
-//! All system calls are made directly, because the C library's functions of these names are
-//! cancellation points.
+//! All system calls are made directly, because a cancelled thread may end in the C library's
+//! functions of the same names.
 #![allow(unsafe_code)]
 
 use gpulimit_base::held_signals;
@@ -30,10 +30,11 @@ const DESCRIPTOR: c_int = libc::STDERR_FILENO;
 /// The path of this process's descriptor 2, by which the same file can be opened again.
 const SELF: &CStr = c"/proc/self/fd/2";
 
-/// The size of a signal set in the kernel, bytes.
+/// The size of a signal set in the Linux kernel, bytes.
 const KERNEL_SET: usize = 8;
 
-/// Writes a line of at most `PIPE_BUF` bytes. Drops a line that cannot be written at once.
+/// Writes a line of at most `PIPE_BUF` bytes to standard error. Drops a line that cannot be written
+/// at once.
 pub fn write(line: &[u8]) {
     match kind() {
         libc::S_IFSOCK => send(line),
@@ -44,12 +45,13 @@ pub fn write(line: &[u8]) {
 }
 
 /// Widens a number to a whole register for `libc::syscall`. The upper half of a 32-bit variadic
-/// argument is undefined, and tools such as valgrind report that the kernel gets it.
+/// argument is undefined, and tools such as valgrind report an undefined half that is passed to the
+/// kernel.
 fn wide(number: c_int) -> c_long {
     number.into()
 }
 
-/// Returns the error number of a call that failed; 0 for a call that succeeded.
+/// Returns the error number of a system call that failed; 0 for a system call that succeeded.
 fn error(answer: c_long) -> c_int {
     match answer {
         -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
@@ -57,7 +59,8 @@ fn error(answer: c_long) -> c_int {
     }
 }
 
-/// Returns the kind of file behind the descriptor, an `S_IF` constant; 0 where it is closed.
+/// Returns the kind of file behind standard error, an `S_IF` constant; 0 where standard error is
+/// closed.
 fn kind() -> libc::mode_t {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills in `about`, for which zero bytes are valid. On 64-bit systems the C
@@ -85,7 +88,8 @@ fn send(line: &[u8]) {
     };
 }
 
-/// Writes a line to a pipe. Returns the error number.
+/// Writes a line to the pipe behind standard error. Returns the error number of the write, 0 on
+/// success.
 fn write_pipe(line: &[u8]) -> c_int {
     if !is_writable() {
         return 0;
@@ -100,7 +104,8 @@ fn write_pipe(line: &[u8]) -> c_int {
     }
 }
 
-/// Writes a line with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns the error number.
+/// Writes a line to standard error with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns
+/// the error number of the write, 0 on success.
 fn write_at_once(line: &[u8]) -> c_int {
     let part = part(line);
     let from_here: c_long = -1;
@@ -118,8 +123,9 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a page with the line into the pipe. The page is unmapped here before this function returns,
-/// so the reader finds it unchanged. Returns the error number.
+/// Puts a memory page with the line into the pipe behind standard error. The page is unmapped in
+/// this process before this function returns, so the reader of the pipe finds the page unchanged.
+/// Returns the error number, 0 on success.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: makes a new anonymous private mapping of at least the line's length.
     let page = unsafe {
@@ -156,7 +162,8 @@ fn splice(line: &[u8]) -> c_int {
     }
 }
 
-/// Writes a line to a character device. Returns the error number.
+/// Writes a line to the character device behind standard error. Returns the error number of the
+/// write, 0 on success.
 fn write_device(line: &[u8]) -> c_int {
     if !is_writable() {
         return 0;
@@ -176,7 +183,8 @@ fn is_terminal() -> bool {
     unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
 }
 
-/// Opens a separate file description of the terminal that does not wait.
+/// Opens the terminal behind standard error once more, with a file description of its own, so that
+/// only writes of gpulimit are non-blocking.
 fn open_terminal() -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: passes a NUL-terminated path.
@@ -192,7 +200,7 @@ fn open_terminal() -> Option<c_int> {
     c_int::try_from(own).ok().filter(|own| *own >= 0)
 }
 
-/// Returns whether a pipe or device has room now, and a reader.
+/// Returns whether the pipe or device behind standard error can take bytes now, and has a reader.
 fn is_writable() -> bool {
     let mut look = libc::pollfd {
         fd: DESCRIPTOR,
@@ -229,9 +237,10 @@ fn part(line: &[u8]) -> libc::iovec {
     }
 }
 
-/// Runs `write` with signals held back from the program. `write` returns an error number.
+/// Runs `write` while the signals that a failed write causes are held back from the program.
+/// `write` returns an error number.
 fn without_signals(write: impl FnOnce() -> c_int) {
-    // A line that cannot be written is dropped.
+    // A message line that cannot be written is dropped.
     let _ = held_signals::during(|| match write() {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),

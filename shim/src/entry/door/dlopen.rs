@@ -1,10 +1,11 @@
-//! The `dlopen` of this library: a naked function that jumps to the C library's.
+//! The `dlopen` of `libgpulimit.so`: a naked function that jumps to the C library's `dlopen`.
 //!
 //! The dynamic linker binds a library that is opened with `RTLD_DEEPBIND` to its own dependencies
-//! first: to libcuda instead of the hooks, and to the C library's `dlsym` instead of this
-//! library's. So the driver's own symbols are redirected before such a library is loaded (see
-//! [`super::redirect`]). The call then goes on as the program made it: the C library's `dlopen`
-//! uses its return address to find the caller's search path.
+//! first: to libcuda instead of the hooks, and to the C library's `dlsym` instead of gpulimit's. So
+//! gpulimit changes the driver's symbol table before such a library is loaded (see
+//! [`super::redirect`]). Then gpulimit's `dlopen` jumps to the C library's with the program's
+//! return address in place, because the C library's `dlopen` finds the caller's search path by that
+//! address.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::driver::dlsym::next_versioned;
 
-/// The address of the C library's `dlopen`. The assembly below reads it.
+/// The address of the C library's `dlopen`. The assembly code of gpulimit's `dlopen` reads it.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(fallback as *mut c_void);
 
 #[cfg(target_arch = "x86_64")]
@@ -20,18 +21,19 @@ const DLOPEN_VERSION: &CStr = c"GLIBC_2.2.5";
 #[cfg(target_arch = "aarch64")]
 const DLOPEN_VERSION: &CStr = c"GLIBC_2.17";
 
-/// Stands in where the C library's `dlopen` cannot be found: every open fails.
+/// Replaces the C library's `dlopen` where that cannot be found: every `dlopen` then fails.
 extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
 /// Stores the address of the C library's `dlopen`, for a process where [`next_versioned`] would not
-/// find it.
+/// find that function.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
 
-/// Runs before every `dlopen` of the process.
+/// Runs before every `dlopen` of the process: redirects the driver's symbols where `flags` has
+/// `RTLD_DEEPBIND`.
 unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
         let found = next_versioned(c"dlopen", DLOPEN_VERSION);
@@ -44,7 +46,7 @@ unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
     }
 }
 
-/// The `dlopen` of this library.
+/// The `dlopen` that `libgpulimit.so` exports.
 ///
 /// # Safety
 /// The same as for the C library's `dlopen`.
@@ -67,7 +69,7 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_voi
     )
 }
 
-/// The `dlopen` of this library.
+/// The `dlopen` that `libgpulimit.so` exports.
 ///
 /// # Safety
 /// The same as for the C library's `dlopen`.

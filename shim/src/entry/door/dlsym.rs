@@ -1,8 +1,10 @@
-//! The `dlsym` of this library: a naked function that jumps to the C library's.
+//! The `dlsym` of `libgpulimit.so`: a naked function that returns a hook or jumps to the C
+//! library's `dlsym`.
 //!
 //! The C library's `dlsym` uses its return address to identify the caller (for `RTLD_NEXT` and
-//! namespaces), so this library must not call it on behalf of the program. The export asks
-//! [`decide`] whether the answer is a hook; otherwise it jumps on with all registers unchanged.
+//! namespaces), so gpulimit must not call it on behalf of the program. gpulimit's `dlsym` asks
+//! [`decide`] for the address of a hook. Where `decide` returns null, gpulimit's `dlsym` jumps to
+//! the C library's with all argument registers unchanged.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -12,14 +14,15 @@ use crate::driver::dlsym::REAL;
 use crate::driver::dlsym::{real, real_dlsym};
 
 /// Returns the address of the hook if `name` in `handle` is a hooked function of the driver; null
-/// if the C library's `dlsym` is to answer.
+/// if the C library's `dlsym` is to answer the program.
 ///
-/// Runs before constructors, inside allocators and in forked children. So it reads only the first
-/// bytes of a name that cannot be the driver's, and does nothing else for it.
+/// A `dlsym` call may come before constructors, inside allocators and in forked children. For a
+/// name that cannot belong to the driver, this function therefore only reads the first bytes.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
     if handle.is_null() || name.is_null() {
-        // With RTLD_DEFAULT the C library's `dlsym` finds the exports of this library by itself.
+        // With `RTLD_DEFAULT` the C library's `dlsym` finds the exports of `libgpulimit.so` by
+        // itself.
         return std::ptr::null();
     }
     // SAFETY: the program passes a NUL-terminated string. Reading stops at the first byte that
@@ -34,8 +37,9 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
         return std::ptr::null();
     }
     if handle == libc::RTLD_NEXT {
-        // Only the C library's `dlsym` knows the caller. Its search may find the driver after the
-        // caller.
+        // Only the C library's `dlsym` can tell which library calls it and where the search with
+        // `RTLD_NEXT` begins. That search may find the driver's function, so the driver's symbols
+        // are redirected first.
         let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }
@@ -48,7 +52,7 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
     translated.unwrap_or(std::ptr::null())
 }
 
-/// The `dlsym` of this library.
+/// The `dlsym` that `libgpulimit.so` exports.
 ///
 /// # Safety
 /// The same as for the C library's `dlsym`.
@@ -75,7 +79,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// The `dlsym` of this library.
+/// The `dlsym` that `libgpulimit.so` exports.
 ///
 /// # Safety
 /// The same as for the C library's `dlsym`.

@@ -1,14 +1,14 @@
-//! Finds libraries that the dynamic linker searches before this one, and makes their symbols lead
-//! to the hooks.
+//! Finds libraries that the dynamic linker searches before `libgpulimit.so`, and makes their
+//! symbols lead to the hooks.
 //!
 //! The dynamic linker searches the libraries of `LD_PRELOAD` before those of /etc/ld.so.preload. So
-//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` in front of this library's, and
+//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` in front of gpulimit's, and
 //! `LD_PRELOAD=libcuda.so.1` puts the driver's functions in front of the hooks. The start hook then
-//! changes this process's copies of the symbol tables of the C library and the drivers, so that
-//! they name this library's functions, and the pointers that the linker has already bound. A
-//! wrapper of `dlsym` keeps its place: programs call the wrapper, and the wrapper finds this
-//! library's `dlsym` where it looks for the C library's. The calls do not recurse, because this
-//! library calls the C library by an address that it has stored.
+//! changes the symbol tables of the C library and the drivers, in the memory of this process only,
+//! so that they name gpulimit's functions. It also changes the pointers that the linker has already
+//! bound. A third library that wraps `dlsym` stays in front: programs call the wrapper, and where
+//! the wrapper looks for the C library's `dlsym` it finds gpulimit's. gpulimit's `dlsym` does not
+//! call itself without end, because it reaches the C library by a stored address.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -18,17 +18,18 @@ use super::redirect::{Object, any_object, segment};
 use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
-/// Looks for `dlsym`, `dlopen` and the drivers in the libraries in front of this one, and redirects
-/// them to this library. `cuInit` and `nvmlInit_v2` stand for the drivers, as every version has
-/// them.
+/// Searches the libraries in front of `libgpulimit.so` for `dlsym`, `dlopen`, `cuInit` and
+/// `nvmlInit_v2`. Where it finds one of these names, redirects the symbols of all loaded libraries
+/// to gpulimit's functions. `cuInit` and `nvmlInit_v2` stand for the whole driver, because every
+/// driver version has them.
 ///
-/// Runs as a constructor in every program. In most programs it looks only at the program, the
-/// kernel's vDSO and this library.
+/// Runs as a constructor in every program. In most programs it only looks at the program itself,
+/// the kernel's vDSO and `libgpulimit.so`.
 pub fn take_precedence() {
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
     let (mut program, mut behind) = (true, false);
     any_object(&mut |info| {
-        // The first object is always the program itself.
+        // The dynamic linker always lists the program itself as the first object.
         if std::mem::replace(&mut program, false) {
             return false;
         }
@@ -66,8 +67,8 @@ fn replace() {
     };
     crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
-    // The loaded drivers, and their tables of addresses: loading a driver would not be allowed
-    // inside `any_object`.
+    // Finds out which drivers are loaded, and makes their tables of addresses, before `any_object`
+    // runs: `any_object` must not load a library.
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {

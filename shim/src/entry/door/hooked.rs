@@ -1,4 +1,4 @@
-//! A real library of the driver together with its hooks.
+//! A library of the driver (libcuda or libnvidia-ml) together with its hooks.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,13 @@ use crate::account::locks::{Place, hold};
 use crate::driver::Library;
 use crate::hook::Row;
 
-/// A real library, whose first functions are those of `rows`.
+/// A library of the driver together with its hooks. The hooked functions, those of `rows`, come
+/// first in the library's list of functions.
 pub struct Hooked {
     library: &'static Library,
     rows: &'static [Row],
-    /// The real addresses of the functions, each with the index of its row, sorted by address.
+    /// The addresses of the driver's hooked functions, each with the index of its row in `rows`,
+    /// sorted by address.
     by_address: OnceBox<Vec<(usize, usize)>>,
     redirected: AtomicBool,
 }
@@ -36,10 +38,11 @@ impl Hooked {
         self.library
     }
 
-    /// Returns the hook of the function at `real`, an address from the dynamic linker or the
-    /// driver; `None` where that function has no hook.
+    /// Returns the address of the hook of the driver function at `real`, an address from the
+    /// dynamic linker or the driver; `None` where that function has no hook.
     ///
-    /// Does not load the library: if it is not loaded, the address belongs to another one.
+    /// Does not load the driver's library: while that library is not loaded, `real` belongs to
+    /// another library.
     pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
         if !self.library.loaded() {
             return None;
@@ -62,7 +65,8 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
-    /// Returns the rows, each with whether the loaded driver has the function.
+    /// Returns the rows of the hook table, each with whether the loaded driver has the row's
+    /// function.
     pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {
         let present = self.library.present();
         self.rows
@@ -71,16 +75,18 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Makes the library's own symbols lead to the hooks, for libraries that are bound to it past
-    /// the exports. The library must be loaded.
+    /// Changes the symbol table of the driver's library so that its names lead to the hooks, for
+    /// libraries that the dynamic linker binds straight to the driver. The driver's library must be
+    /// loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.library.open(libc::RTLD_NOW);
-        // One thread at a time, because the first to finish makes the pages read-only again. The
-        // work under the lock does not wait for the dynamic linker. The lock belongs to this
-        // process: a child that is forked meanwhile has its own, and redirects again.
+        // One thread at a time changes the symbol table, because the first thread to finish makes
+        // its pages read-only again. A thread that holds this lock never waits for the dynamic
+        // linker. The lock belongs to this process: a child process that is forked while it is held
+        // has a lock of its own, and redirects the symbols again.
         let redirecting = &Process::current().redirecting;
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {

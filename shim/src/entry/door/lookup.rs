@@ -1,8 +1,8 @@
 //! `cuGetProcAddress`: the driver looks the function up, and the program gets the hook where the
 //! result is a hooked function.
 //!
-//! The hook does not interpret the name, version or flags: every pointer that the driver returns is
-//! the address of an exported symbol.
+//! The hook of `cuGetProcAddress` does not interpret the name, version or flags: every pointer that
+//! the driver returns is the address of an exported symbol.
 
 use crate::abi::{Opaque, Out, SUCCESS, Status};
 use crate::driver::Real;
@@ -12,8 +12,8 @@ use crate::handler::Call;
 /// the program gets the hook.
 pub fn proc_address(_: Call, real: &dyn Real, pfn: Out<Opaque>) -> Status {
     let status = real.call();
-    // For an unknown name the first version fails and leaves `pfn` alone; the second one succeeds
-    // and writes null.
+    // For an unknown name `cuGetProcAddress` fails and leaves `pfn` unchanged;
+    // `cuGetProcAddress_v2` succeeds and writes null to `pfn`.
     if let (SUCCESS, Some(found)) = (status, pfn.read())
         && let Some(hook) = super::translate(found as *const _)
     {

@@ -1,9 +1,10 @@
 //! Changes the symbol tables of other libraries, and pointers that the dynamic linker has bound, so
-//! that they lead to the functions of this library.
+//! that they lead to the functions of `libgpulimit.so`.
 //!
-//! The driver's symbol table is changed for libraries that the dynamic linker binds to the driver
-//! past every preloaded library: every lookup of a hooked name in libcuda then finds the hook. The
-//! change affects this process only, because the table is a private mapping.
+//! The dynamic linker may bind a library straight to the driver, past every preloaded library.
+//! Therefore the driver's symbol table is changed: every lookup of a hooked name in libcuda then
+//! finds the hook. The change affects this process only, because the memory of the table is a
+//! private mapping.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -15,10 +16,10 @@ struct Dyn {
     value: usize,
 }
 
-/// The beginning of `struct link_map`: its public part.
+/// The public first part of the C library's `struct link_map`.
 #[repr(C)]
 struct LinkMap {
-    /// The number that is added to every address in the file.
+    /// The load address of the library. The linker adds it to every address in the library's file.
     base: usize,
     name: *const libc::c_char,
     dynamic: *const Dyn,
@@ -37,15 +38,16 @@ const DT_GNU_HASH: isize = 0x6fff_fef5;
 const RTLD_DI_LINKMAP: libc::c_int = 2;
 
 unsafe extern "C" {
-    // In the C library since GLIBC_2.3.3; missing in the libc crate.
+    // The C library has `dlinfo` since GLIBC_2.3.3; the libc crate does not declare it.
     fn dlinfo(handle: *mut c_void, request: libc::c_int, info: *mut c_void) -> libc::c_int;
 }
 
-/// Returns the new address for the function at an address; `None` if it is to stay.
+/// A function that returns the new address for the function at an address; `None` if that address
+/// is to stay.
 pub type Target<'a> = &'a dyn Fn(*const c_void) -> Option<*const c_void>;
 
-/// Makes the symbols of the library behind `handle` lead to their targets. Returns false, with
-/// nothing changed, where the symbol table cannot be found or written.
+/// Changes the symbols of the library behind `handle` to the addresses that `target` returns for
+/// them. Returns false, with nothing changed, where the symbol table cannot be found or written.
 pub fn redirect(handle: *mut c_void, target: Target<'_>) -> bool {
     find(handle).is_some_and(|object| object.redirect(target))
 }
@@ -66,18 +68,19 @@ pub struct Object {
     symbols: *mut libc::Elf64_Sym,
     count: usize,
     names: *const libc::c_char,
-    /// The relocation tables with their sizes in bytes: of data, and of the procedure linkage
-    /// table.
+    /// The relocation tables, as address and size in bytes: first the relocations of data, then
+    /// those of the procedure linkage table.
     relocations: [(usize, usize); 2],
 }
 
 impl Object {
-    /// Returns the object that `dl_iterate_phdr` describes; `None` if it has no symbols or is the
-    /// kernel's vDSO, where the meaning of addresses depends on the kernel's age.
+    /// Returns the object that `info`, a record of `dl_iterate_phdr`, describes. Returns `None` if
+    /// the object has no symbols or is the kernel's vDSO, where kernel versions differ in the
+    /// meaning of addresses.
     pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
         // SAFETY: the call only returns a number.
         let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
-        // The vDSO's headers lie in its first page.
+        // The program headers of the vDSO lie in the vDSO's first page.
         if (info.dlpi_phdr as usize).wrapping_sub(kernels) < 4096 {
             return None;
         }
@@ -99,7 +102,8 @@ impl Object {
     /// `dynamic` is the dynamic section of an object that is loaded at `base`, and ends with
     /// DT_NULL.
     unsafe fn read(base: usize, mut dynamic: *const Dyn) -> Option<Object> {
-        // The linker adds the base to these addresses where it can write to the section.
+        // The linker adds the load address to the addresses in the dynamic section where it can
+        // write to that section.
         let address = |value: usize| {
             if value < base {
                 base.wrapping_add(value)
@@ -122,8 +126,8 @@ impl Object {
                 match (*dynamic).tag {
                     DT_SYMTAB => object.symbols = address(value) as *mut libc::Elf64_Sym,
                     DT_STRTAB => object.names = address(value) as *const libc::c_char,
-                    // The second word of a DT_HASH table is the number of symbols. A library has
-                    // this table, the GNU one, or both.
+                    // The second word of a DT_HASH table is the number of symbols. A library has a
+                    // DT_HASH table, a DT_GNU_HASH table, or both.
                     DT_HASH => object.count = *(address(value) as *const u32).add(1) as usize,
                     DT_GNU_HASH if object.count == 0 => {
                         object.count = gnu_count(address(value) as *const u32)
@@ -140,7 +144,7 @@ impl Object {
         (!object.symbols.is_null() && !object.names.is_null()).then_some(object)
     }
 
-    /// Returns the defined symbols with their addresses.
+    /// Returns the symbols that this object defines, with their addresses.
     fn defined(&self) -> impl Iterator<Item = (*mut libc::Elf64_Sym, *const c_void)> {
         // SAFETY: `at` is within the symbol table, which stays mapped.
         let symbol = |at| unsafe {
@@ -161,8 +165,8 @@ impl Object {
         defined.find_map(|(symbol, address)| is_it(symbol).then_some(address))
     }
 
-    /// Makes the symbols lead to their targets. Returns false, with nothing changed, where the
-    /// table cannot be written.
+    /// Changes the symbols of this object to the addresses that `target` returns for them. Returns
+    /// false, with nothing changed, where the symbol table cannot be written.
     pub fn redirect(&self, target: Target<'_>) -> bool {
         if !self.defined().any(|(_, address)| target(address).is_some()) {
             return true;
@@ -194,9 +198,9 @@ impl Object {
         protect(0)
     }
 
-    /// Makes the pointers that the dynamic linker has already bound for this object lead to their
-    /// targets. `info` describes the object. Also changes pages that the linker made read-only
-    /// afterwards.
+    /// Changes the pointers that the dynamic linker has already bound for this object to the
+    /// addresses that `target` returns for them. `info` describes the object. Also changes pointers
+    /// in pages that the linker made read-only after relocation.
     pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
         for (table, bytes) in self.relocations {
             for at in 0..bytes / size_of::<Relocation>() {
@@ -244,15 +248,16 @@ struct Relocation {
     addend: i64,
 }
 
-/// The types of relocations that put the address of a symbol into a word: in data, in the global
-/// offset table, and in the table through which functions are called.
+/// The types of relocations that put the address of a symbol into a word of memory: in data, in the
+/// global offset table, and in the table through which functions are called.
 #[cfg(target_arch = "x86_64")]
 const POINTERS: [u32; 3] = [1, 6, 7];
 #[cfg(target_arch = "aarch64")]
 const POINTERS: [u32; 3] = [257, 1025, 1026];
 
 /// Calls `look` for the program and its libraries, in the order in which the dynamic linker loaded
-/// them, until it returns true. Returns whether it did. `look` must not panic or load libraries.
+/// them, until `look` returns true. Returns whether `look` ever returned true. `look` must not
+/// panic or load libraries.
 pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool {
     unsafe extern "C" fn step(
         info: *mut libc::dl_phdr_info,
@@ -283,8 +288,8 @@ fn page() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Returns the number of symbols by the GNU hash table: one more than the highest symbol that ends
-/// a chain.
+/// Returns the number of symbols of a library, read from its GNU hash table: one more than the
+/// highest symbol that ends a hash chain.
 ///
 /// # Safety
 /// `hash` is the DT_GNU_HASH table of a loaded library.
@@ -309,7 +314,8 @@ unsafe fn gnu_count(hash: *const u32) -> usize {
     }
 }
 
-/// Returns the flags of the segment of `info` that holds `address`; `None` if no segment does.
+/// Returns the flags of the segment that holds `address`, in the program or library that `info`
+/// describes; `None` if no segment does.
 pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
     let holds = |header: &&libc::Elf64_Phdr| {
         let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;
@@ -318,8 +324,8 @@ pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
     Some(headers(info).iter().find(holds)?.p_flags)
 }
 
-/// Returns whether the linker made the page of `address` read-only after relocation. The linker
-/// does that for whole pages only.
+/// Returns whether the dynamic linker made the page of `address` read-only after relocation
+/// (RELRO). The linker does that for whole pages only.
 fn sealed(info: &libc::dl_phdr_info, address: usize) -> bool {
     headers(info).iter().any(|header| {
         let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;

@@ -1,5 +1,6 @@
-//! The payment for the new block that a small request may take, as a guard: it goes back where the
-//! request takes no block, also by a panic.
+//! The payment for the new block that a small allocation may take. It is a guard: the payment is
+//! returned if the allocation takes no new block, and stays charged until a measurement if the
+//! handler panics.
 
 use std::mem::ManuallyDrop;
 
@@ -10,27 +11,28 @@ use crate::account::request::Request;
 use crate::account::spare::Spare;
 use crate::refusal::Refused;
 
-/// The means by which a block is paid.
+/// The means by which a block is paid for.
 #[derive(Clone, Copy)]
 enum Means<'a> {
     /// A spare block.
     Spare(&'a Spare),
-    /// A block that was charged for this request.
+    /// A block that gpulimit charged for this allocation.
     Charged,
-    /// A block lent from the driver's reserve, because the group is full. The request must not keep
-    /// it.
+    /// A block lent from the driver's reserve, because the group is full. The allocation must not
+    /// keep this block.
     Lent,
 }
 
-/// A block that is paid for a request.
-#[must_use = "what is not spent is given back at once"]
+/// A block of 2 MiB that is paid for an allocation.
+#[must_use = "dropping the guard keeps the block charged until a measurement"]
 pub struct Block<'a> {
     device: &'a Device,
     means: Means<'a>,
 }
 
 impl<'a> Block<'a> {
-    /// Pays for a block: with a spare block of this thread, or else by another means.
+    /// Pays for a block: with the spare block of this thread, or else by a charge, another thread's
+    /// spare block, or a block lent from the driver's reserve.
     #[inline]
     pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         let spare = device.spares.own();
@@ -42,7 +44,8 @@ impl<'a> Block<'a> {
         Ok(Block { device, means })
     }
 
-    /// Charges a block for the request, as the last means of [`Block::pay`] does.
+    /// Charges a block for the allocation, and waits for room or refuses as the group's options
+    /// say.
     pub fn charge(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         device.charge(Request::insisting(symbol, BLOCK))?.spend();
         let means = Means::Charged;
@@ -55,13 +58,14 @@ impl<'a> Block<'a> {
         matches!(self.means, Means::Lent)
     }
 
-    /// Returns the bytes lent from the driver's reserve: a block or nothing.
+    /// Returns the bytes lent from the driver's reserve: one block, or 0 bytes if the block was
+    /// paid by another means.
     pub fn lent(self) -> Prepaid<'a> {
         let this = ManuallyDrop::new(self);
         Prepaid::lent(this.device, if this.is_lent() { BLOCK } else { 0 })
     }
 
-    /// Gives the block back: the request did not take a new one.
+    /// Gives the payment back: the allocation did not take a new block.
     #[inline]
     pub fn give_back(self) {
         let this = ManuallyDrop::new(self);
@@ -72,7 +76,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Hands the block over to the program: the request took a new one.
+    /// Turns the payment into the charge for the allocation, which took a new block.
     pub fn spend(self) {
         let Block { device, means } = *ManuallyDrop::new(self);
         match means {
@@ -89,7 +93,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Pays where this thread has no spare block.
+/// Pays for a block where this thread has no spare block.
 #[cold]
 fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refused> {
     if let Ok(charged) = device.charge(Request::trimming(BLOCK)) {
@@ -99,8 +103,8 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     if let Some(spare) = device.spares.take_any() {
         return Ok(Means::Spare(spare));
     }
-    // In a full group the request may still fit into a block that is already held. The address of
-    // the allocation will tell.
+    // The group is full, but the allocation may still fit into a block that the process already
+    // holds. The address that the driver returns will tell.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
@@ -108,7 +112,8 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     Ok(Means::Charged)
 }
 
-/// Runs only in a panic. Passes the fields one by one, so that the guard need not lie in memory.
+/// Runs only in a panic. Passes the fields of the guard one by one, so that the compiler can keep
+/// them in registers.
 impl Drop for Block<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -116,8 +121,8 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Keeps the block charged until a measurement finds out whether the driver's call was made
-/// (`Process::recover`).
+/// Keeps the block charged until a measurement (`Process::recover`) finds out whether the driver
+/// made the allocation before the panic.
 #[cold]
 #[inline(never)]
 fn abandon(device: &Device, means: Means<'_>) {
