@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The reason why a ledger cannot be created, opened or joined.
 #[derive(Debug)]
 pub enum LedgerError {
-    /// The system refused an operation.
+    /// The system refused an operation on the ledger.
     Io {
         /// The ledger.
         path: PathBuf,
@@ -20,34 +20,34 @@ pub enum LedgerError {
         /// The system's error.
         error: io::Error,
     },
-    /// The file is not a ledger, or is damaged.
+    /// The file is not a ledger, or is a damaged one.
     Damaged {
         /// The ledger.
         path: PathBuf,
         /// The kind of damage.
         what: &'static str,
     },
-    /// The ledger's format is that of another version of gpulimit.
+    /// The ledger was created by a version of gpulimit with another ledger format.
     Version {
         /// The ledger.
         path: PathBuf,
-        /// The format version in the file.
+        /// The format version in the ledger file.
         found: u64,
-        /// The format version of this program.
+        /// The format version that this program uses.
         expected: u64,
     },
-    /// The path no longer leads to the opened file: the group was removed, and perhaps created
-    /// again.
+    /// The path no longer leads to the opened ledger file: the group was removed, and perhaps
+    /// created again.
     Replaced {
         /// The ledger.
         path: PathBuf,
     },
-    /// Every slot has a living owner or is still draining.
+    /// Every slot of the ledger has a living owner or is still draining.
     NoSlot {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file system has no space for another slot.
+    /// The file system has no space for another slot of the ledger.
     NoSpace {
         /// The ledger.
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// The ledger was opened for reading only.
+    /// The ledger was opened for reading only, so that it cannot be changed.
     ReadOnly {
         /// The ledger.
         path: PathBuf,
@@ -80,7 +80,7 @@ impl LedgerError {
         }
     }
 
-    /// Returns the error of an operation that needs space on the file system.
+    /// Returns the error of a failed operation that reserves or writes space on the file system.
     pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
@@ -121,7 +121,7 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // Already written above, without the ledger's path.
+            // The message was already written above, without the ledger's path.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
