@@ -136,23 +136,25 @@ impl fmt::Display for LedgerError {
                 found, expected, ..
             } => write!(
                 f,
-                "layout version {found}, but this gpulimit reads version {expected}; use one \
-                 version of gpulimit for all members, or create the group again"
+                "the file has layout version {found}, but this gpulimit reads version {expected}; \
+                 use one version of gpulimit for all members, or create the group again"
             ),
-            Self::Replaced { .. } => f.write_str("was removed while in use; join the group again"),
+            Self::Replaced { .. } => {
+                f.write_str("the group was removed while in use; join the group again")
+            }
             Self::NoSlot { .. } => write!(
                 f,
-                "all {MAX_SLOTS} slots are taken; end some of the group's processes, or use a \
-                 second group"
+                "all {MAX_SLOTS} slots are taken by processes; end some of the group's processes, \
+                 or use a second group"
             ),
             Self::NoSpace { .. } => f.write_str(
-                "no space for another process; free some space on the ledger's file system",
+                "the ledger's file system has no space for another process; free some space on it",
             ),
             Self::NoDevice { .. } => write!(
                 f,
                 "all {MAX_DEVICES} entries of the GPU table are taken; create the group again"
             ),
-            Self::ReadOnly { .. } => f.write_str("opened for reading only"),
+            Self::ReadOnly { .. } => f.write_str("the ledger was opened for reading only"),
             Self::InUse { .. } => f.write_str("the group has living members; end them first"),
         }
     }

@@ -147,12 +147,12 @@ pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerE
 
 fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), LedgerError> {
     if !metadata.is_file() {
-        return Err(LedgerError::damaged(path, "not a regular file"));
+        return Err(LedgerError::damaged(path, "the file is not a regular file"));
     }
     let mut bytes = [0; size_of::<[u64; 8]>()];
     file.read_exact_at(&mut bytes, 0)
         .map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => LedgerError::damaged(path, "cut short"),
+            io::ErrorKind::UnexpectedEof => LedgerError::damaged(path, "the file was cut short"),
             _ => LedgerError::io(path, "read", error),
         })?;
     let mut found = [0; 8];
@@ -160,7 +160,7 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
         *word = u64::from_ne_bytes(*bytes);
     }
     if found[0] != MAGIC {
-        return Err(LedgerError::damaged(path, "not a ledger"));
+        return Err(LedgerError::damaged(path, "the file is not a ledger"));
     }
     if found[1] != version::LEDGER {
         return Err(LedgerError::Version {
@@ -170,12 +170,15 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
         });
     }
     if found != PREFACE {
-        return Err(LedgerError::damaged(path, "its header has wrong sizes"));
+        return Err(LedgerError::damaged(
+            path,
+            "the header of the file has wrong sizes",
+        ));
     }
     if metadata.len() != FILE_SIZE {
         return Err(LedgerError::damaged(
             path,
-            "its length does not match its header",
+            "the length of the file does not match its header",
         ));
     }
     Ok(())
@@ -292,9 +295,9 @@ mod tests {
         };
         assert_eq!(why(false), "io: open", "no file");
         fs::write(&path, [0; 63]).expect("written");
-        assert_eq!(why(false), "cut short");
+        assert_eq!(why(false), "the file was cut short");
         fs::write(&path, [0; 64]).expect("written");
-        assert_eq!(why(false), "not a ledger");
+        assert_eq!(why(false), "the file is not a ledger");
         let write = |words: [u64; 8], len| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             fs::write(&path, bytes).expect("written");
@@ -310,11 +313,14 @@ mod tests {
         assert_eq!(why(false), format!("version {}", version::LEDGER + 1));
         for (at, word) in PREFACE.iter().enumerate().skip(2) {
             write(changed(at, word + 1), FILE_SIZE);
-            assert_eq!(why(false), "its header has wrong sizes");
+            assert_eq!(why(false), "the header of the file has wrong sizes");
         }
         for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
             write(PREFACE, len);
-            assert_eq!(why(true), "its length does not match its header");
+            assert_eq!(
+                why(true),
+                "the length of the file does not match its header"
+            );
         }
         write(PREFACE, FILE_SIZE);
         assert_eq!(why(true), "opened");
@@ -323,13 +329,13 @@ mod tests {
         assert_eq!(why(false), "io: open", "a link");
         fs::remove_file(&path).expect("removed");
         fs::create_dir(&path).expect("made");
-        assert_eq!(why(false), "not a regular file");
+        assert_eq!(why(false), "the file is not a regular file");
         fs::remove_dir(&path).expect("removed");
         let fifo = std::process::Command::new("mkfifo").arg(&path).status();
         assert!(fifo.expect("mkfifo").success());
         assert_eq!(
             why(false),
-            "not a regular file",
+            "the file is not a regular file",
             "opening does not wait for a writer"
         );
     }

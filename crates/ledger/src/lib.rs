@@ -237,9 +237,9 @@ impl Ledger {
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
-            damaged("cut short")
+            damaged("the file was cut short")
         } else if !self.header().preface.is_whole() {
-            damaged("overwritten")
+            damaged("the file was overwritten")
         } else {
             None
         }

@@ -223,12 +223,12 @@ fn damage_of_an_open_ledger_is_detected() {
     assert_eq!(why(), "");
     let magic = &scratch.content().header.preface.magic;
     let before = magic.swap(0, Ordering::Relaxed);
-    assert_eq!(why(), "overwritten");
+    assert_eq!(why(), "the file was overwritten");
     magic.store(before, Ordering::Relaxed);
     let other = Scratch::new();
     std::fs::write(scratch.path(), "").expect("cut");
     assert!(!scratch.has_words(0), "reads as zeros");
-    assert_eq!(why(), "cut short");
+    assert_eq!(why(), "the file was cut short");
     assert!(other.damage().is_none());
 }
 
