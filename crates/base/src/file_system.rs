@@ -19,7 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The properties of a file system that matter for groups.
+/// The properties of a file system that decide whether gpulimit groups can be stored on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
     /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`;
@@ -43,14 +43,14 @@ pub enum Fault {
     LosesLocks,
 }
 
-/// The error for a path on a file system that cannot hold groups.
+/// The error for a path on a file system on which groups cannot be stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unsuitable {
     /// The root directory of all groups, a group's directory, or a file in a group's directory.
     pub path: PathBuf,
     /// The name of the file system, as `mount` shows it.
     pub name: Cow<'static, str>,
-    /// Why the file system cannot hold groups.
+    /// The reason why groups cannot be stored on the file system.
     pub fault: Fault,
 }
 
@@ -138,8 +138,8 @@ impl FileSystem {
     }
 }
 
-/// Returns an error if the path lies on a file system that cannot hold groups. A file system that
-/// cannot be determined is accepted.
+/// Returns an error if the path lies on a file system on which groups cannot be stored. If the file
+/// system cannot be determined, the path is accepted.
 pub fn check(path: &Path) -> Result<(), Unsuitable> {
     match FileSystem::of(path) {
         Ok(FileSystem {
@@ -209,10 +209,14 @@ fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
 impl fmt::Display for Unsuitable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, name, fault } = self;
-        write!(f, "{} lies on {name}, which {fault}", path.display())?;
+        write!(
+            f,
+            "{} lies on {name}, which cannot hold groups, because this file system {fault}",
+            path.display()
+        )?;
         f.write_str(
-            ": put the root on tmpfs, ext4, xfs or btrfs, such as /run/gpulimit of the host or \
-             GPULIMIT_ROOT=/dev/shm/gpulimit (docs/file-systems.md)",
+            ": put the group root on tmpfs, ext4, xfs or btrfs, such as /run/gpulimit of the host \
+             or GPULIMIT_ROOT=/dev/shm/gpulimit (docs/file-systems.md)",
         )
     }
 }
@@ -222,10 +226,10 @@ impl fmt::Display for Fault {
         f.write_str(match self {
             Self::Network => "does not share mapped memory between machines",
             Self::CopiesUp => {
-                "copies a file at its first write and drops the lock of a program that has closed \
-                 its descriptor"
+                "copies a file at the first write to it and drops the file lock of a program that \
+                 has closed its descriptor"
             }
-            Self::LosesLocks => "drops the lock of a program that has closed its descriptor",
+            Self::LosesLocks => "drops the file lock of a program that has closed its descriptor",
         })
     }
 }
@@ -286,7 +290,9 @@ mod tests {
         };
         let text = refused.to_string();
         assert!(
-            text.starts_with("/x lies on overlayfs, which copies"),
+            text.starts_with(
+                "/x lies on overlayfs, which cannot hold groups, because this file system copies"
+            ),
             "{text}"
         );
         assert!(text.contains("GPULIMIT_ROOT="), "{text}");
