@@ -104,7 +104,7 @@ impl fmt::Debug for DeviceId {
     }
 }
 
-/// Displays the short form of a device's identity: see [`DeviceId::short`].
+/// The short form of a device's UUID, for display: see [`DeviceId::short`].
 #[derive(Copy, Clone)]
 pub struct Short(DeviceId);
 

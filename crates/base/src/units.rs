@@ -27,8 +27,8 @@ pub enum Extent {
     AllBut(u64),
 }
 
-/// Least number of bytes in [`Extent::AllBut`]. A smaller number was probably written without its
-/// unit.
+/// Smallest number of bytes accepted in [`Extent::AllBut`]. A smaller number was probably written
+/// without its unit.
 const SMALLEST_REST: u64 = 1 << 20;
 
 impl fmt::Display for Extent {

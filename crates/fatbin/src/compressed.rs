@@ -61,7 +61,7 @@ mod tests {
         }
     }
 
-    /// Returns bytes that partly repeat themselves, as machine code does.
+    /// Returns test data that partly repeats itself, as machine code does.
     fn content(size: usize) -> Vec<u8> {
         (0..size)
             .map(|at| ((at / 7) * (at / 1000 + 1) % 251) as u8)

@@ -26,7 +26,7 @@ enum Kind {
     Cubin,
 }
 
-/// The kind of an entry that contains several images.
+/// The kind of a fat binary entry that contains several images.
 const JOINED: u16 = 256;
 
 impl Kind {
@@ -59,7 +59,7 @@ struct Compressed {
     packed: usize,
     /// The size of the payload after decompression, in bytes.
     stated: u64,
-    /// Offset of the image in the decompressed data.
+    /// Offset of the image in the decompressed payload.
     from: usize,
 }
 
@@ -80,7 +80,7 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
         true => chosen_for(&entries, &capabilities()),
         false => Vec::new(),
     };
-    // Images that share compressed data are decompressed only once.
+    // If several images share compressed data, the data is decompressed only once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
     // The images of an entry with several images each use a part of one payload. Without this

@@ -56,7 +56,8 @@ impl Needs {
         ..Needs::NOTHING
     };
 
-    /// Returns whether the image uses any function of the device's runtime.
+    /// Returns whether the image uses any function of the device's runtime, such as device
+    /// `malloc`.
     pub fn uses_runtime(self) -> bool {
         self.device_malloc || self.device_assert || self.device_printf
     }

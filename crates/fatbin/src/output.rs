@@ -22,7 +22,7 @@ impl Output {
         Some(Output { bytes, at: 0, size })
     }
 
-    /// Returns the decoded bytes; `None` if some are missing.
+    /// Returns the decoded bytes; `None` if fewer than the buffer's size were decoded.
     pub fn done(mut self) -> Option<Vec<u8>> {
         self.bytes.truncate(self.size);
         (self.at == self.size).then_some(self.bytes)
@@ -48,7 +48,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends the first `count` bytes of `from`, which must have at least `STEP` bytes more.
+    /// Appends the first `count` bytes of `from`, which must be at least `STEP` bytes longer than
+    /// `count`.
     #[inline]
     pub fn append_front(&mut self, from: &[u8], count: usize) -> Option<()> {
         if count > STEP {

@@ -277,7 +277,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses `(…)` after `.attribute`. Returns whether it contains `.managed`.
+    /// Parses the list `(…)` after `.attribute`. Returns whether the list contains `.managed`.
     fn attribute(&mut self) -> Option<bool> {
         let (mut depth, mut is_managed) = (0u32, false);
         loop {

@@ -98,8 +98,8 @@ pub(super) trait Surroundings<R> {
     /// Cleans the slots of dead processes at a level. Reports freed memory only for a bounded time,
     /// so that the slow path ends.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other processes of a level to give back their idle memory. Returns false if they
-    /// gave back too little or none, or if the time for asking is over.
+    /// Asks the other processes of a level to give back their idle memory. Returns false if no
+    /// memory was given back, or if the time for asking is over.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
     /// Waits for a short random time, so that requests of other processes can be decided. Returns
     /// false if the time for such waits is over.
@@ -112,7 +112,7 @@ pub(super) trait Surroundings<R> {
 /// The result of cleaning the slots of dead processes at a level.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Reaped {
-    /// Whether memory was freed or a dead process's undecided request was withdrawn.
+    /// Whether the cleaning freed memory or withdrew a dead process's undecided request.
     pub freed: bool,
     /// Units that will be freed soon without an action of this process: units in slots that drain
     /// or that another process is cleaning.
@@ -191,7 +191,7 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
             // because of it.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
-            // Undecided units of other processes or other threads do not count as usage.
+            // The peak does not include undecided units of other processes or other threads.
             let others = seen.undecided.saturating_sub(n);
             rung.note(
                 seen.charged.saturating_sub(others),

@@ -15,7 +15,7 @@ pub enum LedgerError {
     Io {
         /// The ledger.
         path: PathBuf,
-        /// The operation that failed: "open", "map", …
+        /// The operation on the ledger file that failed: "open", "map", …
         action: &'static str,
         /// The system's error.
         error: io::Error,
@@ -62,12 +62,13 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// The group has living members, or a process is just joining.
+    /// The group has living members, or a process is just joining it, so the group cannot be
+    /// removed.
     InUse {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file system of the ledger cannot hold groups.
+    /// The ledger lies on a file system on which groups cannot be stored.
     FileSystem(Unsuitable),
 }
 

@@ -102,7 +102,7 @@ fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns a number that is different for each call in this process.
+/// Returns a number for temporary file names, different for each call in this process.
 fn serial() -> u64 {
     use super::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -20,7 +20,7 @@ use std::mem::{offset_of, size_of};
 /// The first word of a ledger file: the bytes "gpulimit".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 
-/// Number of devices whose words share one cache line.
+/// Number of devices for which one slot's words share a cache line.
 pub(super) const LINE_DEVICES: usize = 8;
 /// Number of blocks of devices, each of which shares cache lines.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
@@ -140,7 +140,7 @@ pub(super) struct EventEntry {
     pub command: [AtomicU64; EVENT_COMMAND_WORDS],
 }
 
-/// The most recent events of the group.
+/// The ring buffer with the most recent events of the group.
 #[repr(C, align(64))]
 pub(super) struct Ring {
     /// Number of events so far.
@@ -189,14 +189,14 @@ pub(super) struct Header {
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
-/// The words of all slots for eight devices.
+/// The words of all slots for eight devices, which form one block of the ledger file.
 pub(super) type Block = [WordLine; MAX_SLOTS];
 
 /// The owner of a slot. The process that claims or cleans the slot writes these words while it
 /// holds the slot's claim lock.
 #[repr(C, align(64))]
 pub(super) struct Owner {
-    /// The owner's pid; 0: the slot has no owner.
+    /// The pid of the slot's owner; 0 if the slot has no owner.
     pub pid: AtomicU64,
     pub pid_ns: AtomicU64,
     pub start_time: AtomicU64,
@@ -222,7 +222,7 @@ pub(super) struct DeviceStats {
     pub peak: AtomicU64,
     /// Number of refused requests of the owner.
     pub refusals: AtomicU64,
-    /// Largest number of bytes that the owner can give back when asked.
+    /// Largest number of bytes that the slot's owner can give back when other members need memory.
     pub reclaimable: AtomicU64,
     /// Memory that has left, or may leave, the owner, in units of 4 KiB: see `orphans`. The high
     /// half counts units that other processes may also hold; the low half counts orphans, units
@@ -263,7 +263,7 @@ pub(super) struct Content {
     pub slots: [SlotPage; MAX_SLOTS],
 }
 
-/// Stores bytes in words, padded with zeros. Bytes that do not fit are cut off.
+/// Stores bytes in words of the ledger, padded with zeros. Bytes that do not fit are cut off.
 pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     let mut rest = bytes.iter();
     for word in words {
@@ -272,7 +272,7 @@ pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// Returns the bytes in these words, padded with zeros.
+/// Returns the bytes that are stored in these words, padded with zeros.
 pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
     let mut bytes = [0; N];
     for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// One level of the path from the process's group up to the root group.
 #[derive(Copy, Clone, Debug)]
 pub struct Level<'a> {
-    /// This process's slot in the level's ledger.
+    /// This process's slot in the ledger of the level.
     pub slot: &'a Slot,
     /// The device's index in the level's ledger.
     pub device: DeviceIndex,
@@ -119,8 +119,8 @@ pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
 
-/// Updates the peaks with the present usage. Call when bytes that were charged ahead have come into
-/// use.
+/// Updates the peaks with the present usage. Call when the process begins to use bytes that it
+/// charged ahead.
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
         let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
@@ -278,7 +278,7 @@ fn raise(peak: &AtomicU64, bytes: u64) {
 /// a process that was descheduled or stopped in the middle of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a request waits for other processes to give back the memory that it asked for. They
-/// give memory back at their next CUDA call, which may come much later.
+/// give memory back at their next call into the driver, which may come much later.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);

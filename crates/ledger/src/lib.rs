@@ -265,8 +265,8 @@ impl Ledger {
     }
 
     /// Asks the other members to give back memory that they hold but do not use. The members do so
-    /// at their next CUDA call. Returns false without asking if the members were asked less than
-    /// 200 ms ago, because members that give memory back all the time cannot work.
+    /// at their next call into the driver. Returns false without asking if the members were asked
+    /// less than 200 ms ago, because members that give memory back all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
@@ -279,7 +279,7 @@ impl Ledger {
         true
     }
 
-    /// Returns whether a process may be waiting for memory in this group. Costs one load.
+    /// Returns whether any process may be waiting in line for memory of this group. Costs one load.
     pub fn has_waiters(&self) -> bool {
         self.signals().waiting.load(Ordering::Relaxed) != 0
     }

@@ -15,8 +15,8 @@
 //!
 //! The module [`fault`] lists deliberate errors, each of which a checker must detect.
 //!
-//! With `GPULIMIT_MODEL_DEEP=1` some scenarios have three full processes instead of two, or two
-//! deaths instead of one.
+//! With the environment variable `GPULIMIT_MODEL_DEEP=1` some scenarios have three processes with
+//! full programs instead of two, or two deaths instead of one.
 
 fn is_deep() -> bool {
     std::env::var_os("GPULIMIT_MODEL_DEEP").is_some()

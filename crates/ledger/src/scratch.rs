@@ -86,10 +86,10 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the identity of a process that never existed.
+/// Returns the identity of a process that never existed, for tests.
 pub(super) fn stranger(pid: u32) -> Identity {
     Identity {
-        // Larger than any pid that Linux gives.
+        // This pid is larger than any that Linux assigns.
         pid: (1 << 23) + pid,
         ..Identity::of_self()
     }

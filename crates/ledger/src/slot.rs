@@ -32,7 +32,7 @@ use std::time::Duration;
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
-    /// This process's own record of its charges per device, in private memory.
+    /// This process's own record of its charges on each device, in private memory.
     records: [Record<AtomicU64>; MAX_DEVICES],
     /// Time until which no request of this process is granted, in milliseconds of the boot clock; 0
     /// if no other process was found to have changed this process's word; `u64::MAX` if the ledger
@@ -283,9 +283,9 @@ pub(super) fn read_below(page: &SlotPage) -> String {
 
 enum Take {
     Taken(Anchor),
-    /// Another process is claiming or cleaning the slot.
+    /// Another process is claiming or cleaning the slot, so this process cannot take it.
     Busy,
-    /// The slot has a living owner.
+    /// The slot has a living owner, so this process cannot take it.
     Held,
     /// The slot's owner is dead, and the driver may still hold its memory.
     Draining,

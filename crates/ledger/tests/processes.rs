@@ -137,7 +137,7 @@ impl Witness for StillThere {
     }
 }
 
-/// Another process that runs this test binary.
+/// Another process, started by the test, that runs this test binary.
 struct Actor {
     child: Child,
     out: BufReader<ChildStdout>,

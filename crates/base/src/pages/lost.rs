@@ -43,7 +43,7 @@ struct Entry {
 /// Points to the registry, whose pages are never unmapped. The kernel wipes these pages in a forked
 /// child, because the child does not inherit the watched mappings.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
-/// Whether any mapping of this process was ever lost.
+/// Whether any mapping of this process was ever lost because its file was truncated.
 static ANY: AtomicBool = AtomicBool::new(false);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// The SIGBUS action that was installed before gpulimit's; never freed.
@@ -137,7 +137,8 @@ fn own_registry() -> Option<&'static Registry> {
     }
 }
 
-/// Returns the registry if it belongs to this process. Async-signal-safe.
+/// Returns the registry of watched mappings if the registry belongs to this process.
+/// Async-signal-safe.
 fn of_this_process(registry: *const Registry) -> Option<&'static Registry> {
     // SAFETY: the pointer is null or points to pages that are never unmapped and always hold a
     // valid `Registry`, wiped or not.
@@ -317,7 +318,7 @@ mod tests {
             assert_eq!(word(&pages, 1).load(Ordering::Relaxed), 5);
             assert!(!other.is_lost());
             drop(pages);
-            // The new mapping reuses the registry entry of the lost one.
+            // The new mapping reuses the registry entry of the lost mapping.
             let again = Pages::of_file(&file, LEN, true).expect("mapped");
             assert!(!again.is_lost());
         }

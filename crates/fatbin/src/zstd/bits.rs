@@ -44,7 +44,7 @@ pub struct Backward<'a> {
     /// front of the stream.
     at: isize,
     window: u64,
-    /// Number of bits of `window` that are consumed.
+    /// Number of bits of `window` that the reader has consumed.
     used: u32,
 }
 

@@ -57,7 +57,7 @@ impl Literals {
         Some(())
     }
 
-    /// Returns the literals, followed by `STEP` bytes of padding.
+    /// Returns the literals of the current block, followed by `STEP` bytes of padding.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -418,7 +418,8 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
-                    // The member gives the memory back at its next CUDA call, which comes later.
+                    // The member gives the memory back at its next call into the driver, which
+                    // comes later.
                     std::thread::sleep(Duration::from_millis(30));
                     uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
                     other.publish_reclaimable(device, 0);

@@ -30,14 +30,14 @@ pub(crate) const OBSERVER: usize = 8;
 const STEPS: u32 = 2_000;
 /// Size of a coroutine's stack, in 64-bit words.
 const STACK: usize = 0x4000;
-/// The clock at the start of a run, in milliseconds.
+/// The time of the model's clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
 /// Duration of a process's first wait in milliseconds; each further wait takes four times as long.
 /// On a loaded machine a sleep may take that long, and two such waits exceed the time that a
 /// request waits for undecided requests.
 const WAIT_MS: u64 = 600;
 
-/// Whether a step changes state that other processes can see.
+/// The effect of a step: whether the step changes state that other processes can see.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
     /// The step changes no shared state, so a death before this step leaves the same state as a
@@ -238,7 +238,7 @@ fn owner_alive(book: usize, slot: usize) -> Option<usize> {
 /// The result of exploring a scenario.
 #[derive(Debug, Default)]
 pub(crate) struct Explored {
-    /// Number of different states.
+    /// Number of different states that the explorer visited.
     pub states: usize,
     /// Number of runs, including the runs that ended early in a known state.
     pub runs: u64,
@@ -473,8 +473,8 @@ impl Explorer {
         QUIT.set(false);
     }
 
-    /// Runs the choices of a path again, and returns a description of each choice and of the
-    /// resulting state.
+    /// Repeats the explorer's choices of one run, and returns a description of each choice and of
+    /// the state that it led to.
     fn describe_path(&mut self, path: &[Branch]) -> String {
         let mut text = String::new();
         self.start();

@@ -52,7 +52,8 @@ pub(crate) enum Action {
 /// The part that one process plays in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    /// The ledgers where the process is charged, from its own group up to the root.
+    /// The numbers of the ledgers in which the process is charged, from its own group up to the
+    /// root group.
     pub path: &'static [usize],
     /// Units that the process holds at the start of the scenario; `None` if it has not joined the
     /// ledgers yet.
@@ -106,7 +107,7 @@ pub(crate) struct Left {
 thread_local! {
     static ACTORS: [Actor; MAX_PROCESSES] = Default::default();
     static LIMITS: [Cell<u64>; BOOKS] = Default::default();
-    /// Whether all requests that began under an earlier limit have ended.
+    /// Whether all requests that began before the limit was last changed have ended.
     static SETTLED: [Cell<bool>; BOOKS] = Default::default();
     static STRANGERS: Cell<bool> = const { Cell::new(false) };
 }

@@ -15,7 +15,7 @@ use std::sync::atomic;
 type Plain = atomic::AtomicU64;
 type Weak = loom::sync::atomic::AtomicU64;
 
-/// The way in which operations on watched words are executed.
+/// The way in which operations on a model's watched words are executed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
     /// Operations act directly on the word, without a model checker.
