@@ -1,7 +1,7 @@
 //! The identities of GPUs and MIG instances: their UUIDs.
 //!
-//! Only the UUID names a GPU or MIG instance the same everywhere; its ordinals differ between CUDA,
-//! NVML and containers. UUIDs are written as NVML writes them.
+//! UUIDs are the only names of GPUs and MIG instances that are the same everywhere; ordinals differ
+//! between CUDA, NVML and containers. UUIDs are written as NVML writes them.
 
 use std::error::Error;
 use std::fmt;

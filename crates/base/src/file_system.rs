@@ -48,7 +48,7 @@ pub enum Fault {
 pub struct Unsuitable {
     /// The root directory of all groups, a group's directory, or a file in a group's directory.
     pub path: PathBuf,
-    /// The name of the file system, as `mount` shows it.
+    /// The name of the file system, as the command `mount` shows it.
     pub name: Cow<'static, str>,
     /// The reason why groups cannot be stored on the file system.
     pub fault: Fault,
@@ -155,7 +155,8 @@ pub fn check(path: &Path) -> Result<(), Unsuitable> {
 }
 
 impl Unsuitable {
-    /// Returns the error for a path on a file system that has dropped the lock of a test file.
+    /// Returns the error for a path on a file system that was found to drop the locks of files that
+    /// are still mapped.
     pub fn loses_locks(path: &Path) -> Self {
         // The file at the path may not have been created, so its directory is examined, which
         // exists.
@@ -181,8 +182,8 @@ fn magic(path: &Path) -> io::Result<u32> {
             _ => return Err(io::Error::last_os_error()),
         }
     };
-    // The type of `f_type` differs in width and sign between architectures; magic numbers have 32
-    // bits.
+    // The value is cut to 32 bits, the size of magic numbers, because the width and the sign of
+    // `f_type` differ between architectures.
     Ok(about.f_type as u32)
 }
 
@@ -211,7 +212,7 @@ impl fmt::Display for Unsuitable {
         let Self { path, name, fault } = self;
         write!(
             f,
-            "{} lies on {name}, which cannot hold groups, because this file system {fault}",
+            "{} lies on {name}, which cannot hold groups, because {fault}",
             path.display()
         )?;
         f.write_str(
@@ -224,12 +225,14 @@ impl fmt::Display for Unsuitable {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Network => "does not share mapped memory between machines",
+            Self::Network => "this file system does not share mapped memory between machines",
             Self::CopiesUp => {
-                "copies a file at the first write to it and drops the file lock of a program that \
-                 has closed its descriptor"
+                "this file system copies a file at the first write to it and drops the file lock \
+                 of a program that has closed its descriptor"
             }
-            Self::LosesLocks => "drops the file lock of a program that has closed its descriptor",
+            Self::LosesLocks => {
+                "this file system drops the file lock of a program that has closed its descriptor"
+            }
         })
     }
 }

@@ -37,8 +37,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // timeout is zero, so the call does not wait for the signal, which is blocked. The old mask is
     // restored.
     unsafe {
-        // If the signal was already pending before the write, the signal belongs to the program and
-        // stays pending: the kernel has merged the write's signal with it.
+        // If the signal was already pending before the write, the kernel has merged the write's
+        // signal with it. The signal then belongs to the program and stays pending.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(

@@ -46,7 +46,7 @@ impl Identity {
         let mut stat = [0; 1024];
         let mut of = |path: &str| start_time(head(path, &mut stat));
         // If `/proc` belongs to an outer pid namespace, where this process has another pid, the
-        // path with the pid does not exist.
+        // path that contains the pid does not exist.
         of(&first_thread("self", std::process::id()))
             .or_else(|| of("/proc/self/stat"))
             .unwrap_or(0)
@@ -63,8 +63,9 @@ impl Identity {
         let mut stat = [0; 1024];
         let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
-            // Either the parent has already reaped the process, which is then about to drop its
-            // file lock, or `/proc` hides the process from this user.
+            // If `/proc` does not show the process, either its parent has already reaped it, so
+            // that it is about to drop its file lock, or `/proc` hides the processes of other
+            // users.
             return !process::exists(self.pid);
         }
         if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
@@ -504,7 +505,7 @@ mod tests {
         assert!(child_of.start_time >= own.start_time);
         assert!(!identity.is_ending(own.pid_ns));
         child.kill().expect("killed");
-        // The child has ended and is a zombie, or will be one soon.
+        // The child process has ended and is a zombie, or will be a zombie soon.
         let started = std::time::Instant::now();
         while !identity.is_ending(own.pid_ns) {
             assert!(started.elapsed().as_secs() < 60, "the child never ends");
@@ -528,7 +529,7 @@ mod tests {
         };
         assert!(!identity.is_ending(own.pid_ns));
         drop(child.stdin.take());
-        // The child has ended by itself, without a signal, and is a zombie.
+        // The child process has ended by itself, without a signal, and is a zombie.
         let path = format!("/proc/{}/stat", child.id());
         let started = std::time::Instant::now();
         while !is_exiting(head(&path, &mut [0; 1024])) {
@@ -557,8 +558,8 @@ mod tests {
             None,
             "not in the list of processes"
         );
-        // The result for a dead process is the same where `/proc` hides the processes of other
-        // users.
+        // A process that does not exist is found under its own pid, as is a process of another user
+        // that `/proc` hides.
         let gone = Identity {
             pid: 1 << 23,
             ..own

@@ -110,7 +110,7 @@ impl Needs {
 /// The first bytes of a fat binary.
 pub const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 /// The first bytes of a `__fatBinC_Wrapper_t`, the structure that programs built by nvcc register.
-/// Byte 8 of the structure begins the address of a fat binary.
+/// The address of a fat binary is at byte 8 of the structure.
 pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 /// The first bytes of a cubin.
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];

@@ -80,7 +80,8 @@ impl Output {
                 (from, to) = (from + STEP, to + STEP);
             }
         } else {
-            // The repeated part doubles with each copy.
+            // Each round copies all bytes that are already repeated, so the number of repeated
+            // bytes doubles.
             let bytes = self.bytes.get_mut(start..end)?;
             let mut there = offset;
             while there < bytes.len() {

@@ -243,7 +243,8 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // The order is SeqCst for the same reason as in `take_out`.
+    // The order is SeqCst as in `take_out`: a process that begins to wait after the caller's check
+    // finds these units gone from the word.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }

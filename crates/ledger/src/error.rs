@@ -122,7 +122,8 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // The message was already written above, without the ledger's path.
+            // The early return above has already written the message of this error, which names the
+            // path itself.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
@@ -153,7 +154,8 @@ impl fmt::Display for LedgerError {
             ),
             Self::NoDevice { .. } => write!(
                 f,
-                "all {MAX_DEVICES} entries of the GPU table are taken; create the group again"
+                "all {MAX_DEVICES} entries of the ledger's GPU table are taken; create the group \
+                 again"
             ),
             Self::ReadOnly { .. } => f.write_str("the ledger was opened for reading only"),
             Self::InUse { .. } => f.write_str("the group has living members; end them first"),

@@ -59,7 +59,7 @@ impl EventKind {
     }
 }
 
-/// An event that has no number yet.
+/// The content of an event, which gets a number when it is recorded in the ring buffer.
 #[derive(Copy, Clone, Debug)]
 pub struct Happening {
     /// The kind of the event.

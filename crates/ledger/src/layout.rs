@@ -244,7 +244,7 @@ pub(super) struct Waiting {
     spare: [AtomicU64; 5],
 }
 
-/// The page of a slot: everything but the words that count charges.
+/// The page of the ledger file that holds all data of a slot except the words that count charges.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,

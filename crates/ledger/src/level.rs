@@ -60,8 +60,8 @@ pub struct Refused {
     pub max: u64,
 }
 
-/// Charges `bytes`, rounded up to 4 KiB, at every level or at none. Call before asking the driver
-/// for the memory.
+/// Charges `bytes` of GPU memory, rounded up to 4 KiB, at every level or at none. Call before
+/// asking the driver for the memory.
 ///
 /// A grant takes no lock, makes no system call and does not allocate. A refusal is final: the
 /// request does not fit beside the granted memory, no dead process's memory is left to clean, and

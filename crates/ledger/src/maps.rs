@@ -80,7 +80,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Number of bytes of a line that are read; only the end of a long path can exceed it.
+/// Number of bytes that are read of each line of a `maps` file; only the end of a long path can
+/// exceed it.
 const LONGEST_LINE: usize = 256;
 
 /// Calls `take` with the parsed beginning of each line of a `maps` file. Does not allocate.

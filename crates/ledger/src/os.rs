@@ -21,7 +21,7 @@ pub(super) fn boot_ms() -> u64 {
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Returns the time by the monotonic clock with which waits are measured.
+/// Returns the present time of the monotonic clock, with which waits are measured.
 pub(super) fn now() -> Instant {
     Instant::now()
 }

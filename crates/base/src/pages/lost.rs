@@ -200,7 +200,8 @@ fn replace(address: usize) -> bool {
     // zeros finds the mark.
     entry.lost.store(true, Ordering::SeqCst);
     ANY.store(true, Ordering::SeqCst);
-    // The arguments of a raw system call have the width of the kernel's registers.
+    // The arguments of a raw system call have the width of the kernel's registers, so the integers
+    // are converted to that width.
     let protection = libc::c_long::from(libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let (flags, no_file, advice) = (
