@@ -1,13 +1,13 @@
-//! Identities of GPUs and MIG instances: their UUIDs.
+//! The identities of GPUs and MIG instances: their UUIDs.
 //!
-//! A UUID is the only name of a device that is the same everywhere; ordinals differ between CUDA,
-//! NVML and containers. UUIDs are written as NVML writes them.
+//! UUIDs are the only names of GPUs and MIG instances that are the same everywhere; ordinals differ
+//! between CUDA, NVML and containers. UUIDs are written as NVML writes them.
 
 use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// The kind of device that a [`DeviceId`] names.
+/// The kind of GPU device that a [`DeviceId`] names: a whole GPU or a MIG instance.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub enum DeviceKind {
     /// A whole GPU.
@@ -29,14 +29,14 @@ impl DeviceKind {
 /// The identity of a GPU or MIG instance.
 #[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct DeviceId {
-    /// The sixteen bytes of the UUID, in the order in which they are written.
+    /// The sixteen bytes of the UUID, in the order in which the UUID is written.
     pub uuid: [u8; 16],
     /// Whether the device is a whole GPU or a MIG instance.
     pub kind: DeviceKind,
 }
 
 impl DeviceId {
-    /// Returns the identity of a whole GPU.
+    /// Returns the identity of a whole GPU with this UUID.
     pub const fn gpu(uuid: [u8; 16]) -> Self {
         Self {
             uuid,
@@ -44,7 +44,7 @@ impl DeviceId {
         }
     }
 
-    /// Returns the identity of a MIG instance.
+    /// Returns the identity of a MIG instance with this UUID.
     pub const fn mig(uuid: [u8; 16]) -> Self {
         Self {
             uuid,
@@ -52,15 +52,15 @@ impl DeviceId {
         }
     }
 
-    /// Returns the short form for people: `GPU-1a2b…`. Does not allocate.
+    /// Returns the short form of the UUID for messages: `GPU-1a2b…`. Does not allocate.
     pub const fn short(self) -> Short {
         Short(self)
     }
 
-    /// Returns whether the written UUID begins with `prefix`, ignoring case.
+    /// Returns whether the written UUID of the device begins with `prefix`, ignoring case.
     ///
-    /// Both `GPU-1a2b` and `1a2b`, without the kind, match `GPU-1a2b…`. An empty prefix matches no
-    /// device. Does not allocate.
+    /// The prefix may leave out the kind: both `GPU-1a2b` and `1a2b` match `GPU-1a2b…`. An empty
+    /// prefix matches no device. Does not allocate.
     pub fn matches(&self, prefix: &str) -> bool {
         let written = self.written();
         let prefix = prefix.as_bytes();
@@ -70,7 +70,7 @@ impl DeviceId {
         !prefix.is_empty() && (begins(&written) || begins(&written[4..]))
     }
 
-    /// Returns the full form as ASCII bytes.
+    /// Returns the full form of the UUID as ASCII bytes.
     fn written(&self) -> [u8; LEN] {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut out = [b'-'; LEN];
@@ -88,11 +88,11 @@ impl DeviceId {
     }
 }
 
-/// Length of the full form in bytes: `GPU-` and 36 more characters.
+/// Length of a written UUID in bytes: `GPU-` and 36 more characters.
 const LEN: usize = 40;
 
 impl fmt::Display for DeviceId {
-    /// Writes the full form: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    /// Writes the full form of the UUID: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(std::str::from_utf8(&self.written()).unwrap_or_default())
     }
@@ -104,7 +104,7 @@ impl fmt::Debug for DeviceId {
     }
 }
 
-/// Displays the short form of a device's identity: see [`DeviceId::short`].
+/// The short form of a device's UUID, for display: see [`DeviceId::short`].
 #[derive(Copy, Clone)]
 pub struct Short(DeviceId);
 
@@ -118,7 +118,8 @@ impl fmt::Display for Short {
 impl FromStr for DeviceId {
     type Err = DeviceError;
 
-    /// Reads the full form only, ignoring case; [`DeviceId::matches`] accepts prefixes.
+    /// Reads the full form of a UUID only, ignoring case; [`DeviceId::matches`] accepts prefixes of
+    /// a UUID.
     fn from_str(text: &str) -> Result<Self, DeviceError> {
         let read = || {
             let mut digits = text.get(4..)?.chars().filter_map(|c| c.to_digit(16));
@@ -126,9 +127,9 @@ impl FromStr for DeviceId {
             for byte in &mut uuid {
                 *byte = (digits.next()? << 4 | digits.next()?) as u8;
             }
-            // Reading skips characters that are not hexadecimal digits. Comparing the written form
-            // with the text rejects texts that have such characters anywhere but in the right
-            // places.
+            // The loop skips all characters that are not hexadecimal digits. Writing the resulting
+            // UUID and comparing it with the given text rejects every text in which such characters
+            // are missing or in wrong places.
             let mut both = [Self::gpu(uuid), Self::mig(uuid)].into_iter();
             both.find(|id| id.written().eq_ignore_ascii_case(text.as_bytes()))
         };
@@ -136,7 +137,7 @@ impl FromStr for DeviceId {
     }
 }
 
-/// The error for a text that is not a device UUID.
+/// The error for a text that is not the UUID of a GPU or MIG instance.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DeviceError {
     text: Box<str>,

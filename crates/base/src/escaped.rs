@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// Displays a text as one line, and escapes the characters that a terminal obeys or that hide other
-/// characters: control characters (C0, DEL, C1), line separators, and marks of writing direction.
+/// A text that is displayed as one line, with characters escaped that a terminal obeys or that hide
+/// other characters: control characters (C0, DEL, C1), line separators, and marks of writing
+/// direction.
 ///
 /// Each such character becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON, so
 /// that escaped JSON keeps its value.
@@ -15,10 +16,10 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Escapes a text of several lines as [`Escaped`] does, but keeps line feeds and tabs.
+/// Escapes a text of several lines as [`Escaped`] escapes one line, but keeps line feeds and tabs.
 pub fn lines(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    // Writing to a string never fails.
+    // Writing to a `String` never fails.
     let _ = escape(text, &mut out, |c| matches!(c, '\n' | '\t'));
     out
 }
@@ -39,7 +40,8 @@ fn escape(text: &str, out: &mut dyn fmt::Write, stays: impl Fn(char) -> bool) ->
 fn is_printable(c: char) -> bool {
     let invisible = matches!(
         c,
-        // Marks of writing direction, characters of no width, separators, and tags.
+        // The invisible characters: marks of writing direction, characters without width, line
+        // separators, and tags.
         '\u{61c}'
             | '\u{200b}'..='\u{200f}'
             | '\u{2028}'..='\u{202e}'

@@ -1,8 +1,10 @@
-//! Detection of the file system that a path lies on, and of whether a group can lie there.
+//! Detection of the file system on which a path lies, and of whether gpulimit groups can be stored
+//! on that file system.
 //!
-//! The members of a group share memory by mapping the group's files, and show by a kernel lock that
-//! they are alive. Both work only on a file system of one machine where a mapping keeps the opened
-//! file (and its locks), and where a written file stays the same file.
+//! The processes in a group share memory by mapping the group's files, and each process shows by a
+//! kernel file lock that it is alive. Both work only on a file system that one machine uses alone,
+//! where a mapping keeps the opened file and its locks alive, and where writing to a file does not
+//! replace the file by a copy.
 #![allow(unsafe_code)]
 
 use crate::proc;
@@ -17,44 +19,45 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The properties of a file system that matter for groups.
+/// The properties of a file system that decide whether gpulimit groups can be stored on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// The name that `mount` shows, such as `tmpfs` or `fuse.sshfs`; `file system 0x…` with the
-    /// magic number where the name is unknown.
+    /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`;
+    /// `file system 0x…` with the magic number if the name is unknown.
     pub name: Cow<'static, str>,
-    /// Why a group cannot lie there; `None` if it can.
+    /// The reason why a group cannot be stored on this file system; `None` if a group can.
     pub fault: Option<Fault>,
 }
 
-/// A reason why a group cannot lie on a file system.
+/// A reason why a group cannot be stored on a file system.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Other hosts may mount the same files, but mapped memory is not shared between hosts.
+    /// Other hosts may mount the same file system, but a file that is mapped into memory is not
+    /// shared between hosts.
     Network,
-    /// The first write to a file replaces it by a copy: processes that mapped the file before do
-    /// not see the change.
+    /// The first write to a file replaces the file by a copy: processes that mapped the file before
+    /// the write do not see the change.
     CopiesUp,
-    /// A mapping does not keep a lock after the descriptor is closed, so the lock of a living
-    /// process may be lost.
+    /// The file system drops a lock when the descriptor is closed although the file is still
+    /// mapped, so the lock of a living process may be lost.
     LosesLocks,
 }
 
-/// The error for a path on a file system that cannot hold groups.
+/// The error for a path on a file system on which groups cannot be stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unsuitable {
-    /// The root, a group's directory, or a file in one.
+    /// The root directory of all groups, a group's directory, or a file in a group's directory.
     pub path: PathBuf,
-    /// The name of the file system.
+    /// The name of the file system, as the command `mount` shows it.
     pub name: Cow<'static, str>,
-    /// Why the file system cannot hold groups.
+    /// The reason why groups cannot be stored on the file system.
     pub fault: Fault,
 }
 
 const FUSE: u32 = 0x6573_5546;
 
-/// File systems by the magic number in `statfs(2)`, from linux/magic.h and from the file systems'
-/// own sources.
+/// The known file systems by their magic numbers in `statfs(2)`, from linux/magic.h and from the
+/// file systems' own sources.
 const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x0102_1994, "tmpfs", None),
     (0x8584_58f6, "ramfs", None),
@@ -86,8 +89,8 @@ const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x786f_4256, "vboxsf", Some(Fault::Network)),
 ];
 
-/// Names, as in `/proc/self/mountinfo`, of file systems in user space whose files lie on other
-/// machines, and of the virtio file system, whose files lie on a virtual machine's host.
+/// Names, as in `/proc/self/mountinfo`, of FUSE file systems whose files lie on other machines, and
+/// of the virtio file system, whose files lie on a virtual machine's host.
 const REMOTE: [&str; 22] = [
     "virtiofs",
     "fuse.beegfs",
@@ -114,7 +117,7 @@ const REMOTE: [&str; 22] = [
 ];
 
 impl FileSystem {
-    /// Returns the file system that a path lies on.
+    /// Returns the file system on which a path lies.
     pub fn of(path: &Path) -> io::Result<Self> {
         let magic = magic(path)?;
         if let Some((_, name, fault)) = KNOWN.iter().find(|(known, ..)| *known == magic) {
@@ -135,8 +138,8 @@ impl FileSystem {
     }
 }
 
-/// Returns an error if the path lies on a file system that cannot hold groups. A file system that
-/// cannot be determined is accepted.
+/// Returns an error if the path lies on a file system on which groups cannot be stored. If the file
+/// system cannot be determined, the path is accepted.
 pub fn check(path: &Path) -> Result<(), Unsuitable> {
     match FileSystem::of(path) {
         Ok(FileSystem {
@@ -152,9 +155,11 @@ pub fn check(path: &Path) -> Result<(), Unsuitable> {
 }
 
 impl Unsuitable {
-    /// Returns the error for a path on whose file system a test has lost a lock.
+    /// Returns the error for a path on a file system that was found to drop the locks of files that
+    /// are still mapped.
     pub fn loses_locks(path: &Path) -> Self {
-        // The file at the path may not exist, because it was not created; its directory does.
+        // The file at the path may not have been created, so its directory is examined, which
+        // exists.
         let there = path.ancestors().find(|path| path.exists());
         let found = FileSystem::of(there.unwrap_or(path));
         Self {
@@ -177,11 +182,12 @@ fn magic(path: &Path) -> io::Result<u32> {
             _ => return Err(io::Error::last_os_error()),
         }
     };
-    // The field's width and sign differ between architectures; magic numbers have 32 bits.
+    // The value is cut to 32 bits, the size of magic numbers, because the width and the sign of
+    // `f_type` differ between architectures.
     Ok(about.f_type as u32)
 }
 
-/// Returns the name under which the file system of a path is mounted.
+/// Returns the name that the mount table shows for the file system of a path.
 fn mounted_as(path: &Path) -> Option<String> {
     let device = fs::metadata(path).ok()?.dev();
     let mounts = proc::read("/proc/self/mountinfo").ok()?;
@@ -192,8 +198,9 @@ fn mounted_as(path: &Path) -> Option<String> {
         .map(Into::into)
 }
 
-/// Returns the file system's name from a line of `mountinfo` if the line is about this device: the
-/// device is the third field, and the name is the first field after ` - `.
+/// Returns the file system's name from a line of `mountinfo` if the line describes the file system
+/// with this device number: the device number is the third field, and the name is the first field
+/// after ` - `.
 fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
     let (mount, file_system) = line.split_once(" - ")?;
     (mount.split(' ').nth(2)? == device).then_some(())?;
@@ -203,10 +210,14 @@ fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
 impl fmt::Display for Unsuitable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, name, fault } = self;
-        write!(f, "{} lies on {name}, which {fault}", path.display())?;
+        write!(
+            f,
+            "{} lies on {name}, which cannot hold groups, because {fault}",
+            path.display()
+        )?;
         f.write_str(
-            ": put the root on tmpfs, ext4, xfs or btrfs, such as /run/gpulimit of the host or \
-             GPULIMIT_ROOT=/dev/shm/gpulimit (docs/file-systems.md)",
+            ": put the group root on tmpfs, ext4, xfs or btrfs, such as /run/gpulimit of the host \
+             or GPULIMIT_ROOT=/dev/shm/gpulimit (docs/file-systems.md)",
         )
     }
 }
@@ -214,20 +225,22 @@ impl fmt::Display for Unsuitable {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Network => "does not share mapped memory between machines",
+            Self::Network => "this file system does not share mapped memory between machines",
             Self::CopiesUp => {
-                "copies a file at its first write and drops the lock of a program that has closed \
-                 its descriptor"
+                "this file system copies a file at the first write to it and drops the file lock \
+                 of a program that has closed its descriptor"
             }
-            Self::LosesLocks => "drops the lock of a program that has closed its descriptor",
+            Self::LosesLocks => {
+                "this file system drops the file lock of a program that has closed its descriptor"
+            }
         })
     }
 }
 
 impl Error for Unsuitable {}
 
-/// Returns whether a directory is the top of a mounted file system. False if that cannot be
-/// determined.
+/// Returns whether a directory is the top directory of a mounted file system; false if that cannot
+/// be determined.
 pub fn is_mount_point(path: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).ok().map(|about| about.dev());
     match (device(path), device(&path.join(".."))) {
@@ -280,7 +293,9 @@ mod tests {
         };
         let text = refused.to_string();
         assert!(
-            text.starts_with("/x lies on overlayfs, which copies"),
+            text.starts_with(
+                "/x lies on overlayfs, which cannot hold groups, because this file system copies"
+            ),
             "{text}"
         );
         assert!(text.contains("GPULIMIT_ROOT="), "{text}");

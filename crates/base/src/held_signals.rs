@@ -2,8 +2,8 @@
 //! pipe without a reader, SIGXFSZ for a file that reaches the process's size limit (`ulimit -f`),
 //! and SIGTTOU for a terminal that belongs to another job.
 //!
-//! Each of these signals ends a program that does not expect it. The failed write also returns an
-//! error, which is all that gpulimit needs: see [`during`].
+//! Each of these signals ends a program that does not expect the signal. The failed write also
+//! returns an error, and gpulimit needs only the error: see [`during`].
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -11,12 +11,12 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
-/// Size in bytes of the kernel's signal set.
+/// Size in bytes of the kernel's signal set, which `rt_sigtimedwait` expects as an argument.
 const KERNEL_SET: usize = 8;
 
 /// Runs `write` with SIGPIPE, SIGXFSZ and SIGTTOU blocked in the calling thread, and removes the
-/// signal that a failed write has raised. The program sees only the signals that another process or
-/// thread has sent.
+/// signal that a failed `write` has raised. Signals from other processes and threads still reach
+/// the program.
 pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let held = set(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTTOU]);
     let mut before = set(&[]);
@@ -37,8 +37,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // timeout is zero, so the call does not wait for the signal, which is blocked. The old mask is
     // restored.
     unsafe {
-        // A signal that was pending before belongs to the program, and the write's signal has
-        // merged with it.
+        // If the signal was already pending before the write, the kernel has merged the write's
+        // signal with it. The signal then belongs to the program and stays pending.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(
@@ -54,8 +54,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     written
 }
 
-/// Returns the remedy for a write that failed because of a limit for which [`during`] suppresses
-/// the signal; empty for other errors.
+/// Returns advice for the user after a write that failed because of the limit on file sizes; an
+/// empty text for other errors.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (`ulimit -f`)",

@@ -6,22 +6,23 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-/// A process as it describes itself.
+/// A process as the process describes itself.
 ///
-/// Only for display and for asking the driver about the process. The process's lock shows whether
-/// it is alive.
+/// An identity is only for display and for asking the driver about the process's memory. Whether
+/// the process is alive is shown by its file lock.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     /// The pid in the process's own pid namespace.
     pub pid: u32,
-    /// Inode of the process's pid namespace, `/proc/self/ns/pid`; 0: unknown.
+    /// Inode of the process's pid namespace, `/proc/self/ns/pid`; 0 if unknown.
     pub pid_ns: u64,
-    /// Start time in clock ticks since boot, field 22 of `/proc/self/stat`; 0: unknown.
+    /// Start time of the process in clock ticks since boot, field 22 of `/proc/self/stat`; 0 if
+    /// unknown.
     pub start_time: u64,
     /// Real user id.
     pub uid: u32,
-    /// The program's name, padded with zeros. Its arguments are never stored, because they may hold
-    /// secrets and all members can read the ledger.
+    /// The name of the process's program, padded with zeros. The program's arguments are never
+    /// stored, because they may hold secrets and all processes in the group can read the ledger.
     pub command: [u8; 64],
 }
 
@@ -44,17 +45,17 @@ impl Identity {
     pub fn own_start_time() -> u64 {
         let mut stat = [0; 1024];
         let mut of = |path: &str| start_time(head(path, &mut stat));
-        // The first path does not exist if `/proc` belongs to an outer pid namespace, where this
-        // process has another pid.
+        // If `/proc` belongs to an outer pid namespace, where this process has another pid, the
+        // path that contains the pid does not exist.
         of(&first_thread("self", std::process::id()))
             .or_else(|| of("/proc/self/stat"))
             .unwrap_or(0)
     }
 
-    /// Returns whether this process has been killed or is exiting, and so will soon drop its lock.
-    /// False if that cannot be determined, as for a process in another pid namespace.
+    /// Returns whether the process has been killed or is exiting, and so will soon drop its file
+    /// lock; false if that cannot be determined, as for a process in another pid namespace.
     ///
-    /// A killed process with much memory keeps its lock for up to 30 ms (measured).
+    /// A killed process with much memory keeps its file lock for up to 30 ms (measured).
     pub fn is_ending(&self, own_pid_ns: u64) -> bool {
         if self.pid_ns != own_pid_ns || own_pid_ns == 0 {
             return false;
@@ -62,8 +63,9 @@ impl Identity {
         let mut stat = [0; 1024];
         let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
-            // The parent has already reaped the process, which is about to drop its lock; or
-            // `/proc` hides the process from this user.
+            // If `/proc` does not show the process, either its parent has already reaped it, so
+            // that it is about to drop its file lock, or `/proc` hides the processes of other
+            // users.
             return !process::exists(self.pid);
         }
         if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
@@ -74,24 +76,25 @@ impl Identity {
             || has_kill_pending(head(&format!("/proc/{}/status", self.pid), &mut status))
     }
 
-    /// Returns whether both identities belong to one process, before and after `exec`.
+    /// Returns whether both identities belong to one process, which may have called `exec` in
+    /// between.
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
         key(self) == key(other) && self.start_time != 0
     }
 
-    /// Displays the command for people: control characters and bytes that are not UTF-8 become `?`.
-    /// Does not allocate.
+    /// Returns the name of the process's program for display: control characters and bytes that are
+    /// not UTF-8 become `?`. Does not allocate.
     pub fn command(&self) -> impl fmt::Display + '_ {
         Command(&self.command)
     }
 
-    /// Returns the beginning of a process's command line. `pid` is the process's number in this pid
-    /// namespace. `None` if the process has no command line, as a zombie, or if `/proc` does not
-    /// let the caller read it.
+    /// Returns the beginning of a process's command line. `pid` is the process's number in the
+    /// caller's pid namespace. `None` if the process has no command line, as a zombie, or if
+    /// `/proc` does not let the caller read the command line.
     ///
-    /// Waits for the lock and the pages of that process's memory; the process's user can make both
-    /// wait forever.
+    /// Waits for the lock and the pages of that process's memory; the user who owns that process
+    /// can make both waits last forever.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
@@ -100,8 +103,8 @@ impl Identity {
         }
     }
 
-    /// Returns this identity with the command that [`Self::command_line`] found under `pid`, or
-    /// unchanged if the pid now belongs to another process.
+    /// Returns this identity with the program name that [`Self::command_line`] found under `pid`.
+    /// Returns the identity unchanged if the pid now belongs to another process.
     pub fn with_command(self, pid: u32, command: [u8; 64]) -> Self {
         match SeenProcess::by_pid(pid).is(&self) {
             true => Self { command, ..self },
@@ -111,26 +114,28 @@ impl Identity {
 }
 
 /// A process as the caller's `/proc` shows it: the parts of an [`Identity`] that other processes
-/// can see, also from an outer pid namespace.
+/// can see, even from an outer pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct SeenProcess {
     /// The pid in the process's own pid namespace.
     pid: u32,
-    /// Inode of the process's pid namespace; 0: unknown.
+    /// Inode of the process's pid namespace; 0 if unknown.
     pid_ns: u64,
-    /// Start time by the clock of the caller's time namespace, in ticks since boot; 0: unknown.
+    /// Start time of the process by the clock of the caller's time namespace, in ticks since boot;
+    /// 0 if unknown.
     start_time: u64,
-    /// Whether the process is in the caller's time namespace, so that it reads the same start time
-    /// for itself.
+    /// Whether the process is in the caller's time namespace, so that the process reads the same
+    /// start time for itself as the caller does.
     same_clock: bool,
 }
 
 impl SeenProcess {
-    /// Returns the pid of a process in the caller's pid namespace; `None` if the process is not
-    /// found there.
+    /// Returns the pid that a process has in the caller's pid namespace; `None` if the process is
+    /// not found in that namespace.
     ///
-    /// A process in an inner pid namespace has a different pid there; `everybody` lists the
-    /// processes in `/proc` to find it.
+    /// A process in an inner pid namespace has different pids in the inner and the caller's
+    /// namespace; `everybody` must then return all processes in `/proc`, among which this method
+    /// searches.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -155,15 +160,15 @@ impl SeenProcess {
         Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
-    /// Returns the pid of the listed process that matches an identity from another pid namespace.
-    /// Requires that the namespace of the listed process is known.
+    /// Returns the pid, in the caller's namespace, of the listed process that matches an identity
+    /// from another pid namespace. A listed process matches only if its namespace is known.
     fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
         seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
             .map(|(pid, _)| pid)
     }
 
-    /// Returns the process that has this pid in the caller's pid namespace. A process that no
-    /// longer exists is assumed to have been in that namespace.
+    /// Returns the process that has this pid in the caller's pid namespace. If the process no
+    /// longer exists, it is assumed to have been in the caller's namespace.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
         let stat = head(&first_thread(pid, pid), &mut stat);
@@ -173,18 +178,19 @@ impl SeenProcess {
             pid: inner.unwrap_or(pid),
             pid_ns: match fs::metadata(format!("/proc/{pid}/ns/pid")) {
                 Ok(namespace) => namespace.ino(),
-                // The link may be unreadable because the process belongs to another user.
+                // The link `/proc/PID/ns/pid` is unreadable if the process belongs to another user.
                 Err(_) => Self::unseen_pid_ns(pid, inner),
             },
             start_time: start_time(stat).unwrap_or(0),
-            // The clock of another user's process is not shown; nearly all processes share the
-            // caller's clock.
+            // The time namespace of another user's process cannot be read; nearly all processes are
+            // in the caller's time namespace.
             same_clock: has_own_clock(pid).unwrap_or(true),
         }
     }
 
-    /// Returns the pid namespace of a process by its pid here and its pid in its innermost
-    /// namespace: if both are equal, the caller's own namespace; else 0, unknown.
+    /// Guesses the pid namespace of a process from its pid in the caller's namespace and its pid in
+    /// its innermost namespace: if both pids are equal, returns the caller's own namespace;
+    /// otherwise 0 for unknown.
     fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
         if inner.is_none_or(|inner| inner == pid) {
             process::pid_ns()
@@ -193,14 +199,14 @@ impl SeenProcess {
         }
     }
 
-    /// Returns the start time in clock ticks since boot; `None` if it is unknown.
+    /// Returns the start time of the process in clock ticks since boot; `None` if unknown.
     pub fn start_time(&self) -> Option<u64> {
         (self.start_time != 0).then_some(self.start_time)
     }
 
-    /// Returns whether this is the process of an identity. Unknown fields match any value. The
-    /// start times of a process with another clock are not compared: a user who creates a time
-    /// namespace shifts the start time that the process writes into its slot.
+    /// Returns whether this process is the one that an identity describes. Unknown fields match any
+    /// value. The start times are not compared if the process is in another time namespace, because
+    /// the namespace shifts the start time that the process wrote into its slot of the ledger.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
@@ -266,14 +272,14 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     buffer.get(..len).unwrap_or(&[])
 }
 
-/// Returns the path of the `stat` file of a process's first thread, which has the process's start
-/// time. qemu-user fakes `/proc/PID/stat` but not this file.
+/// Returns the path of the `stat` file of a process's first thread, which contains the process's
+/// start time. The file `/proc/PID/stat` is not used, because qemu-user fakes it.
 fn first_thread(process: impl fmt::Display, pid: u32) -> String {
     format!("/proc/{process}/task/{pid}/stat")
 }
 
-/// Returns a field of a `stat` file by its number in proc(5), from 3 on. Field 2, the name, may
-/// contain spaces and parentheses; the last `)` ends it.
+/// Returns a field of a `stat` file by its number in proc(5), from 3 on. Field 2, the program's
+/// name, may contain spaces and parentheses; the last `)` in the file ends field 2.
 fn field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
@@ -284,8 +290,8 @@ fn start_time(stat: &[u8]) -> Option<u64> {
     field(stat, 22)?.parse().ok()
 }
 
-/// Returns whether the state (field 3) is zombie or dead, or the flags (field 9) contain
-/// PF_EXITING.
+/// Returns whether a `stat` file shows a dying process: the state (field 3) is zombie or dead, or
+/// the flags (field 9) contain PF_EXITING.
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
     matches!(field(stat, 3), Some("Z" | "X"))
@@ -307,12 +313,12 @@ fn has_kill_pending(status: &[u8]) -> bool {
         .any(|mask| mask & KILL != 0)
 }
 
-/// Returns the name of the program that runs with this command line, without its directory. `name`
-/// is the kernel's name for the process.
+/// Returns the name of the program that runs with this command line, without the program's
+/// directory. `name` is the kernel's name for the process.
 fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
     let first = first(line);
     // Some programs write their whole command line, separated by spaces, into the first argument.
-    // The kernel's name contains no arguments.
+    // The function then returns the kernel's name for the process, which contains no arguments.
     if first.is_empty() || first.contains(&b' ') {
         let mut program = [0; 64];
         for (to, &from) in program.iter_mut().zip(name.trim_ascii_end()) {
@@ -329,7 +335,7 @@ fn first(line: &[u8]) -> &[u8] {
     line.split(|&b| b == 0).next().unwrap_or(&[])
 }
 
-/// Returns the beginning of a command line, without the program's directory.
+/// Returns the beginning of a command line, without the directory of the program.
 fn command(line: &[u8]) -> [u8; 64] {
     let program = first(line);
     let skip = program
@@ -409,7 +415,7 @@ mod tests {
             !seen.is(&other(|other| other.pid_ns += 1)),
             "in another pid namespace"
         );
-        // Linux gives no pid as large as this, so the process does not exist.
+        // Linux assigns no pid as large as this one, so a process with this pid does not exist.
         let gone = other(|other| other.pid = 1 << 23);
         assert!(SeenProcess::by_pid(gone.pid).is(&gone));
         assert_eq!(SeenProcess::by_pid(gone.pid).start_time(), None);
@@ -442,7 +448,7 @@ mod tests {
         let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
         let identity = Identity {
             pid: pid.unwrap_or(0),
-            // The start time that the process itself would write.
+            // The start time that the process would write into its own identity.
             start_time: start_time(line.as_bytes()).unwrap_or(0),
             ..own
         };
@@ -478,7 +484,7 @@ mod tests {
     #[test]
     fn processes_that_are_gone_or_zombies_are_ending() {
         let own = Identity::of_self();
-        // Linux gives no pid as large as this.
+        // Linux assigns no pid as large as this one.
         let gone = Identity {
             pid: 1 << 23,
             ..own
@@ -499,7 +505,7 @@ mod tests {
         assert!(child_of.start_time >= own.start_time);
         assert!(!identity.is_ending(own.pid_ns));
         child.kill().expect("killed");
-        // The child is a zombie, or soon will be.
+        // The child process has ended and is a zombie, or will be a zombie soon.
         let started = std::time::Instant::now();
         while !identity.is_ending(own.pid_ns) {
             assert!(started.elapsed().as_secs() < 60, "the child never ends");
@@ -523,7 +529,7 @@ mod tests {
         };
         assert!(!identity.is_ending(own.pid_ns));
         drop(child.stdin.take());
-        // The child is a zombie, and was not killed by a signal.
+        // The child process has ended by itself, without a signal, and is a zombie.
         let path = format!("/proc/{}/stat", child.id());
         let started = std::time::Instant::now();
         while !is_exiting(head(&path, &mut [0; 1024])) {
@@ -552,7 +558,8 @@ mod tests {
             None,
             "not in the list of processes"
         );
-        // The result is the same where `/proc` hides the processes of other users.
+        // A process that does not exist is found under its own pid, as is a process of another user
+        // that `/proc` hides.
         let gone = Identity {
             pid: 1 << 23,
             ..own
@@ -685,7 +692,8 @@ mod tests {
             None => who,
         };
         let started = std::time::Instant::now();
-        // The parent continues during the child's `exec`, before the child has its arguments.
+        // The parent process continues while the child is still in `exec`, before the child has its
+        // new arguments.
         while named(of_child) == of_child {
             assert!(
                 started.elapsed().as_secs() < 60,

@@ -1,9 +1,9 @@
-//! Repetition of system calls that a signal has interrupted.
+//! Repetition of system calls that a signal interrupts.
 
 use std::io::{self, ErrorKind};
 
-/// Number of attempts before giving up. Signals may arrive faster than a call completes: profilers
-/// send thousands a second.
+/// Number of attempts before a system call is given up. Signals may arrive faster than the system
+/// call completes: profilers send thousands a second.
 const TRIES: u32 = 1_000;
 
 /// Repeats a system call while a signal interrupts it, at most a thousand times. Returns the error

@@ -1,4 +1,4 @@
-//! The foundation of all parts of gpulimit: sizes, identities of GPUs and of processes, names,
+//! The foundation of all other gpulimit crates: sizes, identities of GPUs and of processes, names,
 //! mapped pages, file systems, held signals, and the versions of the file formats. This crate knows
 //! neither groups nor CUDA.
 

@@ -1,11 +1,11 @@
-//! The rule for one part of a group's name. Both the code that creates names and the code that
-//! reads names from files apply this rule.
+//! The rule for one component of a group's name, such as `alice` in `alice/job7`. Both the code
+//! that creates names and the code that reads names from files apply this rule.
 
-/// Longest part of a group's name, in bytes.
+/// Largest length of one component of a group's name, in bytes.
 pub const LONGEST: usize = 64;
 
-/// Returns whether a text can be one part of a group's name: `[A-Za-z0-9._-]{1,64}`, not starting
-/// with `.` or `-`.
+/// Returns whether a text can be one component of a group's name: `[A-Za-z0-9._-]{1,64}`, not
+/// starting with `.` or `-`.
 pub fn is_part(part: &str) -> bool {
     let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     (1..=LONGEST).contains(&part.len()) && part.bytes().all(good) && !part.starts_with(['.', '-'])

@@ -1,20 +1,22 @@
-//! Sorting for the preloaded library, with a twentieth of the machine code of the standard
-//! library's sorts, which are instantiated for each type. The library's lists are short and rarely
-//! sorted.
+//! Sorting for the preloaded library `libgpulimit.so`. The sort takes a twentieth of the machine
+//! code of the standard library's sorts, which are compiled anew for each type. The library sorts
+//! only short lists, and rarely.
 
-/// Sorts in place, so that `is_before(b, a)` is false for every `a` that ends up before `b`.
+/// Sorts `items` in place, so that `is_before(b, a)` is false for every `a` that ends up before
+/// `b`.
 ///
-/// This is a heap sort: it takes O(n log n) for every input and does not allocate. It is not
-/// stable.
+/// The algorithm is a heap sort: it takes O(n log n) for every input and does not allocate. The
+/// sort is not stable.
 pub fn sort_by<T>(items: &mut [T], is_before: impl Fn(&T, &T) -> bool) {
     let mut unordered = items.len() / 2;
     let mut end = items.len();
     while end > 1 {
         if unordered > 0 {
-            // Phase one builds a heap, from the last parent to the first.
+            // Phase one of the sort builds a heap, from the last parent node to the first.
             unordered -= 1;
         } else {
-            // Phase two repeatedly moves the greatest item, at the top of the heap, to the end.
+            // Phase two of the sort repeatedly moves the greatest item, at the top of the heap, to
+            // the end.
             end -= 1;
             items.swap(0, end);
         }
@@ -36,7 +38,7 @@ pub fn sort_by<T>(items: &mut [T], is_before: impl Fn(&T, &T) -> bool) {
     }
 }
 
-/// Sorts in place from the least to the greatest, as [`sort_by`] does.
+/// Sorts `items` in place from the least to the greatest, as [`sort_by`] does.
 pub fn sort<T: Ord>(items: &mut [T]) {
     sort_by(items, |a, b| a < b);
 }
@@ -45,7 +47,7 @@ pub fn sort<T: Ord>(items: &mut [T]) {
 mod tests {
     use super::*;
 
-    /// Tries every list of up to seven items with three values, and some long lists.
+    /// The test tries every list of up to seven items with three values, and some long lists.
     #[test]
     fn sorts_as_the_standard_library_does() {
         for length in 0..=7u32 {

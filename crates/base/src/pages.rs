@@ -1,5 +1,5 @@
-//! Memory that this process maps, and unmaps on drop. Another process may truncate a mapped file:
-//! see [`lost`].
+//! Memory that this process maps, and that is unmapped when its `Pages` value is dropped. Another
+//! process may truncate a mapped file: see [`lost`].
 #![allow(unsafe_code)]
 
 pub mod lost;
@@ -14,7 +14,7 @@ use std::ptr::{self, NonNull};
 pub struct Pages {
     start: NonNull<libc::c_void>,
     len: usize,
-    /// Watches for truncation; only for a mapped file whose content is read.
+    /// Watches for truncation of the mapped file; only for a mapped file whose content is read.
     watch: Option<Watch>,
 }
 
@@ -39,15 +39,15 @@ impl Pages {
         }
     }
 
-    /// Maps zeros that only this process sees.
+    /// Maps new memory of zeros that is private to this process.
     pub fn private(len: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         Self::map(len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// Maps the first `len` bytes of a file, shared with all processes that map it. The descriptor
-    /// can be closed afterwards. If another process truncates the file, the bytes become zeros and
-    /// are [lost](Self::is_lost).
+    /// Maps the first `len` bytes of a file, shared with all processes that map the file. The
+    /// descriptor can be closed afterwards. If another process truncates the file, the mapped bytes
+    /// become zeros and the mapping is [lost](Self::is_lost).
     pub fn of_file(file: &File, len: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let mut pages = Self::map(len, protection, libc::MAP_SHARED, file.as_raw_fd())?;
@@ -56,12 +56,12 @@ impl Pages {
     }
 
     /// Maps one page of a file without read access. The mapping only keeps the open file
-    /// description alive.
+    /// description, and so its locks, alive.
     pub fn unreadable(file: &File) -> io::Result<Self> {
         Self::map(4096, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Tells the kernel what fork does with these pages.
+    /// Tells the kernel how to treat these pages in a forked child.
     pub fn advise(&self, advice: i32) -> io::Result<()> {
         // SAFETY: the range is a whole mapping that `self` owns; both kinds of advice that gpulimit
         // uses only change what fork does with it.
@@ -71,13 +71,13 @@ impl Pages {
         }
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first mapped byte.
     #[inline]
     pub fn start(&self) -> NonNull<libc::c_void> {
         self.start
     }
 
-    /// Returns whether the file was truncated, so that the bytes read here are no longer the
+    /// Returns whether the mapped file was truncated, so that the mapped bytes are no longer the
     /// file's.
     pub fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(Watch::is_lost)
@@ -86,8 +86,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // Stop watching before unmapping: another mapping may get the same addresses a moment
-        // later.
+        // The watch ends before the pages are unmapped, because another mapping may get the same
+        // addresses a moment later.
         self.watch = None;
         // SAFETY: `self` owns the mapping, and every reference into it borrows from `self`.
         unsafe { libc::munmap(self.start.as_ptr(), self.len) };

@@ -1,12 +1,12 @@
-//! Reading of files in `/proc`. They contain text that users choose, such as the names of programs,
-//! mounts and control groups, which may be almost any bytes.
+//! Reading of files in `/proc`. These files contain text that users choose, such as the names of
+//! programs, mounts and control groups, which may consist of almost any bytes.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced, so that a process cannot hide
-/// behind a name that is not UTF-8.
+/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced, so that a process cannot escape
+/// detection by a name that is not UTF-8.
 ///
 /// # Errors
 /// Any error of the system.

@@ -1,4 +1,4 @@
-//! Facts about processes that the system tells without `/proc/PID`.
+//! Facts about processes that the system provides outside `/proc/PID`.
 #![allow(unsafe_code)]
 
 use std::os::unix::fs::MetadataExt;
@@ -9,13 +9,13 @@ pub fn uid() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// Returns the inode of this process's pid namespace; 0: unknown.
+/// Returns the inode of this process's pid namespace; 0 if unknown.
 pub fn pid_ns() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
 }
 
-/// Returns whether a process with this pid exists, whichever user it belongs to. A `/proc` mounted
-/// with `hidepid` would not show other users' processes.
+/// Returns whether a process with this pid exists, whichever user the process belongs to. Does not
+/// use `/proc`, because a `/proc` mounted with `hidepid` does not show other users' processes.
 pub fn exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else {
         return false;

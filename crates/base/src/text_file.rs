@@ -1,5 +1,5 @@
-//! Reading of small files in a directory that other users may write: the read neither waits nor
-//! exceeds a bound.
+//! Reading of small files in a directory where other users may write: the read neither waits for
+//! another process nor exceeds a given length.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -14,21 +14,21 @@ pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let file = OpenOptions::new()
         .read(true)
-        // O_NONBLOCK: another user may put a FIFO there, and opening a FIFO would wait for a
-        // writer.
+        // O_NONBLOCK is for a FIFO that another user may have put at the path: opening a FIFO would
+        // otherwise wait for a writer.
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)
         .map_err(|error| match error.raw_os_error() {
-            Some(libc::ELOOP) => wrong("it is a symbolic link"),
+            Some(libc::ELOOP) => wrong("the file is a symbolic link"),
             _ => error,
         })?;
     if !file.metadata()?.is_file() {
-        return Err(wrong("it is not a regular file"));
+        return Err(wrong("the file is not a regular file"));
     }
     let mut bytes = Vec::new();
     File::take(file, longest + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > longest {
-        return Err(wrong("it is too long"));
+        return Err(wrong("the file is too long"));
     }
     Ok(bytes)
 }
@@ -48,15 +48,15 @@ mod tests {
         fs::write(at("short"), "four").expect("written");
         assert_eq!(read(&at("short"), 4).expect("read"), b"four");
         fs::write(at("long"), "fives").expect("written");
-        assert_eq!(why("long"), "it is too long");
+        assert_eq!(why("long"), "the file is too long");
         symlink("short", at("link")).expect("linked");
-        assert_eq!(why("link"), "it is a symbolic link");
+        assert_eq!(why("link"), "the file is a symbolic link");
         let made = std::process::Command::new("mkfifo")
             .arg(at("fifo"))
             .status();
         assert!(made.is_ok_and(|status| status.success()));
-        assert_eq!(why("fifo"), "it is not a regular file");
-        assert_eq!(why("."), "it is not a regular file");
+        assert_eq!(why("fifo"), "the file is not a regular file");
+        assert_eq!(why("."), "the file is not a regular file");
         let missing = read(&at("missing"), 4).expect_err("missing");
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }

@@ -1,4 +1,4 @@
-//! Parsing of sizes that people write, and display of bytes for people.
+//! Parsing of memory sizes that people write, and display of byte counts for people.
 //!
 //! Every unit is base 1024, whichever way it is spelled: `4G`, `4GB`, `4Gi` and `4GiB` are the same
 //! 4,294,967,296 bytes.
@@ -7,18 +7,18 @@ use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
-/// A size that a person asked for.
+/// A memory size as a person wrote it.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Size {
     /// A number of bytes.
     Bytes(u64),
-    /// A part of the device's memory, in hundredths of a percent, 0 to 10,000.
+    /// A part of the GPU's memory, in hundredths of a percent, 0 to 10,000.
     Percent(u32),
     /// Unlimited.
     Max,
 }
 
-/// An amount of a GPU's memory that a person asked for, before the size of the GPU is known.
+/// An amount of a GPU's memory as a person wrote it, before the size of the GPU is known.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Extent {
     /// A size.
@@ -27,12 +27,12 @@ pub enum Extent {
     AllBut(u64),
 }
 
-/// Least number of bytes in [`Extent::AllBut`]. A smaller number was probably written without its
-/// unit.
+/// Smallest number of bytes accepted in [`Extent::AllBut`]. A smaller number was probably written
+/// without its unit.
 const SMALLEST_REST: u64 = 1 << 20;
 
 impl fmt::Display for Extent {
-    /// Writes the form that parses back: the size, or `-2GiB`.
+    /// Writes the extent in the form that parses back as the same extent: the size, or `-2GiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(size) => size.fmt(f),
@@ -69,11 +69,12 @@ impl FromStr for Extent {
     }
 }
 
-/// 100% in hundredths of a percent.
+/// The number that stands for 100% in hundredths of a percent.
 const WHOLE: u32 = 10_000;
 
 impl Size {
-    /// Returns this size in bytes on a device of `capacity` bytes; `u64::MAX` for [`Size::Max`].
+    /// Returns this size in bytes on a GPU with `capacity` bytes of memory; `u64::MAX` for
+    /// [`Size::Max`].
     pub fn resolve(self, capacity: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -87,8 +88,8 @@ impl Size {
 }
 
 impl fmt::Display for Size {
-    /// Writes the shortest exact form, which parses back as the same size: `4GiB`, `1536MiB`,
-    /// `4097`, `12.5%`, `max`.
+    /// Writes the size in the shortest exact form, which parses back as the same size: `4GiB`,
+    /// `1536MiB`, `4097`, `12.5%`, `max`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Max => f.write_str("max"),
@@ -112,7 +113,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Binary units and their powers of two.
+/// The units of sizes, with the powers of two that they stand for.
 const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
 impl FromStr for Size {
@@ -156,7 +157,7 @@ fn parse(text: &str) -> Result<Size, Reason> {
     Ok(Size::Bytes(bytes))
 }
 
-/// Returns the power of two that a unit stands for, ignoring case.
+/// Returns the power of two that a unit such as `KiB` stands for, ignoring case.
 fn shift(unit: &str) -> Option<u32> {
     let bytes = unit.as_bytes();
     let (Some(first), rest) = (bytes.first(), bytes.get(1..).unwrap_or_default()) else {
@@ -180,13 +181,15 @@ fn shift(unit: &str) -> Option<u32> {
 /// A decimal number at the beginning of a text.
 struct Number {
     whole: u128,
-    /// The digits after the point as a number, and ten to the power of the number of those digits.
+    /// The digits after the decimal point as a number, and the power of ten that the number is to
+    /// be divided by.
     fraction: Option<(u128, u128)>,
-    /// Length of the number in bytes.
+    /// Length of the written number in bytes.
     length: usize,
 }
 
-/// Digits after the point beyond this many are dropped: they cannot change a size by a byte.
+/// Digits after the decimal point beyond this many are dropped: they cannot change a size by a
+/// byte.
 const FRACTION_DIGITS: usize = 18;
 
 impl Number {
@@ -224,7 +227,7 @@ impl Number {
         })
     }
 
-    /// Returns the number times `by`, rounded down; `None` if the result exceeds 64 bits.
+    /// Returns the decimal number times `by`, rounded down; `None` if the result exceeds 64 bits.
     fn scaled(&self, by: u64) -> Option<u64> {
         let (value, scale) = self.fraction.unwrap_or((0, 1));
         let by = u128::from(by);
@@ -235,7 +238,7 @@ impl Number {
         u64::try_from(total).ok()
     }
 
-    /// Returns whether the number is greater than `whole`, if only by a fraction.
+    /// Returns whether the decimal number is greater than `whole`, even if only by a fraction.
     fn beyond(&self, whole: u128) -> bool {
         self.whole > whole || (self.whole == whole && self.fraction.is_some_and(|(v, _)| v != 0))
     }
@@ -246,8 +249,8 @@ impl Number {
 pub struct SizeError {
     text: Box<str>,
     reason: Reason,
-    /// Whether the text was parsed as an [`Extent`], so that the message also names `-2G` as
-    /// accepted.
+    /// Whether the text was parsed as an [`Extent`], so that the message also names `-2G` as an
+    /// accepted form.
     extent: bool,
 }
 
@@ -264,11 +267,11 @@ enum Reason {
     RestNotBytes,
 }
 
-/// The end of every message about a size: the accepted forms.
+/// The end of every message about an invalid size: the accepted forms of a size.
 const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, also KiB or KB), \
                         a part of the GPU such as 50%, or max";
 
-/// The additional form that is accepted for an [`Extent`].
+/// The form that is accepted for an [`Extent`] in addition to the forms of a size.
 const ACCEPTED_TOO: &str = ", or all of the GPU except a size, such as -2G";
 
 impl fmt::Display for SizeError {
@@ -276,14 +279,14 @@ impl fmt::Display for SizeError {
         let more = if self.extent { ACCEPTED_TOO } else { "" };
         let why = match self.reason {
             Reason::Empty => return write!(f, "empty size: {ACCEPTED}{more}"),
-            Reason::Negative => "negative",
-            Reason::NoNumber => "it does not begin with a decimal number",
-            Reason::Unit => "unknown unit",
-            Reason::PartOfByte => "fraction of a byte",
-            Reason::Overflow => "more than 64 bits",
-            Reason::OverWhole => "more than 100%",
-            Reason::RestWithoutUnit => "it leaves out less than 1 MiB of the GPU",
-            Reason::RestNotBytes => "only a number of bytes can be left out",
+            Reason::Negative => "the size is negative",
+            Reason::NoNumber => "the size does not begin with a decimal number",
+            Reason::Unit => "the size has an unknown unit",
+            Reason::PartOfByte => "the size is not a whole number of bytes",
+            Reason::Overflow => "the size has more than 64 bits",
+            Reason::OverWhole => "the size is more than 100%",
+            Reason::RestWithoutUnit => "the size leaves out less than 1 MiB of the GPU",
+            Reason::RestNotBytes => "only a number of bytes can follow the minus sign",
         };
         write!(
             f,
@@ -295,19 +298,19 @@ impl fmt::Display for SizeError {
 
 impl Error for SizeError {}
 
-/// Displays bytes for people, with one decimal in the fitting unit: `3.6 GiB`, `518.0 MiB`, `17 B`.
-/// Does not allocate.
+/// Displays a byte count for people, with one decimal in the fitting unit: `3.6 GiB`, `518.0 MiB`,
+/// `17 B`. Does not allocate.
 pub const fn gib(bytes: u64) -> Gib {
     Gib(bytes)
 }
 
-/// Displays bytes for people: see [`gib`].
+/// A byte count that is displayed for people: see [`gib`].
 #[derive(Copy, Clone, Debug)]
 pub struct Gib(u64);
 
 impl Gib {
-    /// Displays this figure in the unit of another one, without the unit: the `3.6` of `3.6 of 4.0
-    /// GiB`.
+    /// Displays this byte count in the unit that fits another byte count, without the name of the
+    /// unit: the `3.6` of `3.6 of 4.0 GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,
@@ -323,12 +326,13 @@ impl Gib {
         }
     }
 
-    /// Returns the name and the power of two of the fitting unit; below 1 KiB the unit is bytes.
+    /// Returns the name and the power of two of the unit in which this byte count is displayed;
+    /// below 1 KiB the unit is bytes.
     fn unit(self) -> (&'static str, u32) {
         if self.0 < 1024 {
             return ("B", 0);
         }
-        // A figure that rounds to 1024.0 belongs to the next unit.
+        // A byte count that rounds to 1024.0 of one unit is displayed in the next larger unit.
         let fits = |(_, shift): &&(&'static str, u32)| self.tenths(*shift) < 10_240;
         *UNITS.iter().find(fits).unwrap_or(&UNITS[3])
     }
@@ -341,7 +345,7 @@ impl fmt::Display for Gib {
     }
 }
 
-/// Displays bytes in the unit of another figure: see [`Gib::in_unit_of`].
+/// A byte count that is displayed in the unit of another byte count: see [`Gib::in_unit_of`].
 #[derive(Copy, Clone, Debug)]
 pub struct Figure {
     bytes: u64,
@@ -349,7 +353,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Returns whether `bytes` is displayed as the same text.
+    /// Returns whether `bytes` is displayed as the same text as this byte count.
     pub fn shows_as(self, bytes: u64) -> bool {
         let (_, shift) = Gib(self.like).unit();
         Gib(self.bytes).tenths(shift) == Gib(bytes).tenths(shift)

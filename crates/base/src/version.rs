@@ -1,18 +1,20 @@
-//! The versions of the file formats. Builds of gpulimit work together if they use the same formats
-//! for the files that they share, whatever their release versions are.
+//! The versions of gpulimit's file formats. Builds of gpulimit work together if they use the same
+//! formats for the files that they share, whatever their release versions are.
 //!
-//! Each file contains the version of its format, and a build with another format refuses the file.
-//! These constants let programs compare builds before that happens.
+//! Each file contains the version of its format, and a build that uses another format refuses the
+//! file. These constants let a program compare two builds before one build refuses the files of the
+//! other.
 
-/// Format of a ledger: its layout, and the protocol of its users.
+/// Version of the ledger's format: the ledger's layout, and the protocol of the processes that use
+/// the ledger.
 pub const LEDGER: u64 = format(2);
-/// Format of a limits file: its layout.
+/// Version of the format of a limits file: the file's layout.
 pub const LIMITS: u64 = format(3);
-/// Format of the text of the rules.
+/// Version of the text format of the rules.
 pub const RULES: u64 = format(1);
 
-/// Returns a format's version. A build with the feature `other-formats`, for tests of mixed
-/// versions, has other numbers.
+/// Returns the version of a file format. A build with the feature `other-formats`, for tests of
+/// mixed versions, has other version numbers.
 const fn format(number: u64) -> u64 {
     if cfg!(feature = "other-formats") {
         number + 1_000
@@ -21,11 +23,11 @@ const fn format(number: u64) -> u64 {
     }
 }
 
-/// The version of this build, followed by its [`formats`] in parentheses and by zeros: `0.1.0
-/// (ledger 2, limits 3, rules 1)`.
+/// The version of this build, followed by its [`formats`] in parentheses, padded with zeros:
+/// `0.1.0 (ledger 2, limits 3, rules 1)`.
 ///
-/// The library exports this constant, so that other programs can read the version from the
-/// library's file without loading it.
+/// `libgpulimit.so` exports this constant, so that other programs can read the version from the
+/// library's file without loading the library.
 pub const BYTES: [u8; 128] = {
     let mut all = ([0; 128], 0);
     all = put(all, env!("CARGO_PKG_VERSION"));
@@ -35,7 +37,8 @@ pub const BYTES: [u8; 128] = {
     put(all, ")").0
 };
 
-/// Appends a text. Compilation fails if no zero would remain at the end.
+/// Appends a text to the version's bytes. Compilation fails if no zero byte would remain at the
+/// end.
 const fn put((mut bytes, mut end): ([u8; 128], usize), text: &str) -> ([u8; 128], usize) {
     let mut at = 0;
     while at < text.len() {
@@ -46,7 +49,7 @@ const fn put((mut bytes, mut end): ([u8; 128], usize), text: &str) -> ([u8; 128]
     (bytes, end)
 }
 
-/// Appends a number in decimal digits.
+/// Appends a number in decimal digits to the version's bytes.
 const fn number((mut bytes, mut end): ([u8; 128], usize), value: u64) -> ([u8; 128], usize) {
     let mut unit = 1;
     while value / unit >= 10 {
@@ -60,18 +63,18 @@ const fn number((mut bytes, mut end): ([u8; 128], usize), value: u64) -> ([u8; 1
     (bytes, end)
 }
 
-/// Returns [`BYTES`] as a text.
+/// Returns the version in [`BYTES`] as a text.
 pub fn text() -> String {
     let text = BYTES.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Returns the formats of this build's files: `ledger 2, limits 3, rules 1`.
+/// Returns the versions of this build's file formats: `ledger 2, limits 3, rules 1`.
 pub fn formats() -> String {
     format!("ledger {}, limits {}, rules {}", LEDGER, LIMITS, RULES)
 }
 
-/// Splits the [`text`] of a build into its version and its formats.
+/// Splits the [`text`] of a build into the release version and the formats.
 pub fn parts(text: &str) -> Option<(&str, &str)> {
     text.strip_suffix(')')?.split_once(" (")
 }

@@ -1,9 +1,9 @@
-//! Decompression of fat binary entries. `nvcc --compress-mode` compresses entries with LZ4
-//! (`speed`, and always before CUDA 12.8) or with zstd.
+//! Decompression of fat binary entries. `nvcc --compress-mode` compresses entries with LZ4 (in the
+//! mode `speed`, and always before CUDA 12.8) or with zstd.
 
 use super::{lz4, zstd};
 
-/// The compression method of an entry.
+/// The compression method of a fat binary entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Method {
     Lz4,
@@ -11,7 +11,8 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the method that an entry's flags name; `None` for an entry that is not compressed.
+    /// Returns the compression method that the flags of a fat binary entry name; `None` for an
+    /// entry that is not compressed.
     pub fn of(flags: u64) -> Option<Method> {
         const LZ4: u64 = 0x2000;
         const ZSTD: u64 = 0x8000;
@@ -22,17 +23,18 @@ impl Method {
         }
     }
 
-    /// Decompresses `packed`. Returns `None` unless the result has the stated size.
+    /// Decompresses `packed`. Returns `None` unless the result has the size that the entry states.
     pub fn decode(self, packed: &[u8], stated: u64) -> Option<Vec<u8>> {
-        /// Largest size that is decompressed. The largest cubin in NVIDIA's own libraries has 105
-        /// MB; the memory of larger ones is found by measuring.
+        /// Largest size in bytes that is decompressed. The largest cubin in NVIDIA's own libraries
+        /// has 105 MB; for larger ones gpulimit does not estimate the memory, but measures it after
+        /// loading.
         const MOST: u64 = 512 << 20;
-        /// Largest number of bytes that one compressed byte can stand for, in LZ4 and in zstd (a
-        /// block of 128 KiB in four bytes).
+        /// Largest number of bytes that one compressed byte can decompress to, in LZ4 and in zstd
+        /// (a zstd block of 128 KiB in four bytes).
         const DENSEST: [u64; 2] = [256, 32 << 10];
         let size = usize::try_from(stated).ok()?;
-        // A few bytes that claim to stand for more than they can are rejected before memory is
-        // allocated.
+        // If the entry claims a larger size than its compressed bytes can decompress to, the entry
+        // is rejected before memory is allocated.
         let most = DENSEST[self as usize].saturating_mul(packed.len() as u64);
         if !(1..=MOST.min(most)).contains(&stated) {
             return None;
@@ -59,7 +61,7 @@ mod tests {
         }
     }
 
-    /// Returns bytes that partly repeat themselves, as machine code does.
+    /// Returns test data that partly repeats itself, as machine code does.
     fn content(size: usize) -> Vec<u8> {
         (0..size)
             .map(|at| ((at / 7) * (at / 1000 + 1) % 251) as u8)

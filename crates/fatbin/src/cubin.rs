@@ -1,16 +1,16 @@
-//! Memory needs of a cubin. A cubin is an ELF file. Its variables lie in sections with special
-//! names; its symbols tell which variables are managed, and which functions of the device's runtime
-//! are called.
+//! Memory needs of a cubin, the ELF file that holds code for one GPU architecture. The variables of
+//! a cubin lie in sections with special names; its symbols tell which variables are managed, and
+//! which functions of the device's runtime are called.
 //!
-//! The file is not trusted: parts that lie outside the file or contradict each other make the needs
-//! [unknown](Needs::unknown), while the parts that can be read still count.
+//! The cubin is not trusted: parts that lie outside the file or contradict each other make the
+//! memory needs [unknown](Needs::unknown), while the parts that can be read still count.
 
 use super::numbers::File;
 use super::{Needs, runtime};
 
-/// Size of the ELF header, and of a section's header.
+/// Size in bytes of the ELF header, and of a section's header.
 const HEADER: usize = 64;
-/// Size of a segment's header.
+/// Size in bytes of a segment's header.
 const SEGMENT: usize = 56;
 /// The value of `e_machine` in cubins.
 const EM_CUDA: u16 = 190;
@@ -18,7 +18,7 @@ const EM_CUDA: u16 = 190;
 const SYMBOLS: u32 = 2;
 
 impl<'a> File<'a> {
-    /// Returns the offset of a section's header.
+    /// Returns the offset of a section's header in the cubin.
     fn section(self, number: u16) -> Option<usize> {
         self.place(40)?
             .checked_add(usize::from(number).checked_mul(HEADER)?)
@@ -31,8 +31,9 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the length of a cubin according to its header: up to the end of its section and segment
-/// tables, which come last (ptxas 11 to 13). `None` if the length exceeds the address space.
+/// Returns the length of a cubin according to its ELF header: up to the end of its section and
+/// segment tables, which come last (in the output of ptxas 11 to 13). `None` if the length exceeds
+/// the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
     let end = |table: usize, count: usize, each: usize| match header.half(count)? {
@@ -50,8 +51,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
 }
 
 /// Returns the memory needs of a cubin, but reads at most `left` bytes of headers and tables, and
-/// subtracts the bytes read from `left`. The tables of a real cubin do not overlap, so the bound
-/// never affects one.
+/// subtracts the number of bytes read from `left`. The tables of a cubin from a compiler do not
+/// overlap, so `left` is always enough for such a cubin.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);
@@ -71,18 +72,19 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections with variables, in the order of their numbers. For each section: its number,
-    /// its size according to its header, and its size according to its symbols. Both sizes include
-    /// managed variables.
+    /// The sections that hold variables, in the order of their numbers. For each section: its
+    /// number, its size according to its header, and its size according to the symbols in it. Both
+    /// sizes include managed variables.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,
-    /// Whether some part could not be read.
+    /// Whether some part of the cubin could not be read.
     broken: bool,
 }
 
 impl Found {
-    /// Reads the sections and symbols. Returns `None` if the sections cannot be found.
+    /// Reads the sections and symbols of a cubin. Returns `None` if the section table cannot be
+    /// found.
     fn read(&mut self, file: File<'_>, left: &mut usize) -> Option<()> {
         let is_cubin = file.bytes::<6>(0)? == *b"\x7fELF\x02\x01"
             && file.half(18)? == EM_CUDA
@@ -106,7 +108,7 @@ impl Found {
                 None => self.broken = true,
             }
         }
-        // The driver loads no cubin without symbols (measured).
+        // A cubin without symbols needs no memory, because the driver does not load it (measured).
         self.broken |= tables.is_empty();
         for number in tables {
             self.broken |= self.table(file, number, left).is_none();
@@ -148,7 +150,8 @@ impl Found {
             let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
             if symbol.half(6)? == 0 {
                 let name = strings.get(symbol.short_place(0)?..)?;
-                // A longer name is not a runtime function, so the rest of it is not read.
+                // A name that is longer than every name of a runtime function is not read to its
+                // end.
                 let name = name.get(..=runtime::LONGEST).unwrap_or(name);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 self.runtime = self.runtime.with(runtime::of(name));
@@ -157,8 +160,8 @@ impl Found {
                 if other & MANAGED != 0 {
                     self.managed = self.managed.saturating_add(size);
                 }
-                // If a section's header contradicts the symbols, the driver follows the symbols
-                // (measured).
+                // If a section's header and the symbols in the section state different sizes, the
+                // driver uses the size from the symbols (measured).
                 let section = symbol.half(6)?;
                 let found = self
                     .globals

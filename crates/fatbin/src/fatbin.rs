@@ -1,8 +1,8 @@
-//! Memory needs of a fat binary, which contains images for different GPUs. Each image may be
+//! Memory needs of a fat binary, which contains code images for different GPUs. Each image may be
 //! compressed.
 //!
-//! The layout is a header of 16 bytes, followed by entries, each of which has its own header and a
-//! payload (seen in the output of nvcc 11 to 13, and in NVIDIA's libraries).
+//! The layout of a fat binary is a header of 16 bytes, followed by entries, each of which has its
+//! own header and a payload (seen in the output of nvcc 11 to 13, and in NVIDIA's libraries).
 
 use super::Needs;
 use super::compressed::Method;
@@ -10,13 +10,14 @@ use super::cubin;
 use super::numbers::File;
 use super::ptx;
 
-/// Size of a fat binary's header, and the least size of an entry's header.
+/// Size in bytes of a fat binary's header, and the least size of an entry's header.
 pub const HEADER: usize = 16;
 const ENTRY: usize = 64;
-/// Largest number of images that are stored. If a fat binary has more, its needs are unknown.
+/// Largest number of images of one fat binary that are examined. If a fat binary has more images,
+/// its memory needs are unknown.
 const MOST: usize = 1 << 16;
-/// Largest number of bytes that are decompressed per fat binary. The needs of further images are
-/// unknown.
+/// Largest number of bytes that are decompressed per fat binary. The memory needs of the remaining
+/// images are then unknown.
 const MOST_DECODED: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,11 +26,12 @@ enum Kind {
     Cubin,
 }
 
-/// The kind of an entry that contains several images.
+/// The kind of a fat binary entry that contains several images.
 const JOINED: u16 = 256;
 
 impl Kind {
-    /// Returns the kind of an entry; `None` if the driver does not load such entries.
+    /// Returns the kind of a fat binary entry; `None` if the driver does not load entries with this
+    /// number.
     fn of(kind: u16) -> Option<Kind> {
         match kind {
             1 => Some(Kind::Ptx),
@@ -43,9 +45,10 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 struct Entry<'a> {
     kind: Kind,
-    /// The compute capability times ten: 90 for 9.0.
+    /// The compute capability of the image times ten: 90 for 9.0.
     capability: u32,
-    /// The image, perhaps with padding, or the compressed data that contains it.
+    /// The bytes of the image, perhaps with padding, or the compressed data that contains the
+    /// image.
     payload: &'a [u8],
     compressed: Option<Compressed>,
 }
@@ -54,9 +57,9 @@ struct Entry<'a> {
 struct Compressed {
     method: Method,
     packed: usize,
-    /// The size after decompression.
+    /// The size of the payload after decompression, in bytes.
     stated: u64,
-    /// Offset of the image in the decompressed data.
+    /// Offset of the image in the decompressed payload.
     from: usize,
 }
 
@@ -66,9 +69,9 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
 }
 
-/// Returns the memory needs of a fat binary. The images that the driver may choose for GPUs of
-/// these compute capabilities are alternatives, so the largest needs count. Uncompressed images are
-/// cheap to read, so they count for every GPU.
+/// Returns the memory needs of a fat binary. The driver loads only one of the images that fit a GPU
+/// of these compute capabilities, so the largest needs among these images count. Uncompressed
+/// images count for every GPU, because reading them is cheap.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -77,11 +80,11 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
         true => chosen_for(&entries, &capabilities()),
         false => Vec::new(),
     };
-    // Images that share compressed data are decompressed only once.
+    // If several images share compressed data, the data is decompressed only once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
-    // Joined images each use a part of one payload. This bound keeps overlapping images from being
-    // read again and again to the payload's end.
+    // The images of an entry with several images each use a part of one payload. Without this
+    // bound, overlapping images could each be read to the payload's end.
     let mut unread = fatbin.len();
     for (number, entry) in entries.iter().enumerate() {
         let image = match entry.compressed {
@@ -119,7 +122,8 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
 }
 
 impl Compressed {
-    /// Decompresses the payload if its size is at most `left`, and subtracts the size from `left`.
+    /// Decompresses the payload of an entry if the decompressed size is at most `left`, and
+    /// subtracts that size from `left`.
     fn decode(self, payload: &[u8], left: &mut u64) -> Option<Vec<u8>> {
         let rest = left.checked_sub(self.stated)?;
         let packed = payload.get(..self.packed)?;
@@ -129,7 +133,7 @@ impl Compressed {
 }
 
 /// Appends the images of a fat binary to `entries`. Returns `None` if the fat binary is incomplete;
-/// images that were found before stay in `entries`.
+/// the images found up to that point stay in `entries`.
 fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
@@ -139,7 +143,7 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
         let entry = File(fatbin.get(at..end)?);
         let (kind, size) = (entry.half(0)?, entry.short_place(4)?);
         if kind == 0 && size == 0 {
-            // Padding ends the list of entries.
+            // Padding after the last entry ends the list of entries.
             return entry.0.iter().all(|byte| *byte == 0).then_some(());
         }
         let next = size.checked_add(entry.place(8)?)?;
@@ -174,8 +178,8 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     (at >= whole).then_some(())
 }
 
-/// Appends the images of an entry with several images in one payload (`fatbinary --concat`). The
-/// entry's header is followed by one header per image.
+/// Appends the images of an entry that has several images in one payload (`fatbinary --concat`).
+/// The entry's header is followed by one header per image.
 fn joined<'a>(
     header: &[u8],
     image: &dyn Fn(File<'_>) -> Option<Entry<'a>>,
@@ -188,7 +192,8 @@ fn joined<'a>(
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
         let record = File(records.next()?);
-        // This field is the offset of the image; in an entry's header it is the header's size.
+        // In the header of one of several images, this field is the offset of the image; in the
+        // header of an entry, the field is the header's size.
         let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;
@@ -205,10 +210,11 @@ fn joined<'a>(
     Some(())
 }
 
-/// Returns which entries the driver may choose for any of the GPUs. For each GPU, these are cubins
-/// with the same major version and the highest minor version up to the GPU's. If there is none,
-/// they are PTX texts with the highest version up to the GPU's. If a version has several variants
-/// (`sm_90a`), all of them count.
+/// Returns, for each entry, whether the driver may choose its image for any of the GPUs. For each
+/// GPU, the driver chooses among the cubins with the GPU's major version and the highest minor
+/// version up to the GPU's. If there is no such cubin, the driver chooses among the PTX texts with
+/// the highest version up to the GPU's. If a version has several variants (`sm_90a`), all variants
+/// count.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
@@ -243,17 +249,18 @@ mod tests {
         needs(fatbin, &|| capabilities.to_vec())
     }
 
-    /// Returns the variables of a fat binary, and asserts that all of it can be read.
+    /// Returns the sizes of the variables of a fat binary, and asserts that all of the fat binary
+    /// can be read.
     fn variables(fatbin: &[u8], capabilities: &[u32]) -> u64 {
         let needs = all(fatbin, capabilities);
         assert!(!needs.unknown);
         needs.variables
     }
 
-    /// Returns the bytes of variables in the version of `fixtures/variables.cu` with this many MiB,
-    /// including a table of 4,000 bytes.
+    /// Returns the bytes of the variables in the variant of `fixtures/variables.cu` whose array has
+    /// this many MiB, including a table of 4,000 bytes.
     fn version(mib: u64) -> u64 {
-        // In PTX the size of each variable is rounded up.
+        // In PTX text the size of each variable is rounded up.
         (mib << 20) + if mib == 50 { 4096 } else { 4000 }
     }
 
@@ -295,15 +302,16 @@ mod tests {
         frame
     }
 
-    /// If every byte were read again for each of as many images as an entry can name, the test
-    /// would take days.
+    /// The test ends quickly only if bytes are not read again for each image: with as many images
+    /// as an entry can name, it would otherwise take days.
     #[test]
     fn overlapping_images_are_read_once() {
         const COUNT: usize = 60_000;
         const SIZE: u32 = 2 << 20;
         let packed = bomb(SIZE);
         let mut record = [0u8; 64];
-        // A PTX image for every GPU, compressed by zstd, at the beginning of the payload.
+        // The test image is a PTX image for every GPU, compressed by zstd, at the beginning of the
+        // payload.
         record[..2].copy_from_slice(&1u16.to_le_bytes());
         let header = 72 + COUNT * 64;
         let mut entry = vec![0u8; 72];
@@ -343,7 +351,8 @@ mod tests {
         }
         assert_eq!(compressed.decode(&packed, &mut left), None);
         assert_eq!(left, 1 << 20);
-        // The same as an entry: it is read while the bound allows, and is otherwise unknown.
+        // A PTX image that is an entry of its own is also read while the bound on decompressed
+        // bytes allows, and its needs are otherwise unknown.
         let entry = |stated: u64| {
             let mut header = [0u8; ENTRY];
             (header[0], header[4], header[28]) = (1, ENTRY as u8, 90);
@@ -365,14 +374,14 @@ mod tests {
     #[test]
     fn only_compressed_entries_are_chosen_by_gpu() {
         let mut plain = LZ4.to_vec();
-        // The PTX entry claims to be uncompressed: its bytes declare no variables, but they are
-        // read.
+        // The PTX entry claims to be uncompressed. Its compressed bytes are read as text and
+        // declare no variables.
         plain[16 + 40..16 + 48].copy_from_slice(&0x11u64.to_le_bytes());
         assert_eq!(all(&plain, &[80]).variables, version(100));
         assert_eq!(all(&plain, &[70]).variables, 0);
     }
 
-    /// Damaged images cause no panic and no read outside the image.
+    /// Damaged images must cause no panic and no read outside the image.
     #[test]
     fn damaged() {
         let mut state = 1u64;
@@ -398,7 +407,8 @@ mod tests {
                 if random(4) == 0 {
                     image.truncate(random(image.len()));
                 }
-                // A separate allocation, so that tools can detect reads beyond its end.
+                // The copy is an allocation of its own, so that tools can detect reads beyond its
+                // end.
                 let image = image.into_boxed_slice();
                 match all(&image, &[86]) == whole {
                     true => same += 1,

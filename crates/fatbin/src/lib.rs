@@ -1,9 +1,10 @@
-//! Estimates of the device memory that a code image takes when it is loaded.
+//! Estimates of the GPU memory that a code image takes when the driver loads it.
 //!
-//! gpulimit measures the memory of loaded code. But code with large `__device__` arrays, or with
-//! device `malloc`, `assert` or `printf`, must be refused before the driver takes the memory for
-//! them. The estimate comes from the image itself: a PTX text, a cubin (ELF), or a fat binary of
-//! these, compressed or not. The layouts come from the PTX ISA, and from binaries of nvcc 11 to 13.
+//! For most code, gpulimit measures the memory after the driver has loaded the code. But code with
+//! large `__device__` arrays, or with device `malloc`, `assert` or `printf`, must be refused before
+//! the driver takes the memory for them, so its memory is estimated from the image itself: a PTX
+//! text, a cubin (ELF), or a fat binary of these, compressed or not. The layouts of images come
+//! from the PTX ISA, and from binaries of nvcc 11 to 13.
 
 mod compressed;
 mod cubin;
@@ -18,27 +19,27 @@ pub mod zstd;
 pub use cubin::length as length_of_cubin;
 pub use fatbin::length as length_of_fat_binary;
 
-/// The memory needs of an image besides its code.
+/// The memory needs of a code image, without the memory for the code itself.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Needs {
-    /// Largest number of bytes of device memory that its variables take.
+    /// Upper bound of the bytes of GPU memory that the image's variables take.
     pub variables: u64,
-    /// Least number of bytes of device memory that its variables take.
+    /// Lower bound of the bytes of GPU memory that the image's variables take.
     pub least: u64,
-    /// Bytes of managed memory for its variables.
+    /// Bytes of managed memory that the image's variables take.
     pub managed: u64,
-    /// Whether its kernels use device `malloc`.
+    /// Whether the image's kernels use device `malloc`.
     pub device_malloc: bool,
-    /// Whether its kernels use device `assert`.
+    /// Whether the image's kernels use device `assert`.
     pub device_assert: bool,
-    /// Whether its kernels use device `printf`.
+    /// Whether the image's kernels use device `printf`.
     pub device_printf: bool,
-    /// Whether some part of the image could not be read: it may need more memory.
+    /// Whether some part of the image could not be read, so that the image may need more memory.
     pub unknown: bool,
 }
 
 impl Needs {
-    /// The needs of an image that takes no memory.
+    /// The memory needs of an image that takes no memory besides its code.
     pub const NOTHING: Needs = Needs {
         variables: 0,
         least: 0,
@@ -49,18 +50,19 @@ impl Needs {
         unknown: false,
     };
 
-    /// The needs of an image that cannot be read at all.
+    /// The memory needs of an image that cannot be read at all.
     pub const UNKNOWN: Needs = Needs {
         unknown: true,
         ..Needs::NOTHING
     };
 
-    /// Returns whether the image uses any function of the device's runtime.
+    /// Returns whether the image uses any function of the device's runtime, such as device
+    /// `malloc`.
     pub fn uses_runtime(self) -> bool {
         self.device_malloc || self.device_assert || self.device_printf
     }
 
-    /// Returns the needs of an image that is one of two alternatives.
+    /// Returns the memory needs of an image that is one of two alternatives.
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
@@ -73,7 +75,7 @@ impl Needs {
         }
     }
 
-    /// Returns these needs plus a use of the runtime.
+    /// Returns these memory needs plus the use of one kind of runtime function.
     fn with(self, runtime: Needs) -> Needs {
         Needs {
             least: self.least,
@@ -81,7 +83,7 @@ impl Needs {
         }
     }
 
-    /// Returns the needs of two images together.
+    /// Returns the memory needs of two images together.
     pub fn and(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.saturating_add(other.variables),
@@ -92,8 +94,8 @@ impl Needs {
         .bounded()
     }
 
-    /// Returns these needs with sizes capped at 2^48 bytes, more than any GPU has, so that sums do
-    /// not overflow.
+    /// Returns these memory needs with sizes capped at 2^48 bytes, more than any GPU has, so that
+    /// adding sizes does not overflow.
     fn bounded(self) -> Needs {
         const MOST: u64 = 1 << 48;
         Needs {
@@ -107,13 +109,14 @@ impl Needs {
 
 /// The first bytes of a fat binary.
 pub const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-/// The first bytes of a `__fatBinC_Wrapper_t`, which programs built by nvcc register. The address
-/// of a fat binary is at byte 8 of it.
+/// The first bytes of a `__fatBinC_Wrapper_t`, the structure that programs built by nvcc register.
+/// The address of a fat binary is at byte 8 of the structure.
 pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 /// The first bytes of a cubin.
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 
-/// Returns the memory needs of an image or of a file's content, which may be any bytes.
+/// Returns the memory needs of an image that is the content of a file. The content may be any
+/// bytes.
 pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let needs = match bytes.first_chunk() {
         Some(&FATBIN) => fatbin::needs(bytes, capabilities),
@@ -124,7 +127,7 @@ pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Need
     needs.bounded()
 }
 
-/// Returns the text before the first NUL.
+/// Returns the part of a text before the first NUL.
 fn text(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
@@ -133,7 +136,7 @@ fn text(bytes: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
 
-    /// Returns a cubin with these sections and an empty symbol table.
+    /// Builds a cubin for a test, with these sections and an empty symbol table.
     fn cubin(sections: &[(&str, u64)]) -> Vec<u8> {
         let mut names = vec![0u8];
         let mut headers = vec![[0u8; 64]];
@@ -183,7 +186,8 @@ mod tests {
         image
     }
 
-    /// Returns the needs of an image, and asserts that they are the same in memory and in a file.
+    /// Returns the memory needs of an image, and asserts that they are the same whether the image
+    /// lies in memory or in a file.
     fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
         let file = needs_of_bytes(image, &gpus);
@@ -199,7 +203,7 @@ mod tests {
         file
     }
 
-    /// Returns the variables of an image, and whether there may be more.
+    /// Returns the sizes of the variables of an image, and whether there may be more variables.
     fn variables(image: &[u8]) -> (u64, bool) {
         let needs = all(image);
         (needs.variables, needs.unknown)
@@ -212,7 +216,7 @@ mod tests {
         image[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Returns the offset of a section's header.
+    /// Returns the offset of a section's header in the test cubin.
     fn section(image: &[u8], number: usize) -> usize {
         u64::from_le_bytes(image[40..48].try_into().unwrap()) as usize + number * 64
     }
@@ -240,8 +244,8 @@ mod tests {
         }
     }
 
-    /// Headers that no compiler writes: the parts that they hide are unknown, the other parts still
-    /// count, and no byte outside the image is read.
+    /// The test uses headers that no compiler writes: the parts of the image that such headers hide
+    /// are unknown, the other parts still count, and no byte outside the image is read.
     #[test]
     fn contradictory_headers_are_unknown() {
         let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
@@ -257,7 +261,8 @@ mod tests {
         ] {
             let mut image = whole.clone();
             put(&mut image, at, value);
-            // An image that claims to be longer can only be tested as a file's content.
+            // An image whose header claims a greater length than it has can only be tested as a
+            // file's content.
             let needs = needs_of_bytes(&image, &Vec::new);
             assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
         }
@@ -285,8 +290,8 @@ mod tests {
         assert!(all(&image).unknown, "names of symbols outside the image");
     }
 
-    /// Returns a cubin with these symbols. For each: the name, the section (0: defined elsewhere),
-    /// and the size if it is a managed variable.
+    /// Builds a cubin for a test, with these symbols. Each symbol is given as its name, its section
+    /// (0 if defined in another file), and its size if it is a managed variable.
     fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
         for (name, own, managed) in list {
@@ -316,7 +321,7 @@ mod tests {
         put(&mut image, second + 24, &(end + lengths[0]).to_le_bytes());
         image.extend(table);
         image.extend(texts);
-        // A segment table with one entry comes last.
+        // The test cubin ends with a segment table of one entry.
         let end = image.len() as u64;
         put(&mut image, 32, &end.to_le_bytes());
         put(&mut image, 56, &1u16.to_le_bytes());
@@ -324,8 +329,8 @@ mod tests {
         image
     }
 
-    /// If a section's size contradicts the symbols, the driver takes as much as the symbols say
-    /// (measured).
+    /// If a section's size contradicts the symbols in the section, the driver takes as much memory
+    /// as the symbols say (measured).
     #[test]
     fn symbols_beyond_the_size_of_their_section_count() {
         let mut image = symbols(&[("k", 1, 0), ("m", 3, 1 << 30)]);
@@ -435,7 +440,8 @@ mod tests {
         let large = cubin(&[(".nv.global", 5000)]);
         for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
             let mut entries = vec![(2, 0x11, &[][..]); count];
-            // The needs of an empty cubin would be unknown; PTX text is cheaper to read.
+            // The memory needs of an empty cubin would be unknown, and PTX text is cheaper to read,
+            // so the images are PTX texts.
             entries.fill((1, 0x11, b".version"));
             entries.insert(0, (2, 0x11, &large));
             entries.push((1, 0x11, b".global .b8 x[30000];"));
@@ -445,8 +451,8 @@ mod tests {
         }
     }
 
-    /// An algorithm that takes a step per byte for each of many sections, or for each of many
-    /// names, would take days for these images.
+    /// An algorithm that takes one step per byte for each of many sections, or for each of many
+    /// names, would take days for these test images.
     #[test]
     fn overlapping_tables_and_endless_names_are_read_once() {
         const SECTIONS: u16 = 40_000;
@@ -458,14 +464,16 @@ mod tests {
         image[58..60].copy_from_slice(&64u16.to_le_bytes());
         image[60..62].copy_from_slice(&SECTIONS.to_le_bytes());
         for header in image[64..].chunks_exact_mut(64) {
-            // Each section is a symbol table that consists of all section headers.
+            // In the first test image, each section is a symbol table that consists of all section
+            // headers.
             header[..4].copy_from_slice(&1u32.to_le_bytes());
             header[4..8].copy_from_slice(&2u32.to_le_bytes());
             header[24..32].copy_from_slice(&64u64.to_le_bytes());
             header[32..40].copy_from_slice(&length.to_le_bytes());
         }
         assert!(needs_of_bytes(&image, &Vec::new).unknown);
-        // One symbol table, each of whose symbols has a name without an end.
+        // The second test image has one symbol table, each of whose symbols has a name without an
+        // end.
         let symbols = vec![0u8; 24 << 17];
         let names = vec![b'x'; 8 << 20];
         let mut image = cubin(&[(".x", 0)]);

@@ -1,17 +1,18 @@
-//! Decompression of one LZ4 block as it lies in a fat binary: without a frame, and with its size
-//! stated elsewhere.
+//! Decompression of one LZ4 block as it lies in a fat binary: without a frame, and with the
+//! decompressed size stated in the header of the fat binary's entry.
 //!
-//! The layout is the LZ4 block format.
+//! The layout of the data is the LZ4 block format.
 
 use super::output::{Output, STEP};
 
-/// Length of a match with code 0.
+/// Length of an LZ4 match whose length code is 0.
 const SHORTEST_MATCH: usize = 4;
-/// A four-bit length with this value continues in the following bytes.
+/// The value of a four-bit length field that means that the length continues in the following
+/// bytes.
 const GOES_ON: usize = 15;
 
-/// Decompresses `packed`. Returns `None` unless the result has exactly `size` bytes, and if memory
-/// is short.
+/// Decompresses the LZ4 block `packed`. Returns `None` unless the result has exactly `size` bytes,
+/// and if memory is short.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut out = Output::new(size)?;
     let mut rest = packed;
@@ -24,7 +25,7 @@ pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
         }
         rest = rest.get(literals..)?;
         if rest.is_empty() {
-            // The last sequence consists of literals only.
+            // The last sequence of an LZ4 block consists of literals only.
             return out.done();
         }
         let offset = usize::from(take(&mut rest)?) | usize::from(take(&mut rest)?) << 8;
@@ -60,9 +61,11 @@ mod tests {
     #[test]
     fn literals_and_matches() {
         assert_eq!(decode(b"\x50hello", 5).unwrap(), b"hello");
-        // Three literals, a match of nine bytes at distance three, one literal.
+        // The block contains three literals, a match of nine bytes at distance three, and one
+        // literal.
         assert_eq!(decode(b"\x35abc\x03\0\x10!", 13).unwrap(), b"abcabcabcabc!");
-        // A run: the match copies bytes that it has just written.
+        // The block contains a run: a match that copies bytes that the match itself has just
+        // written.
         assert_eq!(
             decode(b"\x1fx\x01\0\xff\x00\x00", 275).unwrap(),
             [b'x'; 275]

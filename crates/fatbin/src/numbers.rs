@@ -1,6 +1,6 @@
 //! Reading of numbers in images: unsigned and little-endian.
 
-/// The bytes of an image or of a part of one, which may end anywhere. Each method returns the
+/// The bytes of an image or of a part of an image, which may end anywhere. Each method returns the
 /// number that begins at byte `at`, and `None` if the bytes end before the number does.
 #[derive(Clone, Copy)]
 pub struct File<'a>(pub &'a [u8]);
@@ -26,12 +26,14 @@ impl File<'_> {
         self.bytes(at).map(u64::from_le_bytes)
     }
 
-    /// Reads a length or an offset of 32 bits. Also returns `None` if it exceeds the address space.
+    /// Reads a length or an offset of 32 bits. Also returns `None` if the number exceeds the
+    /// address space.
     pub fn short_place(self, at: usize) -> Option<usize> {
         self.word(at)?.try_into().ok()
     }
 
-    /// Reads a length or an offset of 64 bits. Also returns `None` if it exceeds the address space.
+    /// Reads a length or an offset of 64 bits. Also returns `None` if the number exceeds the
+    /// address space.
     pub fn place(self, at: usize) -> Option<usize> {
         self.long(at)?.try_into().ok()
     }

@@ -1,10 +1,11 @@
-//! The output buffer of the decoders, which has a fixed size and is written once from front to
-//! back.
+//! The output buffer of the LZ4 and zstd decoders, which has a fixed size and is written once from
+//! front to back.
 
-/// Short copies write whole steps of this many bytes, and so beyond their end.
+/// The step of short copies in bytes: a short copy writes whole steps, so it may write beyond the
+/// end of the copied bytes.
 pub const STEP: usize = 16;
 
-/// Decoded bytes, and space for the rest.
+/// The bytes that a decoder has written so far, and space for the bytes that are still missing.
 pub struct Output {
     bytes: Vec<u8>,
     at: usize,
@@ -12,7 +13,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns a buffer for `size` bytes; `None` if memory is short.
+    /// Returns an output buffer for `size` bytes; `None` if memory is short.
     pub fn new(size: usize) -> Option<Output> {
         let mut bytes = Vec::new();
         let room = size.checked_add(STEP)?;
@@ -21,13 +22,13 @@ impl Output {
         Some(Output { bytes, at: 0, size })
     }
 
-    /// Returns the decoded bytes; `None` if some are missing.
+    /// Returns the decoded bytes; `None` if fewer than the buffer's size were decoded.
     pub fn done(mut self) -> Option<Vec<u8>> {
         self.bytes.truncate(self.size);
         (self.at == self.size).then_some(self.bytes)
     }
 
-    /// Returns the space for the next `count` bytes.
+    /// Returns the space for the next `count` bytes of output.
     fn next(&mut self, count: usize) -> Option<&mut [u8]> {
         if count > self.size - self.at {
             return None;
@@ -47,7 +48,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends the first `count` bytes of `from`, which must have at least `STEP` bytes more.
+    /// Appends the first `count` bytes of `from`, which must be at least `STEP` bytes longer than
+    /// `count`.
     #[inline]
     pub fn append_front(&mut self, from: &[u8], count: usize) -> Option<()> {
         if count > STEP {
@@ -62,8 +64,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends `count` bytes that begin `offset` bytes before the end. They may overlap the bytes
-    /// being appended.
+    /// Appends a copy of `count` bytes that begin `offset` bytes before the end of the output. The
+    /// copied bytes may include bytes that this same copy appends.
     #[inline]
     pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
         if offset == 0 || offset > self.at || count > self.size - self.at {
@@ -78,7 +80,8 @@ impl Output {
                 (from, to) = (from + STEP, to + STEP);
             }
         } else {
-            // Each copy doubles the repeated part.
+            // Each round copies all bytes that are already repeated, so the number of repeated
+            // bytes doubles.
             let bytes = self.bytes.get_mut(start..end)?;
             let mut there = offset;
             while there < bytes.len() {

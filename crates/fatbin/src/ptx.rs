@@ -11,14 +11,14 @@ use std::iter::Peekable;
 use super::Needs;
 use super::runtime::NAMES;
 
-/// The alignment of variables in bytes: two variables never share such a block.
+/// The alignment of variables in bytes: two variables never share one aligned block of this size.
 const GRAIN: u64 = 256;
-/// Largest number of bytes that a texture, sampler or surface reference takes.
+/// Largest number of bytes that a texture, sampler or surface reference takes in GPU memory.
 const REFERENCE: u64 = 256;
-/// Largest number of `.extern` declarations that are matched with definitions. If there are more,
-/// the needs are unknown.
+/// Largest number of `.extern` declarations that are matched with definitions. If a PTX text has
+/// more, its memory needs are unknown.
 const MOST_EXTERNS: usize = 64;
-/// Directives that may stand before `.global` in a declaration.
+/// Directives that may stand before `.global` in a variable's declaration.
 const LINKAGE: [&[u8]; 4] = [b".visible", b".extern", b".weak", b".common"];
 
 /// Returns the memory needs of a PTX text.
@@ -38,28 +38,28 @@ pub fn needs(text: &[u8]) -> Needs {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Token<'a> {
-    /// A name, a number, or a directive with its dot.
+    /// A token that is a name, a number, or a directive with its dot.
     Word(&'a [u8]),
     /// A quoted string.
     Text,
     /// Any other character.
     Sign(u8),
-    /// A comment or a string that does not end.
+    /// A comment or a string that does not end before the end of the text.
     Broken,
 }
 
-/// An iterator over the tokens of a text. Comments are skipped.
+/// An iterator over the tokens of a PTX text. Comments are skipped.
 struct Tokens<'a>(&'a [u8]);
 
 impl<'a> Tokens<'a> {
-    /// Removes the first `length` bytes and returns them.
+    /// Removes the first `length` bytes of the remaining text and returns them.
     fn take(&mut self, length: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// Skips up to and including `end`. Returns false if `end` does not follow.
+    /// Skips the text up to and including the next `end`. Returns false if `end` does not occur.
     fn skip_past(&mut self, end: &[u8]) -> bool {
         let found = self
             .0
@@ -81,7 +81,7 @@ impl<'a> Iterator for Tokens<'a> {
             if first.is_ascii_whitespace() {
                 self.take(1);
             } else if self.0.starts_with(b"//") {
-                // The last line may end without a line feed.
+                // A comment on the last line may end without a line feed.
                 self.skip_past(b"\n");
             } else if self.0.starts_with(b"/*") {
                 self.take(2);
@@ -111,23 +111,24 @@ impl<'a> Iterator for Tokens<'a> {
 struct Variable<'a> {
     name: &'a [u8],
     bytes: u64,
-    /// The size rounded up to the alignment: the most that the variable takes.
+    /// The size of the variable rounded up to its alignment: the largest number of bytes that the
+    /// variable takes.
     room: u64,
     is_managed: bool,
 }
 
 struct Reader<'a> {
     tokens: Peekable<Tokens<'a>>,
-    /// The token before the next one; `None` at the beginning of a statement.
+    /// The token that was read last; `None` at the beginning of a statement.
     previous: Option<Token<'a>>,
     /// Whether the current statement contains `.extern`.
     is_extern: bool,
-    /// Which functions of the runtime have been declared.
+    /// The functions of the device's runtime that the text has declared so far.
     called: [bool; NAMES.len()],
     needs: Needs,
-    /// Names of the variables that the text defines.
+    /// Names of the variables that the PTX text defines.
     defined: Vec<&'a [u8]>,
-    /// Variables that the text declares as defined elsewhere.
+    /// Variables that the PTX text declares as defined in another text.
     externs: Vec<Variable<'a>>,
 }
 
@@ -167,9 +168,9 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Returns whether a `.global` after the token `before` begins a declaration. In an instruction
-    /// (`ld.global`, `cvta.to.global`) `.global` follows the instruction's name or a modifier, and
-    /// in a parameter it follows `.ptr`.
+    /// Returns whether a `.global` after the token `before` begins a variable's declaration. In an
+    /// instruction (`ld.global`, `cvta.to.global`) `.global` follows the instruction's name or a
+    /// modifier, and in a parameter `.global` follows `.ptr`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,
@@ -184,7 +185,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips the names after `.target`, which no semicolon ends.
+    /// Skips the names after the directive `.target`, which no semicolon ends.
     fn target(&mut self) {
         while let Some(Token::Word([b'a'..=b'z' | b'A'..=b'Z' | b'_', ..]) | Token::Sign(b',')) =
             self.peek()
@@ -209,8 +210,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Records the use of a runtime function, for a word outside declarations. A function that is
-    /// only declared takes no memory (measured).
+    /// Records the use of a runtime function if `word`, which stands outside declarations, is its
+    /// name. A runtime function that is only declared takes no memory (measured).
     fn used(&mut self, word: &[u8]) {
         for ((name, use_of), called) in NAMES.iter().zip(self.called) {
             if called && word == *name {
@@ -219,9 +220,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses a declaration after `.global`, such as `.attribute(.managed) .align 16 .v4 .f32
-    /// name[10][20] = {1, 2}, other;`. Returns `None` for other text; variables that were found
-    /// before still count.
+    /// Parses a variable's declaration after `.global`, such as
+    /// `.attribute(.managed) .align 16 .v4 .f32 name[10][20] = {1, 2}, other;`. Returns `None` if
+    /// the text is not a declaration; the variables found up to that point still count.
     fn declaration(&mut self) -> Option<()> {
         let (mut width, mut vector, mut align, mut is_managed) = (None, 1u64, 1u64, false);
         while let Token::Word(word @ [b'.', ..]) = self.peek()? {
@@ -276,7 +277,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses `(…)` after `.attribute`. Returns whether it contains `.managed`.
+    /// Parses the list `(…)` after `.attribute`. Returns whether the list contains `.managed`.
     fn attribute(&mut self) -> Option<bool> {
         let (mut depth, mut is_managed) = (0u32, false);
         loop {
@@ -293,8 +294,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses `= {1, {2, 3}}` up to the following `,` or `;`. Returns the largest possible number
-    /// of values.
+    /// Parses an initializer `= {1, {2, 3}}` up to the following `,` or `;`. Returns the largest
+    /// possible number of values in the initializer.
     fn values(&mut self) -> Option<u64> {
         let (mut depth, mut count) = (0u32, 1u64);
         loop {
@@ -338,8 +339,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds the variables that are declared as defined elsewhere but are not defined in this text.
-    /// The compiler reserves memory for each of them once.
+    /// Adds the variables that the text declares as defined in another text, unless this text
+    /// defines them too. The compiler reserves memory for each such variable once.
     fn add_externs(&mut self) {
         for variable in std::mem::take(&mut self.externs) {
             if !self.defined.contains(&variable.name) {
@@ -350,7 +351,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the bytes of one item of a type such as `.b8`, `.f16x2` or `.bf16`.
+/// Returns the size in bytes of one item of a PTX type such as `.b8`, `.f16x2` or `.bf16`.
 fn width_of(word: &[u8]) -> Option<u64> {
     let word = word.strip_prefix(b".")?;
     let (kind, digits) = word.split_at(word.iter().position(u8::is_ascii_digit)?);
@@ -394,7 +395,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns the variables of a text, and asserts that all of it was understood.
+    /// Returns the sizes of the variables of a PTX text, and asserts that all of the text was
+    /// understood.
     fn ptx(text: &str) -> u64 {
         let needs = needs(text.as_bytes());
         assert_eq!((needs.unknown, needs.managed), (false, 0), "{text}");

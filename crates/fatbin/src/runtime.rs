@@ -1,17 +1,17 @@
-//! Functions of the device's runtime. An image that uses one refers to it by name; the driver
-//! provides the function.
+//! Functions of the device's runtime, such as device `malloc`. An image that uses such a function
+//! refers to it by name; the driver provides the function.
 
 use super::Needs;
 
-/// The functions, and the memory that each needs. Device `new` and `delete` call `malloc` and
-/// `free` (measured: `free` alone takes as much memory as `malloc`).
+/// The names of the runtime functions, and the memory that each function needs. Device `new` and
+/// `delete` call `malloc` and `free` (measured: `free` alone takes as much memory as `malloc`).
 pub const NAMES: [(&[u8], Needs); 4] = [
     (b"malloc", MALLOC),
     (b"free", MALLOC),
     (b"__assertfail", ASSERT),
     (b"vprintf", PRINTF),
 ];
-/// Length of the longest name in bytes.
+/// Length of the longest name of a runtime function in bytes.
 pub const LONGEST: usize = b"__assertfail".len();
 const MALLOC: Needs = Needs {
     device_malloc: true,
@@ -26,7 +26,7 @@ const PRINTF: Needs = Needs {
     ..Needs::NOTHING
 };
 
-/// Returns the memory needs of a reference to the function `name`.
+/// Returns the memory needs of an image that refers to the function `name`.
 pub fn of(name: &[u8]) -> Needs {
     let found = NAMES.iter().find(|(known, _)| *known == name);
     found.map_or(Needs::NOTHING, |(_, use_of)| *use_of)

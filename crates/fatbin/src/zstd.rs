@@ -1,8 +1,8 @@
-//! Decompression of one zstd frame as it lies in a fat binary: without a dictionary, and with its
-//! size stated elsewhere.
+//! Decompression of one zstd frame as it lies in a fat binary: without a dictionary, and with the
+//! decompressed size stated in the header of the fat binary's entry.
 //!
-//! The layout is RFC 8878. An optional checksum is not verified, because the decompressed bytes are
-//! not trusted anyway.
+//! The layout of the data is RFC 8878. An optional checksum is not verified, because the
+//! decompressed bytes are not trusted anyway.
 
 mod bits;
 mod fse;
@@ -14,11 +14,11 @@ use super::output::Output;
 use literals::Literals;
 use sequences::Sequences;
 
-/// Largest size of a block in bytes, compressed or not.
+/// Largest size of a zstd block in bytes, compressed or not.
 const MOST_OF_A_BLOCK: usize = 128 << 10;
 
-/// Decompresses `packed`. Returns `None` unless the result has exactly `size` bytes, and if memory
-/// is short.
+/// Decompresses the zstd frame `packed`. Returns `None` unless the result has exactly `size` bytes,
+/// and if memory is short.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut rest = packed;
     if header(&mut rest)?.is_some_and(|content| content != size as u64) {
@@ -45,7 +45,8 @@ pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     }
 }
 
-/// Reads the frame's header. Returns the size of the content if the header contains it.
+/// Reads the header of a zstd frame. Returns the size of the frame's content if the header states
+/// the size.
 fn header(rest: &mut &[u8]) -> Option<Option<u64>> {
     const MAGIC: u64 = 0xfd2f_b528;
     if number(rest, 4)? != MAGIC {
@@ -90,7 +91,8 @@ mod tests {
     const PACKED: &[u8] = include_bytes!("fixtures/license.zst");
     const MAGIC: &[u8] = b"\x28\xb5\x2f\xfd";
 
-    /// Returns a frame of one segment with these blocks, each given as kind, length and content.
+    /// Builds a zstd frame of one segment with these blocks, each given as kind, length and
+    /// content.
     fn frame(size: u8, blocks: &[(usize, usize, &[u8])]) -> Vec<u8> {
         let mut frame = [MAGIC, &[0x20, size]].concat();
         for (number, (kind, length, content)) in blocks.iter().enumerate() {
@@ -108,10 +110,10 @@ mod tests {
         assert_eq!(decode(&raw, 5).unwrap(), b"hello");
         let mixed = frame(9, &[(0, 3, b"abc"), (1, 6, b"x")]);
         assert_eq!(decode(&mixed, 9).unwrap(), b"abcxxxxxx");
-        // Three uncompressed literals and no sequences.
+        // The block contains three uncompressed literals and no sequences.
         let literals = frame(3, &[(2, 5, b"\x18abc\0")]);
         assert_eq!(decode(&literals, 3).unwrap(), b"abc");
-        // Five equal literals and no sequences.
+        // The block contains five equal literals and no sequences.
         let repeated = frame(5, &[(2, 3, b"\x29z\0")]);
         assert_eq!(decode(&repeated, 5).unwrap(), b"zzzzz");
         assert_eq!(decode(PACKED, LICENSE.len()).unwrap(), LICENSE);
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(decode(&raw, usize::MAX), None);
     }
 
-    /// A damaged frame causes no panic, and decodes to the stated size or not at all.
+    /// A damaged zstd frame must cause no panic, and must decode to the stated size or not at all.
     #[test]
     fn damaged() {
         let mut state = 1u64;
@@ -152,7 +154,7 @@ mod tests {
         let mut refused = 0;
         for number in 0..20_000 {
             let mut frame = PACKED.to_vec();
-            // Half of the damage goes to the front, where the codes are described.
+            // Half of the damage is done at the front of the frame, which describes the codes.
             let most = if number % 2 == 0 { 200 } else { frame.len() };
             for _ in 0..=random(2) {
                 frame[random(most)] = random(256) as u8;

@@ -1,8 +1,8 @@
-//! The atomic operations of this crate; no other module uses `std::sync::atomic` directly.
+//! The atomic operations of this crate; only this module uses `std::sync::atomic` directly.
 //!
-//! The file consists of `AtomicU64` words of `std`. Under `--cfg loom` they are the models' words,
-//! whose operations a model checker schedules one by one. The charge algorithm is generic over
-//! [`Word`], so that it can also run on loom's own atomics.
+//! The ledger file consists of `AtomicU64` words of `std`. Under `--cfg loom` the words are those
+//! of the models in `model`, whose operations a model checker schedules one by one. The charge
+//! algorithm is generic over [`Word`], so that it can also run on loom's own atomics.
 
 #[cfg(all(test, loom))]
 pub(crate) use super::model::word::{AtomicU64, fence};
@@ -14,11 +14,11 @@ pub(crate) use std::sync::atomic::{AtomicU64, fence};
 pub(super) trait Word {
     /// Reads the word.
     fn load(&self, order: Ordering) -> u64;
-    /// Adds to the word and returns the previous value.
+    /// Adds to the word and returns the word's previous value.
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
-    /// Subtracts from the word and returns the previous value.
+    /// Subtracts from the word and returns the word's previous value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
-    /// Issues a memory fence, of the model checker if the word belongs to a model.
+    /// Issues a memory fence; for a word of a model, the fence of the model checker.
     fn fence(order: Ordering);
 }
 

@@ -1,34 +1,35 @@
-//! The charge algorithm: reserve first, then check the sum. It uses neither a lock nor a shared
-//! total.
+//! The charge algorithm: a process first publishes its request for memory, and then checks the sum
+//! of all charges against the limit. The algorithm uses neither a lock nor a shared total.
 //!
-//! A process *publishes* a request: in one step it adds the request to its own word both as charged
-//! and as undecided. Only then does the process read the sum over all slots. If two processes race
-//! for the last bytes, at least one of them therefore sees the other's request. Both may see the
-//! other; then both withdraw and look again. It cannot happen that neither sees the other.
+//! A process *publishes* a request: in one step it adds the requested units to its own word in the
+//! ledger, both as charged and as undecided. Only then does the process read the sum over all
+//! slots. If two processes race for the last bytes, at least one of them therefore sees the request
+//! of the other. If both see the request of the other, both withdraw their requests and look at the
+//! words again. It cannot happen that neither sees the request of the other.
 //!
-//! The code is generic over the location of the words, so that the model checker loom runs the same
-//! code.
+//! The code is generic over the place where the words lie, so that the model checker loom runs the
+//! same code.
 
 use super::atomic::{Ordering, Word};
 
 /// Bytes per unit of a word.
 pub(super) const UNIT: u64 = 4096;
-/// Largest request in units (4 TiB).
+/// Largest request in units of 4 KiB (4 TiB).
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// A word with more units than this (8 TiB) receives no further charge, so that concurrent requests
-/// of one process cannot carry from the charged half into the undecided half. A carry would take
-/// three threads that request 4 TiB each at the same time.
+/// Largest number of charged units in a word (8 TiB): a word with more receives no further charge,
+/// so that concurrent requests of one process cannot carry from the charged half of the word into
+/// the undecided half. A carry would take three threads that request 4 TiB each at the same time.
 const WORD_MAX: u64 = 1 << 31;
-/// Number of additional looks at the words before a refusal, while successive looks differ because
-/// memory moves between slots.
+/// Number of additional looks at a level's words before a request is refused, if successive looks
+/// differ because memory moves between slots.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// After this many looks that find undecided requests in the way, the algorithm checks whether the
-/// requesting processes are alive.
+/// Number of looks that find undecided requests of other processes in the way, after which the
+/// algorithm checks whether these processes are alive.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
-/// Number of times that one request asks its own process to give back idle memory.
+/// Number of times that one request makes its own process give back idle memory.
 const RECLAIMS: u32 = 16;
 
-/// Returns the charged units of a word, undecided ones included.
+/// Returns the charged units of a word, including undecided units.
 #[inline]
 pub(super) const fn charged(word: u64) -> u64 {
     word & 0xffff_ffff
@@ -40,99 +41,105 @@ pub(super) const fn undecided(word: u64) -> u64 {
     word >> 32
 }
 
-/// Returns the granted units of a word. Never underflows, whatever the file contains.
+/// Returns the granted units of a word. The subtraction never underflows, whatever the ledger file
+/// contains.
 #[inline]
 pub(super) const fn granted(word: u64) -> u64 {
     charged(word).saturating_sub(undecided(word))
 }
 
-/// Returns the change that publishes a request of `n` units: charged and undecided.
+/// Returns the number to add to a word to publish a request of `n` units: `n` charged and `n`
+/// undecided units.
 #[inline]
 const fn published(n: u64) -> u64 {
     n | n << 32
 }
 
-/// One device of one ledger, on the path from the process's own group up to the root, as the
-/// charging process sees it.
+/// One device in the ledger of one level, as the charging process sees it. The levels lead from the
+/// process's own group up to the root group.
 pub(super) trait Rung {
     type Word: Word;
-    /// Returns this process's own word.
+    /// Returns this process's own word in the ledger.
     fn own(&self) -> &Self::Word;
-    /// Returns the word that holds the number of slots to read.
+    /// Returns the word that holds the number of slots that a sum has to read.
     fn high_water(&self) -> &Self::Word;
-    /// Returns the words of the slots below `high_water`, including this process's own.
+    /// Returns the words of the slots with an index below `high_water`, including this process's
+    /// own.
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
     /// Returns the limit in units, minus the units that are protected for other groups. Must be
-    /// read before the words that it is compared with.
+    /// called before reading the words that are compared with the limit.
     fn max(&self) -> u64;
-    /// Returns whether the mapping was replaced by zeros, so that the words just read were not the
-    /// shared ones. Call after reading the words.
+    /// Returns whether the mapping of the ledger was replaced by zeros, so that the words just read
+    /// were not the shared ones. Call after reading the words.
     fn is_lost(&self) -> bool {
         false
     }
-    /// Records the usage after a grant: `total` units are granted in sum, `own` of them to this
-    /// process.
+    /// Records the usage after a grant, for the peaks: `total` units are granted to all processes,
+    /// `own` of them to this process.
     fn note(&self, total: u64, own: u64);
-    /// Call before changing the own word, and then one of the next three methods afterwards.
-    /// Returns false if another process has changed this process's word; the word is then repaired,
-    /// and no request may be granted.
+    /// Begins a change of this process's own word. Call before the change, and call one of the next
+    /// three methods after it. Returns false if another process has changed this process's word;
+    /// the word is then repaired, and no request may be granted.
     fn begin(&self) -> bool;
-    /// Ends a change: the own word is as it was at [`Self::begin`].
+    /// Ends a change that left the own word as it was at [`Self::begin`].
     fn withdrawn(&self);
-    /// Ends a change: `n` units were added to the own word.
+    /// Ends a change that added `n` units to the own word.
     fn added(&self, n: u64);
-    /// Ends a change: `n` units were taken from the own word.
+    /// Ends a change that took `n` units from the own word.
     fn taken(&self, n: u64);
 }
 
-/// The actions that the slow path needs from its caller.
+/// The actions that the slow path of a charge needs from its caller.
 pub(super) trait Surroundings<R> {
-    /// Gives back idle memory of this process; false if there is none.
+    /// Gives back idle memory of this process; returns false if this process has none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the dead slots of a level. Reports freed memory only for a bounded time, so that the
-    /// slow path ends.
+    /// Cleans the slots of dead processes at a level. Reports freed memory only for a bounded time,
+    /// so that the slow path ends.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other processes of a level for their idle memory; false if no memory came, or if
-    /// the time for asking is over.
+    /// Asks the other processes of a level to give back their idle memory. Returns false if no
+    /// memory was given back, or if the time for asking is over.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
-    /// Waits for a short random time, so that other requests can be decided; false if the time for
-    /// waiting is over.
+    /// Waits for a short random time, so that requests of other processes can be decided. Returns
+    /// false if the time for such waits is over.
     fn back_off(&mut self) -> bool;
-    /// Waits a moment for dead slots to drain; false if the time for draining is over.
+    /// Waits a moment for the slots of dead processes to drain. Returns false if the time for
+    /// draining is over.
     fn wait_for_drain(&mut self) -> bool;
 }
 
-/// The result of cleaning a level.
+/// The result of cleaning the slots of dead processes at a level.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Reaped {
-    /// Whether memory was freed or a dead process's undecided request was withdrawn.
+    /// Whether the cleaning freed memory or withdrew a dead process's undecided request.
     pub freed: bool,
-    /// Units that will be freed soon without further action: those of slots that drain or that
-    /// another process is cleaning.
+    /// Units that will be freed soon without an action of this process: units in slots that drain
+    /// or that another process is cleaning.
     pub pending: u64,
 }
 
-/// The level that refused a request, and the units granted there.
+/// The level that refused a request, and the units granted at that level.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Refusal {
     pub level: usize,
     pub charged: u64,
 }
 
-/// A counter of memory that a process has charged but does not use.
+/// A counter of the memory that a process has charged but does not use.
 ///
 /// Both methods are called while the units of the request are undecided in the process's words.
-/// `settled` can therefore read a word and the counter so that it sees both changes or neither.
+/// `settled` can therefore read a word and this counter so that it sees the request in both or in
+/// neither.
 pub trait Idle {
-    /// Adds the request's bytes: the request is granted, and its bytes are not used yet.
+    /// Adds the request's bytes to the counter: the request is granted, and its bytes are not used
+    /// yet.
     fn add(&self);
-    /// Removes the request's bytes: they are given back unused.
+    /// Removes the request's bytes from the counter: the process gives them back unused.
     fn remove(&self);
 }
 
-/// For requests whose bytes are used as soon as they are charged.
+/// The counter for requests whose bytes are used as soon as they are charged: it counts nothing.
 impl Idle for () {
     #[inline]
     fn add(&self) {}
@@ -141,10 +148,11 @@ impl Idle for () {
     fn remove(&self) {}
 }
 
-/// Makes one attempt to charge `n` units at every level. On failure returns the level that was over
-/// its limit.
+/// Makes one attempt to charge `n` units at every level. On failure, returns the level at which the
+/// request exceeded the limit.
 ///
-/// Not `inline`, because each calling crate would then add a copy to the library.
+/// The function is not `inline`, because each calling crate would then add a copy of it to the
+/// library.
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
@@ -152,8 +160,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     idle: &I,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
-        // Called after the last level's fence, so that a process that sees the counter's change
-        // also sees the request.
+        // The idle counter changes after the fence of the last level, so that a process that sees
+        // the counter's change also sees the request.
         idle.add();
         return Ok(());
     };
@@ -163,12 +171,12 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
         return Err(level);
     }
     let max = rung.max();
-    // Release order: a process that sees moved memory arrive here also sees it gone from its old
-    // slot.
+    // Release order: if memory moves between slots, a process that sees the memory in this slot
+    // also sees that it has left its old slot.
     own.fetch_add(published(n), Ordering::Release);
-    // Of two requests, the one whose fence comes second sees what the other published. `high_water`
-    // is also read after the fence: the owner of a slot that is not below `high_water` now will see
-    // this request after publishing its own first one.
+    // Of two processes that publish requests, the one whose fence comes second sees what the other
+    // has published. `high_water` is also read after the fence: a process whose slot is not yet
+    // below `high_water` will see this request after publishing its own first request.
     R::Word::fence(Ordering::SeqCst);
     let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
@@ -178,12 +186,12 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
     match attempt(above, level + 1, n, idle) {
         Ok(()) => {
-            // The request stays undecided until all levels have passed. If it were decided earlier
-            // and then withdrawn, another process could have seen it as granted and been refused
+            // The request stays undecided until it fits at all levels. If it were decided earlier
+            // and then withdrawn, another process could have counted it as granted and been refused
             // because of it.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
-            // Undecided units of other processes or other threads do not count as usage.
+            // The peak does not include undecided units of other processes or other threads.
             let others = seen.undecided.saturating_sub(n);
             rung.note(
                 seen.charged.saturating_sub(others),
@@ -199,10 +207,10 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
 }
 
-/// Charges `n` units that the driver has already handed out, whether or not the limit allows them.
+/// Charges `n` units that the driver has already handed out, even if the limit does not allow them.
 pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        // The result is ignored, because the driver has already handed out the memory.
+        // The result of `begin` is ignored, because the driver has already handed out the memory.
         rung.begin();
         if word_is_full(rung, n) {
             rung.withdrawn();
@@ -213,7 +221,7 @@ pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// Gives back `n` units at every level, or the charged units if they are fewer.
+/// Gives back `n` units at every level, or all granted units if these are fewer.
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
@@ -222,7 +230,8 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// Gives back `n` units at every level, as [`uncharge`] does, that were charged ahead and not used.
+/// Gives back `n` units at every level, as [`uncharge`] does, and removes them from `idle`: they
+/// were charged ahead and not used.
 pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let Some((rung, above)) = rungs.split_first() else {
         R::Word::fence(Ordering::SeqCst);
@@ -234,15 +243,16 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // SeqCst for the same reason as in `take_out`.
+    // The order is SeqCst as in `take_out`: a process that begins to wait after the caller's check
+    // finds these units gone from the word.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }
 
-/// Reads a word, and a figure that its process changes together with the word ([`Idle`]), as they
-/// were at one moment. `again` passes time until the next look; if it returns false, the last
-/// values are returned although they may be inconsistent. This happens if the process was stopped
-/// in the middle of a request.
+/// Reads a word together with a figure that the word's process changes together with the word
+/// ([`Idle`]), so that both values are from one moment. Calls `again` between two looks, to let
+/// time pass; if `again` returns false, returns the last values although they may be from different
+/// moments. This happens if the process was stopped in the middle of a request.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -264,15 +274,15 @@ pub(super) fn settled<W: Word>(
     }
 }
 
-/// Takes `n` units out of a word, or the granted units if they are fewer. Returns the number of
+/// Takes `n` units out of a word, or all granted units if these are fewer. Returns the number of
 /// units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // Inexact if another thread gives back too much at the same time, which a correct caller never
-    // does.
+    // The number of granted units may be outdated if another thread gives back more than it has
+    // charged at the same time, which a correct caller never does.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
-    // Happens before the caller checks for waiting processes (SeqCst): a process that begins to
-    // wait after that check sees these units gone.
+    // The units are taken out before the caller checks for waiting processes (SeqCst): a process
+    // that begins to wait after the caller's check finds these units gone from the word.
     word.fetch_sub(n, Ordering::SeqCst);
     n
 }
@@ -282,14 +292,14 @@ fn word_is_full<R: Rung>(rung: &R, n: u64) -> bool {
     charged(rung.own().load(Ordering::Relaxed)) + n > WORD_MAX
 }
 
-/// The sums of a level's words, in units.
+/// The totals over the words of one level, in units.
 struct Total {
     /// Includes undecided units.
     charged: u64,
     undecided: u64,
 }
 
-/// Sums up the words of a level in one pass. Calls `each` for every word.
+/// Adds up the words of a level in one pass, and calls `each` for every word.
 #[inline]
 fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     let high_water = rung.high_water().load(Ordering::Relaxed);
@@ -307,15 +317,15 @@ fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     sum
 }
 
-/// The result of one pass over a level's words. Not a snapshot of one moment: memory may move
+/// The result of one pass over a level's words. The words are not from one moment: memory may move
 /// between slots during the pass.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Look {
-    /// Units, including undecided ones.
+    /// Charged units, including undecided units.
     pub charged: u64,
     /// Undecided units.
     pub undecided: u64,
-    /// A hash of the words: if two passes read different words, their hashes very probably differ.
+    /// A hash of the words: if two passes read different words, the hashes very probably differ.
     hash: u64,
 }
 
@@ -325,7 +335,7 @@ impl Look {
     }
 }
 
-/// Reads a level without publishing a request.
+/// Reads the words of a level without publishing a request.
 pub(super) fn look<R: Rung>(rung: &R) -> Look {
     R::Word::fence(Ordering::SeqCst);
     let mut hash = 0_u64;
@@ -343,7 +353,7 @@ pub(super) fn look<R: Rung>(rung: &R) -> Look {
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 enum Verdict {
     Fits,
-    /// The request fits unless undecided requests of other processes are granted.
+    /// The request fits unless undecided requests of other processes are granted first.
     Contended,
     Over,
 }
@@ -358,11 +368,12 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
     }
 }
 
-/// The slow path, taken when the first attempt found `level` over its limit.
+/// The slow path of a charge, taken when the first attempt found that the request exceeds the limit
+/// of `level`.
 ///
-/// This loop ends. Every round but the first is either one of the [`RECLAIMS`] reclaiming rounds or
-/// allowed by `surroundings`, which bounds all other rounds in time. A request that still does not
-/// fit is refused.
+/// The loop of the slow path always ends. Every round but the first is either one of the
+/// [`RECLAIMS`] reclaiming rounds or allowed by `surroundings`, which bounds all other rounds in
+/// time. A request that still does not fit is then refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -399,7 +410,8 @@ pub(super) fn contend<R: Rung>(
             },
             Verdict::Contended => {
                 contended += 1;
-                // A dead process's undecided request would otherwise stay undecided.
+                // An undecided request in the way may belong to a dead process, and then stays
+                // undecided until the process's slot is cleaned.
                 if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
                     continue;
                 }
@@ -426,8 +438,9 @@ pub(super) fn contend<R: Rung>(
                         }
                         continue;
                     }
-                    // Treated like requests in the way, with a bound in time, because room may come
-                    // and go forever.
+                    // One of the looks found room for the request. The request backs off as if
+                    // undecided requests were in the way, with a bound in time, because room may
+                    // come and go forever.
                     Confirmed::Not => {}
                 }
             }
@@ -449,10 +462,10 @@ enum Confirmed {
     Not,
 }
 
-/// Confirms a refusal with at least two looks. One look may count memory twice if the memory moves
-/// from a low slot to a high one during the look. Two equal looks saw no movement. While looks
-/// differ, the function repeats them, up to [`LOOKS`] times, so that steady movement alone does not
-/// cause a refusal.
+/// Confirms that a request must be refused, with at least two looks at the level's words. One look
+/// may count memory twice if the memory moves from a low slot to a high slot during the look; two
+/// equal looks saw no movement. While successive looks differ, the function repeats them, up to
+/// [`LOOKS`] times, so that steady movement alone does not cause a refusal.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

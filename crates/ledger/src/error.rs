@@ -11,43 +11,43 @@ use std::path::{Path, PathBuf};
 /// The reason why a ledger cannot be created, opened or joined.
 #[derive(Debug)]
 pub enum LedgerError {
-    /// The system refused an operation.
+    /// The system refused an operation on the ledger.
     Io {
         /// The ledger.
         path: PathBuf,
-        /// The operation that failed: "open", "map", …
+        /// The operation on the ledger file that failed: "open", "map", …
         action: &'static str,
         /// The system's error.
         error: io::Error,
     },
-    /// The file is not a ledger, or is damaged.
+    /// The file is not a ledger, or is a damaged one.
     Damaged {
         /// The ledger.
         path: PathBuf,
         /// The kind of damage.
         what: &'static str,
     },
-    /// The ledger's format is that of another version of gpulimit.
+    /// The ledger was created by a version of gpulimit with another ledger format.
     Version {
         /// The ledger.
         path: PathBuf,
-        /// The format version in the file.
+        /// The format version in the ledger file.
         found: u64,
-        /// The format version of this program.
+        /// The format version that this program uses.
         expected: u64,
     },
-    /// The path no longer leads to the opened file: the group was removed, and perhaps created
-    /// again.
+    /// The path no longer leads to the opened ledger file: the group was removed, and perhaps
+    /// created again.
     Replaced {
         /// The ledger.
         path: PathBuf,
     },
-    /// Every slot has a living owner or is still draining.
+    /// Every slot of the ledger has a living owner or is still draining.
     NoSlot {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file system has no space for another slot.
+    /// The file system has no space for another slot of the ledger.
     NoSpace {
         /// The ledger.
         path: PathBuf,
@@ -57,17 +57,18 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// The ledger was opened for reading only.
+    /// The ledger was opened for reading only, so that it cannot be changed.
     ReadOnly {
         /// The ledger.
         path: PathBuf,
     },
-    /// The group has living members, or a process is just joining.
+    /// The group has living members, or a process is just joining it, so the group cannot be
+    /// removed.
     InUse {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file system of the ledger cannot hold groups.
+    /// The ledger lies on a file system on which groups cannot be stored.
     FileSystem(Unsuitable),
 }
 
@@ -80,7 +81,7 @@ impl LedgerError {
         }
     }
 
-    /// Returns the error of an operation that needs space on the file system.
+    /// Returns the error of a failed operation that reserves or writes space on the file system.
     pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
@@ -121,7 +122,8 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // Already written above, without the ledger's path.
+            // The early return above has already written the message of this error, which names the
+            // path itself.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
@@ -136,23 +138,26 @@ impl fmt::Display for LedgerError {
                 found, expected, ..
             } => write!(
                 f,
-                "layout version {found}, but this gpulimit reads version {expected}; use one \
-                 version of gpulimit for all members, or create the group again"
+                "the file has layout version {found}, but this gpulimit reads version {expected}; \
+                 use one version of gpulimit for all members, or create the group again"
             ),
-            Self::Replaced { .. } => f.write_str("was removed while in use; join the group again"),
+            Self::Replaced { .. } => {
+                f.write_str("the group was removed while in use; join the group again")
+            }
             Self::NoSlot { .. } => write!(
                 f,
-                "all {MAX_SLOTS} slots are taken; end some of the group's processes, or use a \
-                 second group"
+                "all {MAX_SLOTS} slots are taken by processes; end some of the group's processes, \
+                 or use a second group"
             ),
             Self::NoSpace { .. } => f.write_str(
-                "no space for another process; free some space on the ledger's file system",
+                "the ledger's file system has no space for another process; free some space on it",
             ),
             Self::NoDevice { .. } => write!(
                 f,
-                "all {MAX_DEVICES} entries of the GPU table are taken; create the group again"
+                "all {MAX_DEVICES} entries of the ledger's GPU table are taken; create the group \
+                 again"
             ),
-            Self::ReadOnly { .. } => f.write_str("opened for reading only"),
+            Self::ReadOnly { .. } => f.write_str("the ledger was opened for reading only"),
             Self::InUse { .. } => f.write_str("the group has living members; end them first"),
         }
     }

@@ -1,8 +1,8 @@
-//! The most recent events of a group, in a ring buffer in its ledger.
+//! The most recent events of a group, in a ring buffer in the group's ledger.
 //!
-//! Each writer draws an event number, and writes the event to that number's entry without a lock.
-//! An entry whose writer died halfway, or was overtaken by a whole round of the ring, has a wrong
-//! stamp; readers skip it.
+//! Each writer draws an event number, and writes the event to the ring entry for that number
+//! without a lock. If a writer died halfway, or other writers went once around the ring meanwhile,
+//! the entry has a wrong stamp, and readers skip the entry.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
@@ -17,17 +17,17 @@ pub enum EventKind {
     Refusal = 1,
     /// A request began to wait.
     Wait = 2,
-    /// A request that waited was granted.
+    /// A request that had waited for memory was granted.
     Granted = 3,
     /// Usage passed `high`.
     High = 4,
-    /// The memory of a dead process was given back.
+    /// The memory of a dead process was uncharged.
     Reap = 5,
-    /// A process is killed to make room.
+    /// A process is being killed to make room for a request.
     Kill = 6,
     /// The limits were changed.
     Limits = 7,
-    /// Processes are about to be killed for a request.
+    /// Processes are about to be killed to make room for a request.
     Oom = 8,
 }
 
@@ -44,7 +44,7 @@ impl EventKind {
         Self::Oom,
     ];
 
-    /// Returns the name that people see.
+    /// Returns the name of the event kind, as users see it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refusal => "refusal",
@@ -59,32 +59,33 @@ impl EventKind {
     }
 }
 
-/// An event before it gets its number.
+/// The content of an event, which gets a number when it is recorded in the ring buffer.
 #[derive(Copy, Clone, Debug)]
 pub struct Happening {
     /// The kind of the event.
     pub kind: EventKind,
-    /// The device; `None`: all devices.
+    /// The device that the event is about; `None` for all devices.
     pub device: Option<DeviceIndex>,
     /// The process that the event happened to.
     pub process: Identity,
-    /// Bytes that were requested, waited for or given back; for changed limits, the new `max`.
+    /// Bytes that were requested, waited for or uncharged; for an event of changed limits, the new
+    /// `max`.
     pub bytes: u64,
-    /// Bytes charged in the group at that time.
+    /// Bytes charged in the group at the time of the event.
     pub charged: u64,
-    /// The group's limit in bytes at that time.
+    /// The group's limit in bytes at the time of the event.
     pub max: u64,
 }
 
-/// An event that was read from the ring.
+/// An event that was read from the ring buffer.
 #[derive(Copy, Clone, Debug)]
 pub struct Event {
-    /// The event's number; a group's events are numbered from 0.
+    /// The event's number; the events of a group are numbered from 0.
     pub number: u64,
-    /// The time in microseconds of the wall clock.
+    /// The time of the event by the wall clock, in microseconds since 1970.
     pub time_us: u64,
-    /// The event. The process's command is cut off after 32 bytes, and its start time is not
-    /// stored.
+    /// The event's content. The command of the process is cut off after 32 bytes, and the start
+    /// time of the process is not stored.
     pub what: Happening,
 }
 
@@ -94,7 +95,8 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     let number = ring.head.fetch_add(1, Ordering::Relaxed);
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     entry.stamp.store(0, Ordering::Relaxed);
-    // A reader that sees one of the new words also sees the stamp cleared.
+    // The fence orders the stores: a reader that sees a new word of the event also sees the cleared
+    // stamp.
     fence(Ordering::Release);
     let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
     let process = &happening.process;
@@ -138,7 +140,8 @@ pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
         .collect()
 }
 
-/// Reads the event with this number. `None` if the entry holds another event or is being written.
+/// Reads the event with this number from its ring entry. `None` if the entry holds another event or
+/// is being written.
 fn one(ring: &Ring, number: u64) -> Option<Event> {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     let stamp = number.wrapping_add(1);

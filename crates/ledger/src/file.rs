@@ -1,5 +1,5 @@
-//! The ledger as a file: creation, complete or not at all, and opening, with checks before it is
-//! mapped.
+//! The ledger as a file. A ledger is created completely or not at all, and is checked when it is
+//! opened, before it is mapped.
 
 use super::layout::{self, FILE_SIZE, MAGIC, PREFACE};
 use super::lock::{self, Description};
@@ -29,7 +29,8 @@ impl FileId {
     }
 }
 
-/// A path, and the identity of the file that it led to when the ledger was opened.
+/// The path of a ledger, and the identity of the file that the path led to when the ledger was
+/// opened.
 pub(super) struct Place {
     pub path: PathBuf,
     id: FileId,
@@ -37,8 +38,8 @@ pub(super) struct Place {
 
 fn options(write: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
-    // O_NOFOLLOW: never follow another user's symbolic link. O_NONBLOCK: never wait for the other
-    // end of a pipe. The standard library adds O_CLOEXEC.
+    // O_NOFOLLOW prevents following another user's symbolic link. O_NONBLOCK prevents waiting for
+    // the other end of a pipe. The standard library adds O_CLOEXEC.
     options
         .read(true)
         .write(write)
@@ -46,11 +47,12 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Creates a ledger with exactly this mode. Succeeds if any file with this name exists; opening
-/// will check that file. Fails on a file system that does not keep the locks of members.
+/// Creates a ledger file with exactly this mode. Succeeds if any file with this name exists
+/// already; opening the ledger will check that file. Fails on a file system that does not keep the
+/// file locks of living processes.
 ///
-/// The complete file gets its name by link(2). A process that dies in between leaves a file with a
-/// temporary name behind, `.NAME.<pid>.<n>.new`.
+/// The complete file gets its final name by link(2). A process that dies before the link leaves a
+/// file with a temporary name behind, `.NAME.<pid>.<n>.new`.
 pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
@@ -62,7 +64,8 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         lock::are_kept(file, &other)
     });
     let made = filled.and_then(|kept| kept.then(|| name(&temporary, path)).transpose());
-    // If removing fails, the ledger has a second, useless name.
+    // If removing the temporary name fails, the ledger keeps the temporary name as a second,
+    // useless name.
     let _ = fs::remove_file(&temporary);
     match made.map_err(error)? {
         Some(()) => Ok(()),
@@ -70,12 +73,12 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
 }
 
-/// Number of names that are tried for a draft. Each name contains a fresh number, so the first is
-/// nearly always free.
+/// Number of temporary names that are tried for a new ledger. Each name contains a fresh number, so
+/// the first name is nearly always free.
 const DRAFTS: u32 = 1_000;
 
-/// Creates a temporary file beside the ledger's path. The pid alone does not make its name unique,
-/// because processes in other pid namespaces may have the same pid.
+/// Creates a temporary file in the directory of the ledger. The pid alone does not make the
+/// temporary name unique, because processes in other pid namespaces may have the same pid.
 fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let pid = std::process::id();
@@ -87,11 +90,11 @@ fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, F
             Err(error) => return Err(error),
         }
     }
-    // All of these names exist, or the file system claims that every name does.
+    // All of the tried names exist, or the file system claims that every name exists.
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Gives the finished draft its final name, unless a file with that name now exists.
+/// Gives the finished temporary file the ledger's name, unless a file with that name now exists.
 fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(temporary, path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -99,7 +102,7 @@ fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns a number that is different for each call in this process.
+/// Returns a number for temporary file names, different for each call in this process.
 fn serial() -> u64 {
     use super::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -115,16 +118,16 @@ fn fill(file: &File, mode: u32) -> io::Result<()> {
         *bytes = word.to_ne_bytes();
     }
     file.write_all_at(&bytes, 0)?;
-    // The mode of open(2) would be reduced by the umask.
+    // The mode is set after opening, because open(2) applies the umask to its mode.
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// Opens the file at a path, which may be any file, to query its locks.
+/// Opens the file at a ledger's path, which may be any file, to query the file's locks.
 pub(super) fn describe(path: &Path) -> io::Result<Description> {
     options(false).open(path)
 }
 
-/// Opens, checks and maps a ledger.
+/// Opens, checks and maps a ledger file.
 pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerError> {
     let file = options(write)
         .open(path)
@@ -144,12 +147,12 @@ pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerE
 
 fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), LedgerError> {
     if !metadata.is_file() {
-        return Err(LedgerError::damaged(path, "not a regular file"));
+        return Err(LedgerError::damaged(path, "the file is not a regular file"));
     }
     let mut bytes = [0; size_of::<[u64; 8]>()];
     file.read_exact_at(&mut bytes, 0)
         .map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => LedgerError::damaged(path, "cut short"),
+            io::ErrorKind::UnexpectedEof => LedgerError::damaged(path, "the file was cut short"),
             _ => LedgerError::io(path, "read", error),
         })?;
     let mut found = [0; 8];
@@ -157,7 +160,7 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
         *word = u64::from_ne_bytes(*bytes);
     }
     if found[0] != MAGIC {
-        return Err(LedgerError::damaged(path, "not a ledger"));
+        return Err(LedgerError::damaged(path, "the file is not a ledger"));
     }
     if found[1] != version::LEDGER {
         return Err(LedgerError::Version {
@@ -167,19 +170,22 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
         });
     }
     if found != PREFACE {
-        return Err(LedgerError::damaged(path, "its header has wrong sizes"));
+        return Err(LedgerError::damaged(
+            path,
+            "the header of the file has wrong sizes",
+        ));
     }
     if metadata.len() != FILE_SIZE {
         return Err(LedgerError::damaged(
             path,
-            "its length does not match its header",
+            "the length of the file does not match its header",
         ));
     }
     Ok(())
 }
 
 impl Place {
-    /// Opens the same file again, with an open file description of its own.
+    /// Opens the ledger file once more, with a new open file description.
     pub(super) fn open(&self, write: bool) -> Result<Description, LedgerError> {
         let replaced = || LedgerError::Replaced {
             path: self.path.clone(),
@@ -197,8 +203,8 @@ impl Place {
         }
     }
 
-    /// Returns whether the path still leads to this file. Only a missing file or directory proves
-    /// that it does not; other errors prove nothing.
+    /// Returns whether the path still leads to the opened file. Only a missing file or directory
+    /// proves that it does not; other errors prove nothing, so the result is then true.
     pub(super) fn is_current(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(metadata) => FileId::of(&metadata) == self.id,
@@ -272,7 +278,7 @@ mod tests {
     fn drafts_get_different_numbers() {
         let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
         assert_eq!(numbers.len(), 1_000);
-        // A later process with the same pid also gets different numbers.
+        // The numbers must also differ from those of a later process with the same pid.
         assert!(serial() >> 16 >= os::boot_ms() - 60_000);
     }
 
@@ -289,9 +295,9 @@ mod tests {
         };
         assert_eq!(why(false), "io: open", "no file");
         fs::write(&path, [0; 63]).expect("written");
-        assert_eq!(why(false), "cut short");
+        assert_eq!(why(false), "the file was cut short");
         fs::write(&path, [0; 64]).expect("written");
-        assert_eq!(why(false), "not a ledger");
+        assert_eq!(why(false), "the file is not a ledger");
         let write = |words: [u64; 8], len| {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             fs::write(&path, bytes).expect("written");
@@ -307,11 +313,14 @@ mod tests {
         assert_eq!(why(false), format!("version {}", version::LEDGER + 1));
         for (at, word) in PREFACE.iter().enumerate().skip(2) {
             write(changed(at, word + 1), FILE_SIZE);
-            assert_eq!(why(false), "its header has wrong sizes");
+            assert_eq!(why(false), "the header of the file has wrong sizes");
         }
         for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
             write(PREFACE, len);
-            assert_eq!(why(true), "its length does not match its header");
+            assert_eq!(
+                why(true),
+                "the length of the file does not match its header"
+            );
         }
         write(PREFACE, FILE_SIZE);
         assert_eq!(why(true), "opened");
@@ -320,13 +329,13 @@ mod tests {
         assert_eq!(why(false), "io: open", "a link");
         fs::remove_file(&path).expect("removed");
         fs::create_dir(&path).expect("made");
-        assert_eq!(why(false), "not a regular file");
+        assert_eq!(why(false), "the file is not a regular file");
         fs::remove_dir(&path).expect("removed");
         let fifo = std::process::Command::new("mkfifo").arg(&path).status();
         assert!(fifo.expect("mkfifo").success());
         assert_eq!(
             why(false),
-            "not a regular file",
+            "the file is not a regular file",
             "opening does not wait for a writer"
         );
     }

@@ -1,23 +1,24 @@
-//! The table of the GPUs that members of a group have used. Entries are inserted without a lock and
-//! never removed.
+//! The table of the GPUs that processes of a group have used. Entries are inserted without a lock
+//! and never removed.
 //!
-//! An identity consists of three words, which are written in order, each once, by compare-and-swap.
-//! A process that finds an entry whose words so far match its own GPU writes the next word,
-//! whichever process began the entry. Therefore a process that dies halfway blocks no other
-//! process, and two processes that insert the same GPU end at the same entry. A process skips an
-//! entry only if one of the words is set and differs. Such a word never changes again, so all
-//! processes skip the same entries, and each GPU is in the table once. The only remains of a death
-//! are the first words of one GPU in one entry, if no process inserts that GPU again.
+//! The identity of a GPU consists of three words in its table entry, which are written in order,
+//! each once, by compare-and-swap. A process that finds an entry whose words so far match its own
+//! GPU writes the next word, whichever process began the entry. Therefore a process that dies
+//! halfway blocks no other process, and two processes that insert the same GPU end at the same
+//! entry. A process skips an entry only if one of the entry's words is set and differs from the
+//! word of its own GPU. Such a word never changes again, so all processes skip the same entries,
+//! and each GPU is in the table once. If a process dies while it inserts a GPU and no other process
+//! inserts that GPU again, the first words of that GPU's identity remain in one entry.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::GpuEntry;
 use super::{DeviceEntry, DeviceIndex, Ledger, LedgerError};
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
-/// This bit is set in every word of an identity, so that no word is 0.
+/// The bit that is set in every word of a GPU's identity, so that no such word is 0.
 const PRESENT: u64 = 1 << 63;
 const MIG: u64 = 1 << 62;
-/// Bytes of the UUID in each word.
+/// Number of bytes of the UUID in each word of a GPU's identity.
 const PART: usize = 6;
 
 fn words(id: &DeviceId) -> [u64; 3] {
@@ -33,7 +34,8 @@ fn words(id: &DeviceId) -> [u64; 3] {
     words
 }
 
-/// Returns the identity in an entry; `None` if the entry is empty, incomplete or invalid.
+/// Returns the identity of the GPU in a table entry; `None` if the entry is empty, incomplete or
+/// invalid.
 fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
     let mut uuid = [0; 16];
@@ -51,8 +53,8 @@ fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     (words(&id) == read).then_some(id)
 }
 
-/// Writes `wanted` into an entry. Returns false if the entry has, or is being given, the identity
-/// of another GPU.
+/// Writes the identity `wanted` into a table entry. Returns false if the entry has, or is being
+/// given, the identity of another GPU.
 fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     id.iter().zip(wanted).all(|(word, wanted)| {
         match word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire) {
@@ -63,8 +65,8 @@ fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
 }
 
 impl Ledger {
-    /// Returns the index of a device, and inserts a new device into the table. `capacity` is in
-    /// bytes.
+    /// Returns the index of a device in the table, and inserts the device if it is new. `capacity`
+    /// is the device's memory in bytes.
     pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
         let path = || self.place.path.clone();
         let known = self.find_device(&id);
@@ -75,13 +77,13 @@ impl Ledger {
         let index = known
             .or_else(|| self.position(|entry| put(&entry.id, wanted)))
             .ok_or_else(|| LedgerError::NoDevice { path: path() })?;
-        // All members write the same figure.
+        // All processes write the same capacity, so it does not matter which of them writes last.
         let entry = &self.header().gpus[index.get()];
         entry.capacity.store(capacity, Ordering::Relaxed);
         Ok(index)
     }
 
-    /// Returns the index of a device that a member of the group has used.
+    /// Returns the table index of a device that a process of the group has used.
     pub fn find_device(&self, id: &DeviceId) -> Option<DeviceIndex> {
         self.position(|entry| identity(entry).as_ref() == Some(id))
     }
@@ -91,7 +93,7 @@ impl Ledger {
         at.and_then(DeviceIndex::new)
     }
 
-    /// Returns the entry of a device.
+    /// Returns the table entry of a device.
     pub fn device_entry(&self, index: DeviceIndex) -> Option<DeviceEntry> {
         let entry = &self.header().gpus[index.get()];
         Some(DeviceEntry {
@@ -102,25 +104,26 @@ impl Ledger {
         })
     }
 
-    /// Returns the devices that members of the group have used.
+    /// Returns the devices that processes of the group have used.
     pub fn devices(&self) -> Vec<DeviceEntry> {
         let entry = |index| self.device_entry(index);
         DeviceIndex::all().filter_map(entry).collect()
     }
 
-    /// Returns the identity of a device in the table.
+    /// Returns the identity of the device with this index in the table.
     pub(super) fn device_id(&self, index: DeviceIndex) -> Option<DeviceId> {
         identity(&self.header().gpus[index.get()])
     }
 
-    /// Returns the bytes that a CUDA context on the device took when a member last measured one; 0:
-    /// unknown. Only a hint, because any member can write it.
+    /// Returns the bytes that a CUDA context took on the device when a process of the group last
+    /// measured one; 0 if unknown. The figure is only a hint, because any process of the group can
+    /// write it.
     pub fn context_hint(&self, index: DeviceIndex) -> u64 {
         let entry = &self.header().gpus[index.get()];
         entry.context.load(Ordering::Relaxed)
     }
 
-    /// Tells the other members how many bytes a CUDA context takes.
+    /// Tells the other processes of the group how many bytes a CUDA context takes on the device.
     pub fn set_context_hint(&self, index: DeviceIndex, bytes: u64) {
         if self.map.writable() {
             let entry = &self.header().gpus[index.get()];
@@ -177,7 +180,8 @@ mod tests {
     #[test]
     fn racing_processes_agree_on_the_entry_of_each_gpu() {
         let table: Vec<_> = (0..MAX_DEVICES).map(|_| entry()).collect();
-        // The first two words are equal, so that all these GPUs compete for the same entries.
+        // The first two words of all these identities are equal, so that all these GPUs compete for
+        // the same entries.
         let gpus: Vec<_> = (0..MAX_DEVICES as u8)
             .map(|last| {
                 let mut uuid = [9; 16];

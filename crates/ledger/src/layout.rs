@@ -1,4 +1,4 @@
-//! The layout of the ledger file. Everything in the file is an atomic word, because any process may
+//! The layout of the ledger file. Every part of the file is an atomic word, because any process may
 //! read any word at any time.
 //!
 //! ```text
@@ -7,36 +7,36 @@
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
 //!
-//! The words of one device lie in consecutive cache lines, because a charge reads all of them. If
-//! each slot's words lay in a page of their own, the lines would compete for one set of the
-//! first-level cache, and each slot would need a TLB entry. Any change to the layout requires a new
-//! [`version::LEDGER`].
+//! For each device, the words of all slots lie in consecutive cache lines, because a charge reads
+//! all of them. If each slot's words lay in a page of their own, these cache lines would compete
+//! for one set of the first-level cache, and each slot would need a TLB entry. Any change to the
+//! layout requires a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
 use gpulimit_base::version;
 use std::mem::{offset_of, size_of};
 
-/// The first word of the file: the bytes "gpulimit".
+/// The first word of a ledger file: the bytes "gpulimit".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 
-/// Number of devices whose words share one cache line.
+/// Number of devices for which one slot's words share a cache line.
 pub(super) const LINE_DEVICES: usize = 8;
-/// Number of blocks of devices.
+/// Number of blocks of devices, each of which shares cache lines.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
-/// Number of 64-bit words for the command in a slot.
+/// Number of 64-bit words for the owner's command in a slot.
 pub(super) const COMMAND_WORDS: usize = 8;
-/// Number of 64-bit words for the name of the owner's group in a slot.
+/// Number of 64-bit words in a slot for the name of the owner's group.
 pub(super) const BELOW_WORDS: usize = 72;
-/// Number of events in the ring.
+/// Number of events in the ring buffer.
 pub(super) const EVENTS: usize = 95;
-/// Number of 64-bit words for the command in an event.
+/// Number of 64-bit words for the process's command in an event.
 pub(super) const EVENT_COMMAND_WORDS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// The description of the format at the beginning of the file, written once, before the file gets
-/// its name.
+/// The description of the file format at the beginning of the ledger file, written once, before the
+/// file gets its name.
 #[repr(C, align(64))]
 pub(super) struct Preface {
     pub magic: AtomicU64,
@@ -49,7 +49,7 @@ pub(super) struct Preface {
     pub file_size: AtomicU64,
 }
 
-/// The values of this format's [`Preface`], in its order.
+/// The values in the [`Preface`] of a ledger of this format, in the order of its fields.
 pub(super) const PREFACE: [u64; 8] = [
     MAGIC,
     version::LEDGER,
@@ -75,12 +75,13 @@ impl Preface {
         ]
     }
 
-    /// Returns whether the preface has this format's values.
+    /// Returns whether the preface has the values of this format.
     pub fn is_whole(&self) -> bool {
         self.words().map(|word| word.load(Ordering::Relaxed)) == PREFACE
     }
 
-    /// Writes this format's values, for models; files are created with them.
+    /// Writes the values of this format into the preface. Only for models; a ledger file has these
+    /// values from its creation.
     #[cfg(all(test, loom))]
     pub fn write(&self) {
         for (word, value) in self.words().into_iter().zip(PREFACE) {
@@ -89,41 +90,45 @@ impl Preface {
     }
 }
 
-/// Length of the file in bytes.
+/// Length of the ledger file in bytes.
 pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
 
-/// Signals between the members. They lie in the one cache line that every charge reads anyway, and
-/// are rarely written.
+/// Words by which the processes of a group signal each other. They lie in the one cache line that
+/// every charge reads anyway, and are rarely written.
 #[repr(C, align(64))]
 pub(super) struct Signals {
-    /// Number of slots that have ever been claimed: all living members' slots lie below it. Never
-    /// decreases.
+    /// Number of slots that have ever been claimed: every slot with a living owner has an index
+    /// below this number. Never decreases.
     pub high_water: AtomicU64,
-    /// Counts created and removed groups directly below this one, and changes of their protection.
+    /// Counts changes of the groups directly below this group: created groups, removed groups, and
+    /// changes of a group's protection.
     pub children: AtomicU64,
     /// Not 0 if a process may be waiting for memory; a process that gives memory back must then
-    /// wake it. Each waiter changes the value.
+    /// wake the waiting processes. Each waiter changes the value.
     pub waiting: AtomicU64,
-    /// Counts how often memory came back while a process may have been waiting. The low half is a
-    /// futex.
+    /// Counts how often memory was given back while a process may have been waiting for memory. The
+    /// low half is a futex.
     pub returned: AtomicU64,
-    /// Counts how often the members were asked for unused memory.
+    /// Counts how often the processes of the group were asked for unused memory.
     pub asked: AtomicU64,
-    /// Counts the waiters so far. A waiter with a lower number goes first.
+    /// Counts the requests that have begun to wait in line. A waiter draws the count as its number,
+    /// and lower numbers go first.
     pub tickets: AtomicU64,
-    /// Time when the members were last asked for unused memory, in milliseconds of the boot clock.
+    /// Time when the processes of the group were last asked for unused memory, in milliseconds of
+    /// the boot clock.
     pub asked_at: AtomicU64,
     spare: AtomicU64,
 }
 
-/// An event of a group: see `events`.
+/// An event of a group in the ring buffer: see `events`.
 #[repr(C, align(64))]
 pub(super) struct EventEntry {
-    /// The event's number plus 1; 0 while the event is being written, and before any was written.
+    /// The event's number plus 1; 0 while the event is being written, and if the entry was never
+    /// used.
     pub stamp: AtomicU64,
-    /// Time in microseconds of the wall clock.
+    /// Time of the event by the wall clock, in microseconds since 1970.
     pub time: AtomicU64,
-    /// The kind in the low half, and the device's index plus 1 in the high half.
+    /// The kind of the event in the low half, and the device's index plus 1 in the high half.
     pub what: AtomicU64,
     pub pid: AtomicU64,
     pub pid_ns: AtomicU64,
@@ -135,7 +140,7 @@ pub(super) struct EventEntry {
     pub command: [AtomicU64; EVENT_COMMAND_WORDS],
 }
 
-/// The most recent events of the group.
+/// The ring buffer with the most recent events of the group.
 #[repr(C, align(64))]
 pub(super) struct Ring {
     /// Number of events so far.
@@ -145,104 +150,106 @@ pub(super) struct Ring {
     spare_high: [AtomicU64; 8],
 }
 
-/// One GPU or MIG instance that a member of the group has used.
+/// One GPU or MIG instance that a process of the group has used.
 #[repr(C, align(64))]
 pub(super) struct GpuEntry {
-    /// The identity, in three words that are each written once: see `gpu_table`.
+    /// The identity of the device, in three words that are each written once: see `gpu_table`.
     pub id: [AtomicU64; 3],
-    /// Bytes of memory that the device has.
+    /// Bytes of memory that the device has in total.
     pub capacity: AtomicU64,
-    /// Bytes that a CUDA context took when it was last measured; 0: unknown.
+    /// Bytes that a CUDA context on the device took when last measured; 0 if unknown.
     pub context: AtomicU64,
     spare: [AtomicU64; 3],
 }
 
-/// The beginning of the file.
+/// The beginning of the ledger file, before the slots.
 #[repr(C)]
 pub(super) struct Header {
     pub preface: Preface,
     pub signals: Signals,
-    /// Time when usage was last recorded as above `high`, in milliseconds of the boot clock, per
-    /// device.
+    /// Time when the usage of each device was last recorded as above `high` (the group's soft
+    /// limit), in milliseconds of the boot clock.
     pub above_high: [AtomicU64; MAX_DEVICES],
     spare_low: [AtomicU64; 16],
-    /// Largest usage in bytes that a granted request saw, per device.
+    /// The peak of each device: the largest usage in bytes that a granted request saw.
     pub peaks: [AtomicU64; MAX_DEVICES],
-    /// Number of refused requests since the group began, per device.
+    /// Number of refused requests for each device since the group was created.
     pub refusals: [AtomicU64; MAX_DEVICES],
     pub gpus: [GpuEntry; MAX_DEVICES],
-    /// Requests that waited since the group began, per device: their number here, and their total
-    /// milliseconds in `waited_ms`.
+    /// Number of requests for each device that waited since the group was created; their total
+    /// waiting time is in `waited_ms`.
     pub waits: [AtomicU64; MAX_DEVICES],
     pub waited_ms: [AtomicU64; MAX_DEVICES],
     spare_high: [AtomicU64; 64],
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices: charged units in the low half, undecided units in the
-/// high half, in units of 4 KiB.
+/// The words of one slot for eight devices: each word has charged units in the low half and
+/// undecided units in the high half, in units of 4 KiB.
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
-/// The words of all slots for eight devices.
+/// The words of all slots for eight devices, which form one block of the ledger file.
 pub(super) type Block = [WordLine; MAX_SLOTS];
 
-/// The owner of a slot. The process that claims or cleans the slot writes it, under the slot's
-/// claim lock.
+/// The owner of a slot. The process that claims or cleans the slot writes these words while it
+/// holds the slot's claim lock.
 #[repr(C, align(64))]
 pub(super) struct Owner {
-    /// The owner's pid; 0: the slot has no owner.
+    /// The pid of the slot's owner; 0 if the slot has no owner.
     pub pid: AtomicU64,
     pub pid_ns: AtomicU64,
     pub start_time: AtomicU64,
     pub uid: AtomicU64,
-    /// Time when the slot was claimed, in milliseconds of the boot clock.
+    /// Time when the owner claimed the slot, in milliseconds of the boot clock.
     pub birth: AtomicU64,
-    /// Time when a process first found the owner dead, in milliseconds of the boot clock; 0: not
-    /// yet.
+    /// Time when a process first found the slot's owner dead, in milliseconds of the boot clock; 0
+    /// if the owner was never found dead.
     pub dead_since: AtomicU64,
-    /// The key (`child_key`) of the group directly below this one that contains the owner's group;
-    /// 0: the owner is in this group itself.
+    /// The key (`child_key`) of the group directly below the ledger's group that contains the
+    /// owner's group; 0 if the owner is in the ledger's group itself.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless noted. Only the owner writes them, except
-/// `left`.
+/// Statistics of one slot on one device, in bytes unless noted. Only the slot's owner writes them,
+/// except for `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
     pub idle: AtomicU64,
     pub peak: AtomicU64,
-    /// Number of refused requests.
+    /// Number of refused requests of the owner.
     pub refusals: AtomicU64,
-    /// Largest number of bytes that the owner can give back when asked.
+    /// Largest number of bytes that the slot's owner can give back when other members need memory.
     pub reclaimable: AtomicU64,
     /// Memory that has left, or may leave, the owner, in units of 4 KiB: see `orphans`. The high
-    /// half counts units that other processes may also hold; the low half counts units that have
-    /// left the process and are still charged here.
+    /// half counts units that other processes may also hold; the low half counts orphans, units
+    /// that have left the owner and are still charged in this slot.
     pub left: AtomicU64,
 }
 
-/// A request of the slot's owner that waits in line.
+/// A request of the slot's owner that waits in line for memory.
 #[repr(C, align(64))]
 pub(super) struct Waiting {
-    /// The waiter's number, from [`Signals::tickets`], counted from 1; 0: the owner does not wait.
+    /// The number of the waiting request, from [`Signals::tickets`], counted from 1; 0 if the owner
+    /// does not wait.
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
-    /// Time when the owner last checked its place in line, in milliseconds of the boot clock.
+    /// Time when the owner last checked its place in line, in milliseconds of the boot clock. Other
+    /// waiters skip an owner that has not checked for long.
     pub seen: AtomicU64,
     spare: [AtomicU64; 5],
 }
 
-/// The page of a slot: everything but its words.
+/// The page of the ledger file that holds all data of a slot except the words that count charges.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,
     pub waiting: Waiting,
-    /// Name of the owner's group, relative to this group, padded with zeros.
+    /// Name of the owner's group, relative to the ledger's group, padded with zeros.
     pub below: [AtomicU64; BELOW_WORDS],
     spare: [AtomicU64; 32],
     pub stats: [DeviceStats; MAX_DEVICES],
@@ -256,7 +263,7 @@ pub(super) struct Content {
     pub slots: [SlotPage; MAX_SLOTS],
 }
 
-/// Stores bytes in words, padded with zeros. Bytes that do not fit are cut off.
+/// Stores bytes in words of the ledger, padded with zeros. Bytes that do not fit are cut off.
 pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     let mut rest = bytes.iter();
     for word in words {
@@ -265,7 +272,7 @@ pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// Returns the bytes in these words, padded with zeros.
+/// Returns the bytes that are stored in these words, padded with zeros.
 pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
     let mut bytes = [0; N];
     for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -274,12 +281,12 @@ pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
     bytes
 }
 
-/// Returns the offset of a slot's page in the file.
+/// Returns the offset in the file of a slot's page.
 pub(super) const fn slot_offset(slot: usize) -> u64 {
     (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
 }
 
-/// Returns the offset of a slot's words for a block of devices in the file.
+/// Returns the offset in the file of a slot's words for a block of devices.
 pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
     (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
 }

@@ -1,5 +1,5 @@
-//! Charging at all levels of a path of groups, with the waiting and reclaiming that a full group
-//! requires.
+//! Charging of memory at all levels of a path of groups, with the waiting and reclaiming that a
+//! full group requires.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, Idle, Reaped, Rung, Surroundings, UNIT};
@@ -11,63 +11,65 @@ use super::usage;
 use super::{DeviceIndex, Slot, Witness, os, wait};
 use std::time::{Duration, Instant};
 
-/// One level of the path from the process's group up to the root.
+/// One level of the path from the process's group up to the root group.
 #[derive(Copy, Clone, Debug)]
 pub struct Level<'a> {
-    /// This process's slot in the level's ledger.
+    /// This process's slot in the ledger of the level.
     pub slot: &'a Slot,
-    /// The device's index in that ledger.
+    /// The device's index in the level's ledger.
     pub device: DeviceIndex,
-    /// The limit in bytes; `u64::MAX`: unlimited.
+    /// The limit of the level's group in bytes; `u64::MAX` if unlimited.
     pub max: u64,
-    /// Knows how many bytes are protected for groups below this level. `None`: this level protects
-    /// no memory.
+    /// The source that tells how many bytes are protected for groups below this level; `None` if
+    /// this level protects no memory.
     pub protection: Option<&'a dyn Protection>,
-    /// Whether the best-effort protection `low` counts too.
+    /// Whether the best-effort protection `low` is respected too.
     pub keeps_low: bool,
 }
 
-/// The caller's means against a full group. Used on the slow path only.
+/// The caller's means of making room in a full group. Used on the slow path only.
 pub trait Pressure {
-    /// Gives back memory that the process holds but does not use, and uncharges it; false if there
-    /// was none. `device` is the index at the first level, the process's own group.
+    /// Gives back memory that this process holds but does not use, and uncharges it; returns false
+    /// if this process has no such memory. `device` is the device's index at the first level, the
+    /// process's own group.
     fn reclaim(&self, device: DeviceIndex) -> bool;
-    /// Returns the witness that knows which memory the driver still holds for dead members.
+    /// Returns the witness that knows which memory the driver still holds for dead processes.
     fn witness(&self) -> &dyn Witness;
     /// Returns whether the limits of the levels have changed since the request began. A waiting
-    /// request is then refused, so that the caller can repeat it with the new limits.
+    /// request is then refused, so that the caller can repeat the request with the new limits.
     fn is_outdated(&self) -> bool {
         false
     }
     /// Returns whether the request has become needless because another thread has made the same
-    /// one. A needless request stops waiting, and no process is killed for it.
+    /// request. A needless request stops waiting, and no process is killed for it.
     fn is_needless(&self) -> bool {
         false
     }
-    /// Tells a person what is about to be done for the request.
+    /// Tells the user what is about to be done for the request.
     fn tell(&self, _line: std::fmt::Arguments<'_>) {}
 }
 
-/// A refusal: one level has no room for the request.
+/// A refusal: the level that has no room for the request, with its figures.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Refused {
     /// Index into the levels.
     pub level: usize,
-    /// Bytes granted at that level.
+    /// Bytes granted at the refusing level.
     pub charged: u64,
-    /// The limit of that level in bytes.
+    /// The limit of the refusing level in bytes.
     pub max: u64,
 }
 
-/// Charges `bytes`, rounded up to 4 KiB, at every level or at none. Call before asking the driver
-/// for the memory.
+/// Charges `bytes` of GPU memory, rounded up to 4 KiB, at every level or at none. Call before
+/// asking the driver for the memory.
 ///
 /// A grant takes no lock, makes no system call and does not allocate. A refusal is final: the
 /// request does not fit beside the granted memory, no dead process's memory is left to clean, and
-/// this process has no idle memory to give back. A refusal takes up to a second if a process was
-/// stopped in the middle of a charge or a cleaning that stands in the way. It takes as long as dead
-/// members drain (a second without a witness, 30 s at most) if their memory would make room. If
-/// another process has lowered this process's charge, no request is granted for a second.
+/// this process has no idle memory to give back. A refusal takes up to a second if another process
+/// was stopped in the middle of a charge or a cleaning that stands in the way. If the memory of
+/// dead processes would make room, a refusal takes as long as their slots drain (a second without a
+/// witness, 30 s at most). If another process has lowered this process's charge in the ledger, no
+/// request of this process is granted for a second.
 ///
 /// `levels` must not contain the same slot and device twice.
 #[inline]
@@ -76,7 +78,7 @@ pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Resu
 }
 
 /// Charges `bytes` as [`charge()`] does, and adds them to `idle` at the moment of the grant,
-/// because they are not used yet.
+/// because the process does not use them yet.
 pub fn charge_ahead(
     levels: &[Level<'_>],
     bytes: u64,
@@ -97,7 +99,8 @@ pub fn charge_ahead(
 }
 
 /// Charges `bytes` as [`charge()`] does, but makes only one attempt, without reclaiming or waiting.
-/// May fail because of another request that is withdrawn later.
+/// May fail because of the undecided request of another process, even if that request is withdrawn
+/// later.
 #[inline]
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
     try_charge_ahead(levels, bytes, &())
@@ -110,14 +113,14 @@ pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?S
     n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
 }
 
-/// Charges `bytes` that the driver has taken without asking, whatever the limit. If usage is then
-/// above the limit, further requests are refused until it is below again.
+/// Charges `bytes` that the driver has taken without a prior charge, whatever the limit. If usage
+/// is then above the limit, further requests are refused until usage is below the limit again.
 pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
 
-/// Updates the peaks with the present usage. Call when bytes that were charged ahead have come into
-/// use.
+/// Updates the peaks with the present usage. Call when the process begins to use bytes that it
+/// charged ahead.
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
         let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
@@ -125,9 +128,10 @@ pub fn note_usage(levels: &[Level<'_>]) {
     }
 }
 
-/// Gives `bytes`, rounded up to 4 KiB, back at every level. Call after the driver has freed them.
+/// Uncharges `bytes`, rounded up to 4 KiB, at every level. Call after the driver has freed the
+/// memory.
 ///
-/// Because each call rounds up, bytes that were charged together must be given back together or in
+/// Because each call rounds up, bytes that were charged together must be uncharged together or in
 /// multiples of 4 KiB.
 #[inline]
 pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
@@ -137,8 +141,8 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
-/// Gives `bytes` back as [`uncharge`] does, and at the same moment removes them from `idle`,
-/// because they were charged ahead and not used.
+/// Uncharges `bytes` as [`uncharge`] does, and at the same moment removes them from `idle`. For
+/// bytes that were charged ahead and not used.
 pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
     for level in levels {
@@ -168,7 +172,8 @@ fn slow(
     })
 }
 
-/// Returns the first level whose limit is smaller than the request, so that waiting cannot help.
+/// Returns the first level whose limit is smaller than the request, so that waiting cannot help the
+/// request.
 fn unreachable_level(levels: &[Level<'_>], n: u64) -> Option<usize> {
     levels.iter().position(|level| n > level.max / UNIT)
 }
@@ -203,7 +208,8 @@ impl Rung for Level<'_> {
     {
         let index = self.device.get();
         let block = &self.slot.ledger().content().words[index / LINE_DEVICES];
-        // If the file names more slots than exist, all existing slots are read.
+        // If `high_water` in the ledger file exceeds the number of slots that exist, all existing
+        // slots are read.
         let high_water = (high_water as usize).min(block.len());
         block[..high_water]
             .iter()
@@ -226,8 +232,8 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
-        // Memory that this process has charged ahead is not usage. Other processes' idle memory is
-        // not subtracted: reading it here would cost too much.
+        // Memory that this process has charged ahead does not count as usage. The idle memory of
+        // other processes is not subtracted, because reading it here would cost too much.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let peaks = &self.slot.ledger().header().peaks;
@@ -258,8 +264,8 @@ impl Rung for Level<'_> {
     }
 }
 
-/// Raises a peak. Reads first: most calls need no write, and without one the cache line stays
-/// shared.
+/// Raises a peak to at least a value. The function reads the peak before it writes, because most
+/// calls need no write, and without a write the processors can share the cache line.
 #[inline]
 fn raise(peak: &AtomicU64, bytes: u64) {
     if bytes > peak.load(Ordering::Relaxed) {
@@ -267,33 +273,35 @@ fn raise(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// How long undecided requests of other processes, or their cleaning of dead slots, may stand in
-/// the way. A request is undecided for about a microsecond, so this time is for processes that lost
-/// the processor or were stopped in between.
+/// How long a request waits while undecided requests of other processes, or their cleaning of dead
+/// slots, stand in the way. A request is undecided for about a microsecond, so a longer obstacle is
+/// a process that was descheduled or stopped in the middle of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request waits for other members to give back the memory that it asked for. They do so
-/// at their next call, which may be long after.
+/// How long a request waits for other processes to give back the memory that it asked for. They
+/// give memory back at their next call into the driver, which may come much later.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
-/// Slightly more than the longest time that a slot drains.
+/// How long a request waits for dead slots to drain: slightly more than the longest time that a
+/// slot takes.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are exiting but still hold their lock. The bound is
-/// separate, because a process whose first thread alone has ended looks the same.
+/// How long a request waits for processes that are exiting but still hold their file lock. This
+/// bound is separate from that for draining, because a process whose first thread alone has ended
+/// looks like an exiting process.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// One request on the slow path.
+/// The state of one request on the slow path.
 struct Contention<'a> {
     leaf: Option<DeviceIndex>,
     pressure: &'a dyn Pressure,
     random: Random,
     since: Instant,
     backing_off_since: Option<Instant>,
-    /// Time from which other processes were found cleaning slots at every look.
+    /// Time since which every look at the slots has found other processes cleaning slots.
     busy_since: Option<Instant>,
     back_offs: u32,
-    /// The used part of [`ASK_PATIENCE`].
+    /// The part of [`ASK_PATIENCE`] that the request has used up.
     asked_for: Duration,
 }
 
@@ -323,8 +331,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
-        // Without a descriptor (the program may have used up all of them) dead processes cannot be
-        // told from living ones.
+        // The ledger cannot be opened if the program has used up its descriptors; without a
+        // descriptor, dead processes cannot be told from living ones.
         let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
@@ -346,8 +354,9 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             0
         };
         Reaped {
-            // Freed memory is reported for a bounded time only: members may die all the time, and
-            // other requests may take the memory that each of them leaves.
+            // Freed memory is reported for a bounded time only, so that the request ends: processes
+            // may die all the time, and other requests may take the memory that each of them
+            // leaves.
             freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }
@@ -357,11 +366,13 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let ledger = level.slot.ledger();
         let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
-        // Units that the request lacks. If the other members cannot give that much back, they are
-        // not asked at all, because they would give memory back in vain.
+        // The units that the request lacks. If the other processes together cannot give back that
+        // many units, they are not asked at all, because giving memory back would not help the
+        // request.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
-            // There is room now. Bounded: a process with a saturated word cannot use the room.
+            // The level has room now, so the request is tried again. The number of such retries is
+            // bounded, because a process whose word is saturated cannot use the room.
             self.asked_for += ASK_STEP;
             return true;
         }
@@ -374,7 +385,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             if charge::look(level).granted() < before.granted() {
                 return true;
             }
-            // A member has ended, or has begun to use its idle memory.
+            // A process with idle memory has ended or has begun to use that memory, so the request
+            // cannot get enough any more.
             if reclaimable() < lacking {
                 return false;
             }
@@ -399,7 +411,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
                 }
             }
             4..=8 => os::yield_now(),
-            // Sleeps up to a millisecond.
+            // Later back-offs sleep for up to a millisecond.
             n => {
                 let nanos = self.random.below(50_000 << (n - 8).min(4));
                 os::sleep(Duration::from_nanos(nanos as u64));

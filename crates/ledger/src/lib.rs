@@ -1,13 +1,14 @@
-//! The ledger: the shared file that records how much of each GPU the processes of a group have
-//! charged.
+//! The ledger: the shared file that records how much memory of each GPU the processes of a group
+//! have charged.
 //!
-//! Each process charges only in its own slot, and the file holds no shared total. A dying process
-//! therefore leaves no half-finished change behind, and a process that is stopped while charging
-//! holds no lock. The group's usage is the sum over all slots. A kernel lock, which ends with its
-//! process, marks a slot as owned. Charging takes no lock; claiming a slot and cleaning a dead
-//! process's slot do (`lock`). The ledger counts bytes per device; it does not know CUDA.
+//! Each process charges only in its own slot of the file, and the file holds no shared total. A
+//! dying process therefore leaves no half-finished change of a total behind, and a process that is
+//! stopped while charging holds no lock. The group's usage is the sum over all slots. A kernel file
+//! lock, which ends with its process, marks a slot as owned. Charging takes no lock; claiming a
+//! slot and cleaning a dead process's slot do (`lock`). The ledger counts bytes per device; it
+//! knows nothing of CUDA.
 
-// The models' versions of `file`, `lock` and `os` leave unused what only real files need.
+// The models' versions of `file`, `lock` and `os` do not use the items that only real files need.
 #![cfg_attr(all(test, loom), allow(dead_code))]
 
 mod atomic;
@@ -64,36 +65,36 @@ use lock::Bytes;
 use reap::Fate;
 use std::path::Path;
 
-/// Number of GPUs and MIG instances that one ledger can count.
+/// Number of GPUs and MIG instances for which one ledger can count memory.
 pub const MAX_DEVICES: usize = 32;
-/// Number of processes that one ledger can hold at once.
+/// Number of processes that can own a slot of one ledger at once.
 pub const MAX_SLOTS: usize = 4096;
 
-/// A use of GPU memory, for display.
+/// A category of GPU memory by its use, for display.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 #[repr(usize)]
 pub enum Category {
-    /// Plain allocations by address.
+    /// Linear allocations, such as those of `cuMemAlloc`.
     Linear,
-    /// Reserved memory of stream-ordered pools.
+    /// Memory that stream-ordered pools have reserved.
     Pools,
-    /// Physical memory that the program maps to addresses itself (virtual memory management).
+    /// Physical memory that the program itself maps to addresses (virtual memory management).
     Vmm,
     /// Arrays and mipmaps.
     Arrays,
-    /// Memory nodes of CUDA graphs.
+    /// Memory that the allocation nodes of CUDA graphs take.
     Graphs,
-    /// Managed memory, which migrates between host and device.
+    /// Managed memory, which migrates between host and GPU.
     Managed,
-    /// Memory that the driver takes without a request for bytes: contexts, modules, stacks,
-    /// streams.
+    /// Memory that the driver takes without a request for a number of bytes: contexts, modules,
+    /// stacks, streams.
     Driver,
 }
 
 impl Category {
     /// The number of categories.
     pub const COUNT: usize = 7;
-    /// All categories, in the order of their figures in the file.
+    /// All categories, in the order of their figures in the ledger file.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Linear,
         Self::Pools,
@@ -104,7 +105,7 @@ impl Category {
         Self::Driver,
     ];
 
-    /// Returns the name that people see.
+    /// Returns the name of the category, as users see it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linear => "linear",
@@ -118,13 +119,13 @@ impl Category {
     }
 }
 
-/// The index of a device in one ledger's table. The same device may have another index in another
-/// ledger.
+/// The index of a device in the GPU table of one ledger. The same device may have another index in
+/// another ledger.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct DeviceIndex(u8);
 
 impl DeviceIndex {
-    /// Returns `None` for an index that is not below [`MAX_DEVICES`].
+    /// Returns the index as a [`DeviceIndex`]; `None` if it is not below [`MAX_DEVICES`].
     fn new(index: usize) -> Option<Self> {
         (index < MAX_DEVICES).then_some(Self(index as u8))
     }
@@ -133,10 +134,11 @@ impl DeviceIndex {
         (0..MAX_DEVICES as u8).map(Self)
     }
 
-    /// Returns the position in the table.
+    /// Returns the index as a number: the position in the GPU table.
     #[inline]
     pub const fn get(self) -> usize {
-        // The remainder changes nothing, but shows the compiler that the index is in bounds.
+        // The index is always below `MAX_DEVICES`; the remainder shows that to the compiler, which
+        // can then leave out a check of bounds.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -147,119 +149,124 @@ impl From<DeviceIndex> for usize {
     }
 }
 
-/// A device that a member of the group has used.
+/// A device that a process of the group has used.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct DeviceEntry {
-    /// The device's index in this ledger.
+    /// The device's index in the ledger.
     pub index: DeviceIndex,
     /// The device's identity.
     pub id: DeviceId,
-    /// Bytes of memory that the device has.
+    /// Bytes of memory that the device has in total.
     pub capacity: u64,
-    /// Bytes that a CUDA context took when a member last measured one; 0: unknown.
+    /// Bytes that a CUDA context took on the device when a process of the group last measured one;
+    /// 0 if unknown.
     pub context_bytes: u64,
 }
 
-/// The result of one round of cleaning.
+/// The result of cleaning the slots of dead processes once.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Cleaned {
-    /// Number of dead processes' slots that are now empty.
+    /// Number of dead processes' slots that were cleaned.
     pub cleaned: usize,
-    /// Number of dead processes' slots whose memory the driver may still hold.
+    /// Number of dead processes' slots that were not cleaned, because the driver may still hold
+    /// their memory.
     pub draining: usize,
 }
 
-/// A ledger, mapped into this process. No descriptor stays open.
+/// A ledger file, mapped into this process. No descriptor of the file stays open.
 ///
-/// Forked children do not inherit the mapping: a child that accesses it dies of SIGSEGV. A child
-/// must open the file anew.
+/// Forked children do not inherit the mapping: a child that accesses it dies of SIGSEGV. A forked
+/// child must open the ledger itself.
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
 }
 
 impl Ledger {
-    /// Creates the file, complete and with exactly this mode, unless a file with this name exists.
+    /// Creates a ledger file, completely and with exactly this mode, unless a file with this name
+    /// exists.
     ///
-    /// The file is first written under a temporary name in the same directory, which begins with a
-    /// dot. A process that is killed here leaves the temporary file behind.
+    /// The ledger is first written under a temporary name in the same directory, which begins with
+    /// a dot. A process that is killed while it creates the ledger leaves the temporary file
+    /// behind.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
 
-    /// Opens a ledger as a member, for reading and writing.
+    /// Opens a ledger for reading and writing, as a process does that charges memory.
     pub fn open(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, true)?;
         Ok(Self { place, map })
     }
 
-    /// Opens a ledger for reading. Methods that would change the ledger return an error or do
-    /// nothing.
+    /// Opens a ledger for reading only. Methods that would change the ledger then return an error
+    /// or do nothing.
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
         Ok(Self { place, map })
     }
 
-    /// Returns whether a file with these first bytes is a ledger, of this format or another.
+    /// Returns whether a file that begins with these bytes is a ledger, of this format or another
+    /// one.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == layout::MAGIC
     }
 
-    /// Returns whether the ledger at this path has a member. Also works for a ledger of another
-    /// format, which cannot be opened: members of all formats hold a lock on one of its bytes as
-    /// long as they live. False if that cannot be determined.
+    /// Returns whether the ledger at this path has a living member; false if that cannot be
+    /// determined. Also works for a ledger of another format, which cannot be opened: members of
+    /// all formats hold a lock on some byte of the file as long as they live.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
             .unwrap_or(false)
     }
 
-    /// Returns the path that was opened.
+    /// Returns the path under which the ledger was opened.
     pub fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// Returns whether the path no longer leads to this file: the group was removed, and perhaps
-    /// created again.
+    /// Returns whether the ledger's path no longer leads to the opened file: the group was removed,
+    /// and perhaps created again.
     pub fn is_unlinked(&self) -> bool {
         !self.place.is_current()
     }
 
-    /// Returns an error if the mapped file was truncated or overwritten. Its content then cannot be
-    /// relied on, and no request is granted.
+    /// Returns an error if the mapped ledger file was truncated or overwritten. The content of the
+    /// file then cannot be relied on, and no request is granted.
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
-            damaged("cut short")
+            damaged("the file was cut short")
         } else if !self.header().preface.is_whole() {
-            damaged("overwritten")
+            damaged("the file was overwritten")
         } else {
             None
         }
     }
 
-    /// Returns a number that changes whenever a group directly below this one is created or
-    /// removed, or its limits change. Costs one load.
+    /// Returns a number that changes whenever a group directly below this group is created or
+    /// removed, or the limits of such a group change. Costs one load.
     pub fn children(&self) -> u64 {
         self.signals().children.load(Ordering::Acquire)
     }
 
-    /// Tells the members that a group directly below was created or removed, or that its limits
-    /// changed.
+    /// Tells the members that a group directly below this group was created or removed, or that the
+    /// limits of such a group changed.
     pub fn children_changed(&self) {
         if self.map.writable() {
             self.signals().children.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// Returns how often the members were asked to give unused memory back. Costs one load.
+    /// Returns how often the members were asked to give back unused memory. Costs one load.
     pub fn asked(&self) -> u64 {
         self.signals().asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members to give back memory that they hold unused, which they do at their
-    /// next call. Returns false without asking if the members were asked less than 200 ms ago:
-    /// members that give memory back all the time cannot work.
+    /// Asks the other members to give back memory that they hold but do not use. The members do so
+    /// at their next call into the driver. Returns false without asking if the members were asked
+    /// less than 200 ms ago, because members that give memory back all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
@@ -272,12 +279,12 @@ impl Ledger {
         true
     }
 
-    /// Returns whether a process may be waiting for memory in this group. Costs one load.
+    /// Returns whether any process may be waiting in line for memory of this group. Costs one load.
     pub fn has_waiters(&self) -> bool {
         self.signals().waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Records that a request has waited for this long.
+    /// Records in the group's statistics that a request has waited for this long.
     pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
         if self.map.writable() {
             let header = self.header();
@@ -287,8 +294,8 @@ impl Ledger {
         }
     }
 
-    /// Records that usage of the device is above `high`. Returns true if that was not recorded
-    /// within the last second.
+    /// Records that usage of the device is above the group's `high`. Returns true if that was not
+    /// already recorded within the last second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
         let noted = &self.header().above_high[device.get()];
         let now = os::boot_ms();
@@ -301,21 +308,21 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// Adds an event to the ring, where it replaces the oldest one. Does nothing if the ledger was
-    /// opened for reading.
+    /// Adds an event to the ring buffer, where it replaces the oldest event. Does nothing if the
+    /// ledger was opened for reading only.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
             events::record(&self.header().ring, happening);
         }
     }
 
-    /// Returns the events from number `since` on that are still in the ring, oldest first.
+    /// Returns the events from number `since` on that are still in the ring buffer, oldest first.
     pub fn events(&self, since: u64) -> Vec<Event> {
         events::read(&self.header().ring, since)
     }
 
     /// Cleans the slots of dead processes whose memory the driver has freed. Does nothing if the
-    /// ledger was opened for reading or was removed.
+    /// ledger was opened for reading only or was removed.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
         if !self.map.writable() {
@@ -338,36 +345,37 @@ impl Ledger {
         done
     }
 
-    /// Returns whether any slot has a living owner; true if that cannot be determined. Costs a
-    /// few system calls.
+    /// Returns whether any slot of the ledger has a living owner; true if that cannot be
+    /// determined. Costs a few system calls.
     pub fn has_live(&self) -> bool {
         self.is_locked(Bytes::OWNERS)
     }
 
-    /// Returns whether a slot has a living owner; true if that cannot be determined.
+    /// Returns whether the slot with this index has a living owner; true if that cannot be
+    /// determined.
     pub fn is_held(&self, slot: usize) -> bool {
         self.is_locked(Bytes::owner(slot))
     }
 
-    /// Returns whether another process holds a lock on one of these bytes; true if that cannot be
+    /// Returns whether a process holds a file lock on one of these bytes; true if that cannot be
     /// determined.
     fn is_locked(&self, bytes: Bytes) -> bool {
         let file = self.place.open(false);
         file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))
     }
 
-    /// Returns this file as `/proc/PID/maps` identifies it.
+    /// Returns the device and inode by which `/proc/PID/maps` identifies the ledger file.
     pub fn mapped_file(&self) -> std::io::Result<MappedFile> {
         maps::at(std::ptr::from_ref(self.content()).addr())
     }
 
-    /// Fails: models have no files.
+    /// Fails, because models have no files.
     #[cfg(all(test, loom))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Returns the metadata of the file: its owner, and who may write it.
+    /// Returns the metadata of the ledger file, which show the file's owner and mode.
     #[cfg(not(all(test, loom)))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         match self.place.open(false) {
@@ -392,8 +400,9 @@ impl Ledger {
         &self.header().signals
     }
 
-    /// Returns the number of slots that have ever been claimed: all members' slots lie below it.
-    /// Capped at [`MAX_SLOTS`], because any member can write the file.
+    /// Returns the number of slots that have ever been claimed: all living members' slots have a
+    /// lower index. The number is capped at [`MAX_SLOTS`], because any member can write any number
+    /// into the file.
     #[inline]
     fn high_water(&self) -> usize {
         let named = self.signals().high_water.load(Ordering::Acquire);
@@ -406,7 +415,7 @@ impl Ledger {
         &self.content().words[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
     }
 
-    /// Returns whether a slot has charges on any device.
+    /// Returns whether a slot has charges or undecided requests on any device.
     fn has_words(&self, slot: usize) -> bool {
         DeviceIndex::all().any(|device| self.word(slot, device).load(Ordering::Relaxed) != 0)
     }

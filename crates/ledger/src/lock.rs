@@ -1,9 +1,10 @@
-//! File locks; no other module takes any. They are open file description locks, one byte for "this
-//! slot has an owner" and one for "this slot is being claimed or cleaned".
+//! File locks of the ledger; only this module takes such locks. They are open file description
+//! locks on one byte per slot that means "this slot has an owner" and one that means "this slot is
+//! being claimed or cleaned".
 //!
 //! Unlike POSIX record locks, these locks belong to the open file description, not to the process:
-//! they also exclude other threads of the process, and closing another descriptor of the file does
-//! not drop them. No function here waits for a lock.
+//! they also exclude other threads of the same process, and closing another descriptor of the file
+//! does not drop them. No function of this module waits for a lock.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
@@ -13,10 +14,10 @@ use gpulimit_base::pages::Pages;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// An open file description, which locks belong to.
+/// An open file description, the kernel object to which a file lock belongs.
 pub(super) use std::fs::File as Description;
 
-/// A range of lock bytes in the file.
+/// A range of bytes of the ledger file that are locked.
 #[derive(Copy, Clone)]
 pub(super) struct Bytes {
     start: usize,
@@ -40,21 +41,24 @@ impl Bytes {
         }
     }
 
-    /// The owner bytes of all slots.
+    /// Returns the owner bytes of all slots: the bytes whose locks mean that a slot has a living
+    /// owner.
     pub(super) const OWNERS: Self = Self {
         start: 0,
         len: MAX_SLOTS,
     };
-    /// All bytes of the file, also in files of other formats.
+    /// All bytes of a ledger file, also of a file of another format.
     pub(super) const ALL: Self = Self { start: 0, len: 0 };
-    /// The claim bytes of all slots.
+    /// The claim bytes of all slots: the bytes whose locks mean that a slot is being claimed or
+    /// cleaned.
     pub(super) const CLAIMS: Self = Self {
         start: MAX_SLOTS,
         len: MAX_SLOTS,
     };
 }
 
-const NO_LOCKS: &str = "no open file description locks; Linux 3.15 or newer is needed";
+const NO_LOCKS: &str =
+    "this kernel has no open file description locks; Linux 3.15 or newer is needed";
 
 fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Result<libc::flock> {
     // SAFETY: `flock` consists of integers, with padding in some C libraries; all zeros is valid.
@@ -71,14 +75,15 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
         }
     })
     .map_err(|error| match error.raw_os_error() {
-        // Only an unknown command can cause EINVAL here.
+        // Here the kernel returns EINVAL only if it does not know the command, because it is too
+        // old for open file description locks.
         Some(libc::EINVAL) => io::Error::other(NO_LOCKS),
         _ => error,
     })
 }
 
-/// Takes a lock for `file`'s description. Returns false if another description holds a lock on any
-/// of the bytes.
+/// Takes a lock for the open file description `file`. Returns false if another description holds a
+/// lock on any of the bytes.
 pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
         Ok(_) => Ok(true),
@@ -89,21 +94,21 @@ pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     }
 }
 
-/// Releases a lock. Closing the file is not enough: a child that was forked meanwhile may hold the
-/// description open.
+/// Releases a lock. Closing the file does not suffice, because a child that was forked meanwhile
+/// may hold the open file description open.
 pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
-/// Returns whether another description holds a lock on any of the bytes. `file` may be open for
-/// reading only.
+/// Returns whether another open file description holds a lock on any of the bytes. `file` may be
+/// open for reading only.
 pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     control(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Returns whether the file system keeps a lock after the descriptor is closed, as long as the
-/// description is mapped. `other` is another description of the same file, on which no other
+/// Returns whether the file system keeps a lock after the descriptor is closed, as long as the open
+/// file description is mapped. `other` is another description of the same file, on which no other
 /// process holds locks.
 pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
     if !try_lock(&file, Bytes::owner(0))? {
@@ -114,18 +119,20 @@ pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<boo
     is_locked(other, Bytes::owner(0))
 }
 
-/// Keeps an open file description and its locks alive without a descriptor, by a mapping.
+/// A mapping that keeps an open file description and its locks alive without a descriptor.
 ///
-/// The kernel drops the description when the mapping goes: on drop, exec or death. A forked child
-/// does not inherit the mapping.
+/// The kernel drops the open file description when the mapping ends: on drop, exec or death of the
+/// process. A forked child does not inherit the mapping.
 pub(super) struct Anchor {
     _page: Unforked,
 }
 
 impl Anchor {
-    /// Maps a page of `file`, whose descriptor may then be closed.
+    /// Maps a page of `file`, so that the descriptor of `file` can be closed without losing its
+    /// locks.
     pub(super) fn new(file: &Description) -> io::Result<Self> {
-        // The page is never accessed; the mapping only holds a reference to the description.
+        // The mapped page is never accessed; the mapping only holds a reference to the open file
+        // description.
         let page = Unforked::new(Pages::unreadable(file)?)?;
         Ok(Self { _page: page })
     }

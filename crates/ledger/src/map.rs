@@ -1,7 +1,7 @@
-//! Memory mappings: the file's content, and a page that detects forked children.
+//! Memory mappings: that of the ledger file, and a page that detects forked children.
 //!
-//! A process that may write the file can also truncate it. The other processes' mappings are then
-//! [lost](Mapping::is_lost).
+//! A process that may write the ledger file can also truncate it. The mappings of all other
+//! processes are then [lost](Mapping::is_lost).
 #![allow(unsafe_code)]
 
 use super::atomic::{AtomicU64, Ordering};
@@ -11,11 +11,11 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 
-/// Detects whether this memory was copied by a fork.
+/// A mark in memory that detects whether this memory was copied by a fork.
 ///
 /// The kernel wipes the mark's page in a forked child, also after a raw clone. A child of vfork, or
-/// of clone with CLONE_VM, shares the parent's memory and therefore counts as the parent. Kernels
-/// before 4.14 cannot wipe pages; there the mark compares pids.
+/// of clone with CLONE_VM, shares the memory of its parent process and therefore counts as the
+/// parent. Kernels before 4.14 cannot wipe pages; on these kernels the mark compares pids.
 pub(super) struct Birthmark {
     pages: Pages,
     pid: u64,
@@ -43,7 +43,8 @@ impl Birthmark {
         unsafe { self.pages.start().cast().as_ref() }
     }
 
-    /// Returns whether this process made the mark, and not a parent that forked it.
+    /// Returns whether this process itself made the mark, rather than a parent process that forked
+    /// it.
     pub(super) fn is_ours(&self) -> bool {
         match self.word().load(Ordering::Relaxed) {
             Self::WIPES => true,
@@ -53,9 +54,10 @@ impl Birthmark {
     }
 }
 
-/// Pages that a forked child does not inherit.
+/// Mapped pages that a forked child does not inherit.
 pub(super) struct Unforked {
-    // Not unmapped in a forked child, where the addresses may belong to another mapping.
+    // The pages are not unmapped in a forked child, because another mapping of the child may have
+    // their addresses.
     pages: ManuallyDrop<Pages>,
     mark: Birthmark,
 }
@@ -80,20 +82,21 @@ impl Drop for Unforked {
     }
 }
 
-/// The file's content, shared with all members. Forked children do not inherit the mapping.
+/// The mapped content of the ledger file, shared with all members. Forked children do not inherit
+/// the mapping.
 pub(super) struct Mapping {
     own: Unforked,
     writable: bool,
 }
 
 impl Mapping {
-    /// Maps the whole ledger. The caller has checked that the file's length is [`FILE_SIZE`].
+    /// Maps the whole ledger file. The caller has checked that the file's length is [`FILE_SIZE`].
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
         let own = Unforked::new(Pages::of_file(file, FILE_SIZE as usize, writable)?)?;
         Ok(Self { own, writable })
     }
 
-    /// Maps zeros in private memory, for models.
+    /// Maps private memory that is zero, as the ledger of a model.
     #[cfg(all(test, loom))]
     pub(super) fn of_memory() -> io::Result<Self> {
         let own = Unforked::new(Pages::private(FILE_SIZE as usize)?)?;
@@ -103,8 +106,8 @@ impl Mapping {
         })
     }
 
-    /// Returns the content. Every bit pattern is valid, and no value is trusted. The caller must
-    /// not write the content unless [`Self::writable`].
+    /// Returns the mapped content of the ledger. Every bit pattern is valid, and no value is
+    /// trusted. The caller must not write the content unless [`Self::writable`].
     #[inline]
     pub(super) fn content(&self) -> &Content {
         // SAFETY: the mapping has the size of `Content` (`FILE_SIZE`), is page-aligned, and lives
@@ -117,14 +120,14 @@ impl Mapping {
         self.writable
     }
 
-    /// Returns whether the file was truncated; the content is then private zeros. Costs one load
-    /// while no mapping of this process was ever lost.
+    /// Returns whether the ledger file was truncated; the mapped content is then private zeros.
+    /// Costs one load as long as no mapping of this process was ever lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         lost::any() && self.own.pages.is_lost()
     }
 
-    /// Returns whether the mapping exists in this process: false in a forked child.
+    /// Returns whether the mapping exists in this process; false in a forked child.
     pub(super) fn is_ours(&self) -> bool {
         self.own.mark.is_ours()
     }
@@ -140,7 +143,7 @@ mod tests {
         assert!(mark.is_ours());
         mark.word().store(0, Ordering::Relaxed);
         assert!(!mark.is_ours(), "wiped, as in a forked child");
-        // The value that the mark has before Linux 4.14.
+        // On kernels before Linux 4.14 the mark has this value and compares pids.
         mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
         assert!(mark.is_ours());
         mark.pid += 1;

@@ -1,15 +1,15 @@
-//! Detection of a ledger's members by their mappings in `/proc/PID/maps`.
+//! Detection of a ledger's members by the memory mappings that `/proc/PID/maps` shows.
 //!
-//! Any process that may charge in a ledger can also write false owners into slots. But a process
-//! cannot create a mapping in another process.
+//! The mappings are proof, and the slots are not: any process that may charge in a ledger can write
+//! false owners into its slots, but no process can create a mapping in another process.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// A file as `maps` identifies it: by device and inode. On some file systems `stat` reports a
-/// different device.
+/// A file as `/proc/PID/maps` identifies it: by device and inode. On some file systems `stat`
+/// reports a different device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
 
@@ -20,19 +20,20 @@ impl fmt::Display for MappedFile {
 }
 
 impl From<String> for MappedFile {
-    /// Reads the text that [`fmt::Display`] writes.
+    /// Parses the text that [`fmt::Display`] writes for such a file.
     fn from(text: String) -> Self {
         Self(text)
     }
 }
 
-/// The files in `/proc` that show a process's mappings: the process's own file, and then those of
-/// its threads. The process's own file is empty once its first thread has ended.
+/// The files in `/proc` that show a process's mappings: the `maps` file of the process, followed by
+/// those of its threads. The `maps` file of the process is empty once the process's first thread
+/// has ended.
 #[derive(Debug)]
 pub struct Mappings(Vec<PathBuf>);
 
 impl Mappings {
-    /// Returns the files for the process with this number in `/proc`. Does not wait for the
+    /// Returns the `maps` files of the process with this number in `/proc`. Does not wait for the
     /// process.
     pub fn of(number: u32) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{number}"));
@@ -55,7 +56,7 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn parse(line: &'a [u8]) -> Option<Self> {
-        // Bytes that are not UTF-8 occur only in the path, which is the last field.
+        // Bytes that are not UTF-8 occur only in the path, which is the last field of a line.
         let text = line.utf8_chunks().next()?.valid();
         let mut fields = text.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
@@ -79,10 +80,11 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Number of bytes of a line that are read. Only the end of a long path lies beyond them.
+/// Number of bytes that are read of each line of a `maps` file; only the end of a long path can
+/// exceed it.
 const LONGEST_LINE: usize = 256;
 
-/// Calls `take` with the parsed beginning of each line. Does not allocate.
+/// Calls `take` with the parsed beginning of each line of a `maps` file. Does not allocate.
 fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result<()> {
     let (mut line, mut length) = ([0; LONGEST_LINE], 0);
     let mut buffer = [0; 4096];
@@ -109,13 +111,13 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
     }
 }
 
-/// The mappings of a ledger that a process has.
+/// Which parts of a ledger a process has mapped.
 #[derive(Copy, Clone, Debug, Default)]
 struct Seen {
-    /// Whether the content is mapped for writing.
+    /// Whether the process has mapped the ledger's content for writing.
     content: bool,
-    /// Whether a page without access is mapped, which keeps the lock of a slot. A process that only
-    /// reads the ledger, as the controller does, has no such page.
+    /// Whether the process has mapped a page of the ledger without access, which keeps the lock of
+    /// a slot. A process that only reads the ledger, such as the controller, has no such page.
     anchor: bool,
 }
 
@@ -143,11 +145,11 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 }
 
 impl MappedFile {
-    /// Returns whether a process is a member of this ledger: it has mapped the content for writing,
-    /// and the page that keeps the lock of a slot.
+    /// Returns whether a process is a member of this ledger: the process has mapped the ledger's
+    /// content for writing, and a page without access, which keeps the lock of a slot.
     ///
-    /// Waits for the lock on that process's memory, which the process's user can hold forever. Does
-    /// not allocate.
+    /// Waits for the lock on that process's memory, which the user of that process can hold
+    /// forever. Does not allocate.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {
             if let Some(seen) = seen_in(File::open(path)?, self)? {
@@ -186,7 +188,7 @@ mod tests {
             assert_eq!(member(&maps), Some(false), "{other}");
         }
         assert_eq!(member(""), None, "a process without memory");
-        // A path that exceeds the stored part of a line, and a path that is not UTF-8.
+        // One path exceeds the stored part of a line, and one path is not UTF-8.
         let long = content.replace("/x", &format!("/{}", "x/".repeat(LONGEST_LINE)));
         assert_eq!(member(&format!("{long}{anchor}")), Some(true));
         let bytes = [content.as_bytes(), b"7f30-7f31 ---s 0 00:1b 12 /\xff\n"].concat();

@@ -1,10 +1,10 @@
-//! Models of the ledger: a checker runs the ledger's real code in all possible orders. The modules
-//! `atomic`, `lock`, `file`, `os` and `random` are replaced by versions that let a checker control
-//! every operation that other processes can see.
+//! Models of the ledger: a model checker runs the ledger's real code in all possible orders of
+//! steps. The modules `atomic`, `lock`, `file`, `os` and `random` are replaced by versions that let
+//! a checker control every operation that other processes can see.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --profile fast-build -p gpulimit-ledger --lib model::`
 //!
-//! There are two checkers, because neither can check everything:
+//! There are two model checkers, because neither of them can check everything:
 //!
 //! - Loom, in [`weak`] for the charge algorithm and in [`slots`] for claiming and cleaning. Loom
 //!   tries every order of steps and every value that the memory model lets a load return. Processes
@@ -13,10 +13,10 @@
 //!   of its steps, in a memory without reordering (sequential consistency). [`scenario`] defines
 //!   what the processes do and what must hold; [`explorer`] enumerates the orders.
 //!
-//! [`fault`] lists deliberate errors, each of which a checker must detect.
+//! The module [`fault`] lists deliberate errors, each of which a checker must detect.
 //!
-//! With `GPULIMIT_MODEL_DEEP=1` some scenarios have three full processes instead of two, or two
-//! deaths instead of one.
+//! With the environment variable `GPULIMIT_MODEL_DEEP=1` some scenarios have three processes with
+//! full programs instead of two, or two deaths instead of one.
 
 fn is_deep() -> bool {
     std::env::var_os("GPULIMIT_MODEL_DEEP").is_some()

@@ -1,13 +1,14 @@
-//! Orphans: charges for memory that has left its process and that another member may now hold.
+//! Orphans: charges for memory that has left the process that charged it, and that another process
+//! of the group may now hold.
 //!
-//! An orphan stays in the word of the slot where it was charged, so that it counts against the
-//! limit like any other charge, until a process has found out where the memory is: either the
-//! member that holds it has charged it, or no member holds it. The process that finds this out
-//! gives the orphan back, in whichever slot it is, because the slot's owner may be asleep. This is
+//! An orphan stays charged in the slot where it was charged, so that it counts against the limit
+//! like any other charge, until a process has found out where the memory is: either the member that
+//! holds the memory has charged it, or no member holds it. The process that finds this out
+//! uncharges the orphan, in whichever slot it is, because the slot's owner may be asleep. This is
 //! the only change that a process makes in the word of another living process. The change only
 //! lowers the word, at most by the amount that the owner has marked as orphaned, and happens under
 //! the slot's claim lock, so that the slot cannot get another owner meanwhile. If the process dies
-//! in between, the group stays overcharged until the slot's owner exits.
+//! in the middle of the change, the group stays overcharged until the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -21,10 +22,10 @@ pub(super) fn orphaned(left: &AtomicU64) -> u64 {
     (left.load(Ordering::Acquire) & u64::from(u32::MAX)) * UNIT
 }
 
-/// The orphans of a group on one device at one moment.
+/// The orphans of a group on one device, as read at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Orphans {
-    /// Slots with their orphaned bytes.
+    /// The slots that have orphans, each with its orphaned bytes.
     slots: Vec<(usize, u64)>,
 }
 
@@ -38,8 +39,8 @@ impl Orphans {
 }
 
 impl Ledger {
-    /// Returns the orphans on a device, of living members and of dead ones that are not cleaned
-    /// yet.
+    /// Returns the orphans on a device, in the slots of living members and of dead members that are
+    /// not cleaned yet.
     pub fn orphans(&self, device: DeviceIndex) -> Orphans {
         let of_slot =
             |slot: usize| match orphaned(&self.content().slots[slot].stats[device.get()].left) {
@@ -51,7 +52,8 @@ impl Ledger {
         }
     }
 
-    /// Returns the bytes of a slot that another process may hold when the owner lets go of them.
+    /// Returns the bytes charged in a slot that another process may still hold when the slot's
+    /// owner frees them.
     pub(super) fn may_leave(&self, slot: usize, device: DeviceIndex) -> u64 {
         let left = &self.content().slots[slot].stats[device.get()].left;
         let shared = (left.load(Ordering::Relaxed) >> HALF) * UNIT;
@@ -60,8 +62,8 @@ impl Ledger {
 }
 
 impl Slot {
-    /// Marks `bytes` of the charge as shareable with other processes, or unmarks them if negative.
-    /// Must be a multiple of 4 KiB.
+    /// Marks `bytes` of this slot's charge as shareable with other processes, or unmarks them if
+    /// negative. `bytes` must be a multiple of 4 KiB.
     pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
@@ -69,24 +71,26 @@ impl Slot {
             .fetch_add(units << HALF, Ordering::AcqRel);
     }
 
-    /// Returns the bytes that are charged here and have left this process.
+    /// Returns the orphaned bytes of this slot: they are charged here and have left this process.
     pub fn orphaned(&self, device: DeviceIndex) -> u64 {
         orphaned(&self.stats(device).left)
     }
 
-    /// Marks `bytes` of the charge as orphaned: they have left this process, and any member may
-    /// give them back.
+    /// Marks `bytes` of this slot's charge as orphaned: the memory has left this process, and any
+    /// member may uncharge it.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         let units = bytes.div_ceil(UNIT);
-        // Removed from the record first: from now on, a member that takes these units out of the
-        // word is not a fault.
+        // The orphaned units are removed from this process's own record before they are marked: as
+        // soon as they are marked, another member may take them out of the word without being taken
+        // for a faulty process.
         self.begin(device);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Gives orphans back until `keep` bytes of the seen ones are left, this process's own first.
-    /// Slots whose orphans have changed since are skipped. Returns the bytes given back.
+    /// Uncharges orphans until `keep` bytes of the `seen` orphans are left, beginning with this
+    /// process's own. Slots whose orphans have changed since they were read are skipped. Returns
+    /// the bytes uncharged.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
         let mut released = 0;
@@ -189,7 +193,7 @@ mod tests {
         assert_eq!(release(13 * UNIT), 0);
         assert_eq!(release(8 * UNIT), 4 * UNIT);
         assert_eq!(all(), [(10, 3), (6, 1), (10, 4)]);
-        // Only whole units are given back.
+        // Only whole units of orphans are uncharged.
         assert_eq!(release(7 * UNIT + 1), 0);
         assert_eq!(release(4 * UNIT), 4 * UNIT);
         assert_eq!(all(), [(7, 0), (5, 0), (10, 4)]);
@@ -235,7 +239,7 @@ mod tests {
             other.release_orphans(device, &scratch.orphans(device), 0),
             4 * UNIT
         );
-        // The claim lock was released.
+        // A new claim shows that the claim lock was released.
         assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
     }
 

@@ -1,5 +1,5 @@
-//! The ledger's system calls that do not concern locks: clocks, sleeping, and reserving space in
-//! the file.
+//! The system calls of the ledger that do not concern locks: clocks, sleeping, and reserving space
+//! in the ledger file.
 #![allow(unsafe_code)]
 
 use super::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 /// Returns milliseconds since boot, never 0. All processes of a machine read the same clock, except
-/// those in another time namespace.
+/// for processes in another time namespace.
 pub(super) fn boot_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -21,7 +21,7 @@ pub(super) fn boot_ms() -> u64 {
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Returns the time by the clock that measures waits.
+/// Returns the present time of the monotonic clock, with which waits are measured.
 pub(super) fn now() -> Instant {
     Instant::now()
 }
@@ -31,21 +31,22 @@ pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Lets other threads run for a moment.
+/// Lets other threads run for a moment, without a given time.
 pub(super) fn yield_now() {
     std::thread::yield_now();
 }
 
-/// Waits for an instant without giving up the processor.
+/// Waits for an instant without giving up the processor to other threads.
 pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Reserves space on the file system for these bytes of the file, so that accessing them cannot
-/// fail.
+/// Reserves space on the file system for these bytes of the ledger file, so that accessing the
+/// bytes cannot fail for lack of space.
 ///
-/// Not `posix_fallocate`: on a file system that cannot reserve space, the C library writes to the
-/// file instead, in a race with the members. Here the space then stays unreserved.
+/// The function does not call `posix_fallocate`: on a file system that cannot reserve space, the C
+/// library writes to the file instead, in a race with the members. On such a file system this
+/// function leaves the space unreserved.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open, and the call accesses no memory of this process.
@@ -71,7 +72,7 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the address of the low 32 bits of a word, because the kernel's futexes have 32 bits.
+/// Returns the address of the low 32 bits of a word, because a futex of the kernel has 32 bits.
 fn low_half(word: &AtomicU64) -> *mut u32 {
     let word = word.as_ptr().cast::<u32>();
     if cfg!(target_endian = "little") {
@@ -82,7 +83,7 @@ fn low_half(word: &AtomicU64) -> *mut u32 {
 }
 
 /// Sleeps while the low half of the word is `expected`, but at most for `time`. The word lies in a
-/// shared mapping.
+/// mapping that processes share.
 pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn space_is_reserved_where_the_file_system_can() {
         let open = |path, write| File::options().read(true).write(write).open(path);
-        // A file on a file system that cannot reserve space.
+        // The test uses a file on a file system that cannot reserve space.
         let file = open("/proc/self/comm", true).expect("there");
         reserve(&file, 0, 1).expect("as well as it can");
         let file = open("/proc/self/comm", false).expect("there");

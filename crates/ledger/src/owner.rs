@@ -1,4 +1,4 @@
-//! The owner of a slot, as written in the file.
+//! The owner of a slot, as written in the ledger file.
 
 use super::Ledger;
 use super::atomic::Ordering;
@@ -13,7 +13,7 @@ impl Ledger {
     }
 }
 
-/// Returns whether a slot certainly has no living owner; false if the system does not tell.
+/// Returns whether a slot certainly has no living owner; false if the file lock cannot be queried.
 pub(super) fn is_dead(file: &Description, slot: usize) -> bool {
     matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false))
 }
@@ -28,8 +28,8 @@ impl Owner {
         self.pid.store(u64::from(process.pid), Ordering::Release);
     }
 
-    /// Returns the owner; `None` if the slot has none. Without the claim lock the result may mix
-    /// two owners.
+    /// Returns the owner of a slot; `None` if the slot has no owner. If the caller does not hold
+    /// the claim lock, the result may mix two owners.
     pub(super) fn read(&self) -> Option<Identity> {
         let pid = self.pid.load(Ordering::Acquire) as u32;
         if pid == 0 {

@@ -1,23 +1,26 @@
-//! Protection of groups below a level: memory that the growth of other groups must not take.
+//! Protection of groups: memory that the growth of other groups must not take.
 //!
-//! Every slot of a level tells which group directly below the level contains its owner. A process
-//! can therefore compute, from the level's own words, how much of its protected memory each of
-//! these groups has not taken yet. All other processes must leave that much free.
+//! Every slot in the ledger of a level tells which group directly below the level contains the
+//! slot's owner. A process can therefore compute, from the words of the level's ledger alone, how
+//! much of its protected memory each of these groups has not taken yet. All processes outside such
+//! a group must leave that much memory free.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
 use super::{DeviceIndex, Ledger};
 use std::fmt;
 
-/// Knows how much memory is protected at a level for the groups directly below it.
+/// A source that tells how much memory is protected at a level for the groups directly below that
+/// level.
 pub trait Protection: fmt::Debug + Sync {
-    /// Returns the bytes of the device that are protected for groups without this process, and that
-    /// those groups have not taken yet. If `low` is true, includes the best-effort protection
-    /// `low`.
+    /// Returns the bytes of the device that are protected for groups that do not contain this
+    /// process, and that those groups have not taken yet. If `low` is true, the bytes include the
+    /// best-effort protection `low`.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
-/// Returns a key for a group among the groups directly below another one; never 0.
+/// Returns a key that identifies a group among the groups directly below the same parent group;
+/// never 0.
 pub fn child_key(name: &str) -> u64 {
     // The hash function FNV-1a.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -27,11 +30,11 @@ pub fn child_key(name: &str) -> u64 {
 }
 
 impl Ledger {
-    /// Returns how many of the `bytes` that are protected for a group directly below this one its
-    /// members have not taken yet. `child` is the group's [`child_key`].
+    /// Returns how many of the `bytes` that are protected for a group directly below this group the
+    /// members of that group have not taken yet. `child` is the [`child_key`] of that group.
     ///
-    /// Call before publishing a request: units that are granted to the group later are seen in the
-    /// sum over all slots.
+    /// Call before publishing a request: units that are granted to the protected group later are
+    /// seen in the sum over all slots.
     pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
         let slots = &self.content().slots;
         let taken: u64 = (0..self.high_water())

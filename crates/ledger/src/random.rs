@@ -1,10 +1,10 @@
 //! Random numbers that make competing processes choose different slots and waiting times. Their
-//! quality does not matter.
+//! statistical quality does not matter.
 
 use super::os;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A xorshift generator, seeded from time, process and thread.
+/// A xorshift generator of random numbers, seeded from the time, the process and the thread.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -27,7 +27,7 @@ impl Random {
         self.0
     }
 
-    /// Returns a number below `end`; 0 if `end` is 0.
+    /// Returns a random number below `end`; 0 if `end` is 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() >> 11).checked_rem(end as u64).unwrap_or(0) as usize
     }

@@ -1,7 +1,8 @@
-//! Cleaning of dead processes' slots: a slot drains, and is then zeroed.
+//! Cleaning of dead processes' slots: a slot first drains, until the driver has freed the dead
+//! process's memory, and is then zeroed.
 //!
-//! A killed process's owner lock goes within milliseconds, but the driver needs up to 190 ms to
-//! free its memory (measured). Until then the charge stays.
+//! A killed process's owner lock ends within milliseconds, but the driver needs up to 190 ms to
+//! free the process's memory (measured). The charge stays until the driver has freed the memory.
 
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
@@ -12,22 +13,23 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
 
-/// Knows which memory the driver still holds for dead processes.
+/// A source that tells which memory the driver still holds for dead processes.
 pub trait Witness {
     /// Returns whether the driver still lists more than `covered` bytes of this dead process on the
-    /// device; `None` if that cannot be determined, and a grace time decides. `covered` is not 0 if
-    /// the process continues as another program (`exec`), which has charged that much.
+    /// device; `None` if that cannot be determined, so that a grace time decides. `covered` is not
+    /// 0 if the process continues as another program (`exec`), which has charged that many bytes.
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
-    /// Called when the driver has freed a dead process that left up to `bytes` which living members
-    /// may now hold. Charges the part that members hold and have not charged yet, and returns true;
-    /// returns false if that cannot be determined.
+    /// Charges memory that a dead process has left to living members. Called when the driver has
+    /// freed the dead process's own memory; living members may still hold up to `bytes` of memory
+    /// that it shared. Charges the part that members hold and have not charged yet, and returns
+    /// true; returns false if that part cannot be determined.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
 }
 
-/// A witness that knows nothing: the grace time decides.
+/// A witness that knows nothing about dead processes, so that the grace time decides.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct NoWitness;
 
@@ -37,29 +39,29 @@ impl Witness for NoWitness {
     }
 }
 
-/// Milliseconds after which a dead slot counts as drained if no witness can tell.
+/// Milliseconds after which a dead process's slot counts as drained if no witness can tell.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Milliseconds after which a dead slot counts as drained, whatever the witness says: a driver that
-/// lists a dead process for so long lists it forever.
+/// Milliseconds after which a dead process's slot counts as drained, whatever the witness says: a
+/// driver that lists a dead process for so long lists it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
-/// The result of trying to clean a slot.
+/// The result of an attempt to clean one slot.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Fate {
-    /// The slot has a living owner, or the system did not answer.
+    /// The slot has a living owner, or its file lock could not be queried.
     Live,
-    /// Another process is claiming or cleaning the slot.
+    /// Another process is claiming or cleaning the slot, so it was not examined.
     Busy,
-    /// The slot was already empty.
+    /// The slot was already empty before the attempt.
     Empty,
-    /// The driver may still hold the dead owner's memory. The owner's undecided requests were
-    /// withdrawn.
+    /// The driver may still hold the dead owner's memory, so the slot was not cleaned. The owner's
+    /// undecided requests were withdrawn.
     Draining,
     Cleaned,
 }
 
-/// Cleans a slot if its owner is dead and the slot has drained. If the system does not answer, the
-/// slot stays as it is.
+/// Cleans a slot if its owner is dead and the slot has drained. If a system call on the slot's
+/// locks fails, the slot stays as it is.
 pub(super) fn reap(
     ledger: &Ledger,
     file: &Description,
@@ -75,20 +77,21 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // Released only after the words are zero, because a claiming process may own the slot a moment
-    // later. If this fails, closing the file releases the lock.
+    // The claim lock is released only after the words are zero, because another process may claim
+    // the slot a moment later. If releasing fails, closing the file releases the lock.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
 
-/// Cleans a slot as [`reap`] does. The caller holds the claim lock on `file`.
+/// Cleans a slot as [`reap`] does. The caller holds the slot's claim lock on `file`.
 pub(super) fn reap_claimed(
     ledger: &Ledger,
     file: &Description,
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
-    // Checked again, because the slot may have been claimed before this process got the claim lock.
+    // The owner is checked again, because another process may have claimed the slot before this
+    // process got the claim lock.
     if !is_dead(file, slot) {
         return Fate::Live;
     }
@@ -109,8 +112,8 @@ pub(super) fn reap_claimed(
     fate
 }
 
-/// Withdraws the undecided requests of a dead owner. A process asks the driver only after a request
-/// is decided, so the driver holds no memory for an undecided one.
+/// Withdraws the undecided requests of a dead owner. A process asks the driver for memory only
+/// after its request is decided, so the driver holds no memory for an undecided request.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
         let word = ledger.word(slot, device);
@@ -121,7 +124,7 @@ fn withdraw(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Records an event for each device whose memory the slot gives back.
+/// Records an event for each device on which the slot of a dead process has memory to give back.
 fn record(ledger: &Ledger, slot: usize) {
     let Some(process) = ledger.owner(slot) else {
         return;
@@ -141,13 +144,14 @@ fn record(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Returns whether a dead owner's slot has drained, and stores the time when the owner was first
-/// found dead. The caller holds the claim lock.
+/// Returns whether a dead owner's slot has drained. When the owner is first found dead, stores the
+/// time. The caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let now = os::boot_ms();
     let mut since = owner.dead_since.load(Ordering::Relaxed);
-    // A time in the future was written by a process with another boot clock, or is damage.
+    // If the stored time is in the future, a process with another boot clock wrote it, or the file
+    // is damaged.
     if since == 0 || since > now {
         owner.dead_since.store(now, Ordering::Relaxed);
         since = now;
@@ -155,8 +159,7 @@ fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     has_drained(ledger, slot, witness, now - since)
 }
 
-/// Returns whether a slot has drained whose owner is known to have been dead for `dead_ms`
-/// milliseconds.
+/// Returns whether a slot has drained if its owner has been dead for `dead_ms` milliseconds.
 pub(super) fn has_drained(
     ledger: &Ledger,
     slot: usize,
@@ -179,9 +182,9 @@ pub(super) fn has_drained(
         let covered = charged_after(ledger, slot, &process, device);
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
-            // With `exec`, the driver lists both programs under one pid: the later program's charge
-            // may not have been allocated yet, so the listed bytes may belong to the dead one. Only
-            // the grace time decides then.
+            // After `exec`, the driver lists the memory of the old and the new program under one
+            // pid. The new program may not have allocated what it has charged yet, so the listed
+            // bytes may belong to the old program. The grace time then decides.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
@@ -190,9 +193,10 @@ pub(super) fn has_drained(
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
 }
 
-/// Returns the bytes that were charged by later programs of the dead slot's process. A process that
-/// calls `exec` keeps its pid, under which the driver lists the memory of both programs. Of two
-/// programs that have both ended, only the later one covers the earlier one.
+/// Returns the bytes that were charged by later programs of the process that owned the dead slot. A
+/// process that calls `exec` keeps its pid, under which the driver lists the memory of its old and
+/// its new program. If both programs have ended, only the later program's charge is subtracted for
+/// the earlier one, not the other way round.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -205,8 +209,8 @@ fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: Devic
         .sum()
 }
 
-/// Returns whether the memory that the dead process shared with others is charged where it is now
-/// held. Not called if the group has no living member.
+/// Returns whether all memory that the dead process shared with other processes is charged to the
+/// processes that now hold it. Not called if the group has no living member.
 fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     DeviceIndex::all().all(|device| {
         let bytes = ledger.may_leave(slot, device);
@@ -218,7 +222,7 @@ fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     })
 }
 
-/// Empties a slot. Called by its owner, or under its claim lock.
+/// Empties a slot. Called by the slot's owner, or by a process that holds the slot's claim lock.
 pub(super) fn zero(ledger: &Ledger, slot: usize) {
     let SlotPage {
         owner,
@@ -252,19 +256,20 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
     owner.erase();
 }
 
-/// The result of cleaning all slots that have charges on one device.
+/// The result of cleaning all dead processes' slots that have charges on one device.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Swept {
-    /// Whether memory was freed or a request was withdrawn.
+    /// Whether memory was freed or a dead process's request was withdrawn.
     pub cleaned: bool,
-    /// Units granted to slots that are draining.
+    /// Units granted to dead processes whose slots are draining.
     pub pending: u64,
-    /// Units granted to slots that another process is cleaning.
+    /// Units granted in slots that another process is cleaning.
     pub busy: u64,
 }
 
-/// Cleans all slots that have a charge on the device, except `own`. With `await_ending`, the units
-/// of processes that are exiting but still hold their lock count as pending.
+/// Cleans all dead processes' slots that have a charge on the device, except the slot `own`. With
+/// `await_ending`, the units of processes that are exiting but still hold their file lock count as
+/// pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,

@@ -1,18 +1,20 @@
-//! A process's own record of its charges on one device.
+//! The record that a process keeps of its own charges on one device.
 //!
-//! Every process that may charge in a ledger can also write other processes' words. A process
-//! therefore keeps its own count outside the file, and compares it with its word at every charge
-//! and return. If another process has lowered the word, the difference is added again.
+//! Every process that may charge in a ledger can also write the words of other processes. A process
+//! therefore keeps its own count outside the file, and compares that count with its word at every
+//! charge and uncharge. If another process has lowered the word, the difference is added to the
+//! word again.
 //!
 //! A thread changes the record and the word one after the other, so the two can only be compared
-//! while no other thread is between these two changes. The record itself detects such moments:
-//! beside the units it holds the number of threads that are in between, and a count of how often a
-//! thread began a change.
+//! while no other thread is between its two changes. The record itself detects such moments: beside
+//! the units, the record holds the number of threads that are between the two changes, and a count
+//! of how often a thread began a change.
 
 use super::atomic::{Ordering, Word};
 
-/// Bits 0 to 31 are units; bits 32 to 47 are the number of threads between the changes of record
-/// and word; bits 48 to 63 count how often a thread began a change, and wrap.
+/// Bits 0 to 31 are units; bits 32 to 47 are the number of threads that are between changing the
+/// record and changing the word; bits 48 to 63 count how often a thread began a change, and wrap
+/// around.
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;
@@ -24,16 +26,16 @@ pub(super) struct Record<W>(W);
 
 #[cfg(all(test, loom))]
 impl Record<loom::sync::atomic::AtomicU64> {
-    /// Returns a record with this many units.
+    /// Returns a record with this many charged units.
     pub(super) fn of(units: u64) -> Self {
         Self(loom::sync::atomic::AtomicU64::new(units))
     }
 }
 
 impl<W: Word> Record<W> {
-    /// Call before changing the word. Returns how many units the word lacks: 0 if only this process
-    /// has changed the word, and also if that cannot be determined. `charged` must read the units
-    /// of the word with [`Ordering::Acquire`].
+    /// Begins a change of the word. Call before changing the word. Returns how many units the word
+    /// lacks: 0 if only this process has changed the word, and also if that cannot be determined.
+    /// `charged` must read the units of the word with [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
         let now = self
@@ -46,29 +48,30 @@ impl<W: Word> Record<W> {
         let charged = charged();
         let lacks = (now & UNITS).saturating_sub(charged);
         if lacks > 0 && self.0.load(Ordering::Relaxed) != now {
-            // Another thread began a change meanwhile.
+            // Another thread began a change of the word meanwhile, so the word and the record
+            // cannot be compared.
             return 0;
         }
         lacks
     }
 
-    /// Call after a change that left the word as it was.
+    /// Ends a change that left the word as it was.
     #[inline]
     pub(super) fn withdrawn(&self) {
         self.0.fetch_sub(THREAD, Ordering::AcqRel);
     }
 
-    /// Call after adding `n` units to the word.
+    /// Ends a change that added `n` units to the word.
     #[inline]
     pub(super) fn added(&self, n: u64) {
         self.0.fetch_sub(THREAD - n, Ordering::AcqRel);
     }
 
-    /// Call after taking `n` units from the word.
+    /// Ends a change that took `n` units from the word.
     #[inline]
     pub(super) fn taken(&self, n: u64) {
-        // Units that were never recorded as added must not be subtracted, because the subtraction
-        // would borrow from the number of threads.
+        // The subtraction is capped: subtracting units that were never recorded as added would
+        // borrow from the number of threads.
         let n = n.min(self.0.load(Ordering::Relaxed) & UNITS);
         self.0.fetch_sub(THREAD + n, Ordering::AcqRel);
     }
@@ -113,7 +116,7 @@ mod tests {
         record.withdrawn();
         record.taken(10);
         assert_eq!(record.begin(|| 0), 0);
-        // Another thread begins a change between the two looks at the record.
+        // Another thread begins a change of the word between the two looks at the record.
         record.added(10);
         let begins_meanwhile = || {
             record.begin(|| unreachable!("not asked"));

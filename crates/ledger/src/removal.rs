@@ -1,21 +1,21 @@
-//! Removal of a group without losing a process that is just joining.
+//! Removal of a group without losing a process that is just joining the group.
 
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// Prevents all processes from claiming a slot, until drop. A process that is turned away finds the
-/// file gone, and starts over.
+/// A guard that prevents all processes from claiming a slot, until drop. A process that is
+/// prevented finds that the ledger file is gone, and opens the group anew.
 #[derive(Debug)]
 pub struct Removal {
     file: Description,
 }
 
 impl Ledger {
-    /// Keeps all processes from joining, if the ledger has no member. The caller may then remove
-    /// the group's files.
+    /// Prevents all processes from joining the group, if its ledger has no living member. The
+    /// caller may then remove the group's files.
     ///
-    /// Dead members that are still draining do not count as members; call [`Self::clean`] before if
-    /// that matters.
+    /// Dead members whose slots are still draining do not count as living; call [`Self::clean`]
+    /// first if their memory matters.
     pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
         let path = &self.place.path;
         let error = |error| LedgerError::io(path, "lock", error);
@@ -25,8 +25,8 @@ impl Ledger {
             return Err(in_use());
         }
         let removal = Removal { file };
-        // Checked after locking the claim bytes, because a process takes its owner lock while it
-        // holds a claim lock.
+        // The owner locks are checked after the claim bytes are locked, because a process takes its
+        // owner lock only while it holds a claim lock.
         match lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? {
             true => Err(in_use()),
             false => Ok(removal),
@@ -36,7 +36,8 @@ impl Ledger {
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        // Explicit, because a child that was forked meanwhile may hold the description open.
+        // The unlock is explicit, because a child that was forked meanwhile may hold the open file
+        // description open.
         let _ = lock::unlock(&self.file, Bytes::CLAIMS);
     }
 }

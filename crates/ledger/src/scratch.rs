@@ -1,4 +1,4 @@
-//! Help for tests: a temporary ledger, with living and dead members.
+//! Helpers for tests: a temporary ledger, with living and dead members.
 
 use super::atomic::Ordering;
 use super::{DeviceIndex, Ledger, Level, Pressure, Slot, Witness, os};
@@ -13,7 +13,7 @@ pub(super) const UNIT: u64 = super::charge::UNIT;
 pub(super) const GPU: DeviceId = DeviceId::gpu([7; 16]);
 pub(super) const OTHER_GPU: DeviceId = DeviceId::gpu([8; 16]);
 
-/// A temporary ledger with two devices, until drop.
+/// A temporary ledger with two devices, which is removed on drop.
 pub(super) struct Scratch {
     path: PathBuf,
     ledger: Arc<Ledger>,
@@ -30,8 +30,8 @@ impl Scratch {
         let path = std::env::temp_dir().join(name);
         Ledger::create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));
-        // The devices under test get indices above 1, so that a test fails if an index is mistaken
-        // for a count.
+        // The two devices under test get indices above 1, so that a test fails if the code mistakes
+        // an index for a count.
         for filler in 100..109 {
             ledger
                 .device(DeviceId::gpu([filler; 16]), 1)
@@ -45,20 +45,20 @@ impl Scratch {
         }
     }
 
-    /// Opens the ledger as a process without write access does.
+    /// Opens the ledger for reading only, as a process without write access does.
     pub fn readonly(&self) -> Ledger {
         Ledger::open_readonly(&self.path).expect("open")
     }
 
-    /// Claims a slot for this process, which may have several.
+    /// Claims a slot for this process, which may own several slots in tests.
     pub fn join(&self) -> Slot {
         self.ledger
             .claim(&Identity::of_self(), "")
             .expect("a free slot")
     }
 
-    /// Makes the slot of a dead process: it has an owner but no lock. It has charged `units`, of
-    /// which `undecided` are undecided.
+    /// Makes the slot of a dead process, which has an owner but no file lock. The process has
+    /// charged `units`, of which `undecided` are undecided.
     pub fn dead(&self, identity: &Identity, units: u64, undecided: u64) -> usize {
         let slot = self.ledger.high_water();
         let page = &self.content().slots[slot];
@@ -86,16 +86,16 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns the identity of a process that never existed.
+/// Returns the identity of a process that never existed, for tests.
 pub(super) fn stranger(pid: u32) -> Identity {
     Identity {
-        // Larger than any pid that Linux gives.
+        // This pid is larger than any that Linux assigns.
         pid: (1 << 23) + pid,
         ..Identity::of_self()
     }
 }
 
-/// Returns a path of one level for a charge.
+/// Returns the one level at which a test charges.
 pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     Level {
         slot,
@@ -106,7 +106,7 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     }
 }
 
-/// A process without idle memory, whose witness gives this answer about dead processes.
+/// A process without idle memory, whose witness gives the stored answer about dead processes.
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {

@@ -1,4 +1,4 @@
-//! A process's slot in the ledger, and how a process claims one.
+//! A process's slot in the ledger, and the way in which a process claims a slot.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge;
@@ -21,21 +21,24 @@ use std::time::Duration;
 
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
-/// A kernel lock marks the slot as owned. A mapping keeps the lock, not a descriptor: closing all
-/// descriptors does not lose it, a forked child does not inherit it, and exec or any death ends it.
-/// The slot must not be used in a forked child; dropping it there has no effect.
+/// A kernel file lock marks the slot as owned. A mapping keeps the lock, not a descriptor: closing
+/// all descriptors does not lose the lock, a forked child does not inherit the lock, and exec or
+/// any death of the process ends it. The slot must not be used in a forked child; dropping it in a
+/// forked child has no effect.
 ///
-/// Dropping the slot gives all charges back at once, which is right only if the driver holds no
-/// memory for this process any more. If a process ends without dropping its slot, the slot drains.
+/// Dropping the slot uncharges all memory of this process at once, which is right only if the
+/// driver no longer holds memory for this process. If a process ends without dropping its slot, the
+/// slot drains first.
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
-    /// This process's own record of its charges per device, in private memory.
+    /// This process's own record of its charges on each device, in private memory.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Time until which no request is granted, in milliseconds of the boot clock; 0: no other
-    /// process was found to have changed this process's word; `u64::MAX`: the file is damaged.
+    /// Time until which no request of this process is granted, in milliseconds of the boot clock; 0
+    /// if no other process was found to have changed this process's word; `u64::MAX` if the ledger
+    /// file is damaged.
     distrust: AtomicU64,
-    // Keeps the lock. Dropped after the words are zeroed.
+    // The mapping that keeps the owner lock. Dropped after the slot's words are zeroed.
     _owner: Anchor,
 }
 
@@ -45,23 +48,24 @@ impl Slot {
         &self.ledger
     }
 
-    /// Returns the bytes granted to this process.
+    /// Returns the bytes granted to this process on the device.
     pub fn charged(&self, device: DeviceIndex) -> u64 {
         charge::granted(self.word(device).load(Ordering::Relaxed)) * charge::UNIT
     }
 
-    /// Sets the bytes of a category. The figure is for display only; limits depend on charges
-    /// alone.
+    /// Sets the bytes of a category of memory. The figure is for display only; limits depend on
+    /// charges alone.
     pub fn publish(&self, device: DeviceIndex, category: Category, bytes: u64) {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that are charged ahead but not used.
+    /// Sets the bytes that this process has charged ahead but does not use.
     pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
         self.stats(device).idle.store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the largest number of bytes that this process can give back when asked.
+    /// Sets the largest number of bytes that this process can give back when other processes ask
+    /// for idle memory.
     pub fn publish_reclaimable(&self, device: DeviceIndex, bytes: u64) {
         self.stats(device)
             .reclaimable
@@ -77,7 +81,7 @@ impl Slot {
         &self.page().waiting
     }
 
-    /// Counts a refused request, for this process and for the group.
+    /// Counts a refused request in the statistics of this process and of the group.
     pub fn count_refusal(&self, device: DeviceIndex) {
         self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
         let group = &self.ledger.header().refusals;
@@ -94,7 +98,7 @@ impl Slot {
         &self.records[device.get()]
     }
 
-    /// Begins a change of the word: see [`charge::Rung::begin`].
+    /// Begins a change of this process's word: see [`charge::Rung::begin`].
     #[inline]
     pub(super) fn begin(&self, device: DeviceIndex) -> bool {
         let word = self.word(device);
@@ -110,13 +114,15 @@ impl Slot {
         self.repair(device, lacks, hidden)
     }
 
-    /// Repairs the word and `high_water` after another process has changed them. Returns whether a
-    /// request may be granted. None is for a second: other processes may already have been granted
-    /// the memory that seemed free, and other words may have been changed too.
+    /// Repairs this process's word and `high_water` after another process has changed them. Returns
+    /// whether a request may be granted. For a second no request is granted: other processes may
+    /// already have been granted the memory that seemed free, and the words of other processes may
+    /// have been changed too.
     #[cold]
     fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
-        // The file is damaged for good, so no request is granted from now on. `high_water` stays as
-        // it is: while it is wrong, all members come here and see the damage.
+        // The ledger file stays damaged, so no request of this process is granted from now on.
+        // `high_water` is not repaired: while it is wrong, all members come to this code and see
+        // the damage.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -132,7 +138,7 @@ impl Slot {
         let until = self.distrust.load(Ordering::Relaxed);
         let over = until <= now;
         if over {
-            // Not cleared if another thread has detected a new change meanwhile.
+            // The time is not cleared if another thread has detected a new change meanwhile.
             let _ = self
                 .distrust
                 .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -140,7 +146,8 @@ impl Slot {
         over
     }
 
-    /// Returns whether another process was recently found to have changed this process's word.
+    /// Returns whether this process recently found that another process had changed this process's
+    /// word.
     pub fn distrusts(&self) -> bool {
         self.distrust.load(Ordering::Relaxed) > os::boot_ms()
     }
@@ -183,27 +190,31 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// How long no request is granted after another process has changed this process's word.
+/// How long no request of this process is granted after another process has changed this process's
+/// word.
 const DISTRUST_MS: u64 = 1_000;
-/// Number of attempts at random slots before all slots are tried in order.
+/// Number of random slots that a process tries to claim before it tries all slots in order.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
-/// Number of slots with an owner that are checked for a dead one before the ledger grows.
+/// Number of slots with an owner that a claiming process checks for a dead owner before it raises
+/// `high_water`.
 const PROBES: u32 = 16;
-/// Number of rounds through all slots while some slots are being claimed, cleaned or drained.
+/// Number of rounds through all slots that a claiming process makes while some slots are being
+/// claimed, cleaned or drained.
 const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 impl Ledger {
     /// Claims a slot for this process. Call once per process and ledger, not once per thread.
-    /// `below` is the process's group relative to this one, such as `alice/job7`, or empty for this
-    /// group itself.
+    /// `below` is the name of the process's group relative to this ledger's group, such as
+    /// `alice/job7`, or empty for the ledger's group itself.
     ///
     /// Low slots are preferred, because every charge reads all slots up to the highest that was
-    /// ever claimed. Many processes that start at once would all try the lowest free slot. Each
-    /// slot that a process loses to another doubles the number of free slots from which it draws
-    /// the next one, so a thousand processes need only a few attempts each. This doubling is
-    /// bounded only by the number of slots: of four thousand processes on two processors, more than
-    /// a thousand may be suspended in the middle of a claim, and they hold the lowest slots.
+    /// ever claimed. If many processes start at once, all of them would try the lowest free slot.
+    /// Therefore each slot that a process loses to another process doubles the number of free slots
+    /// among which the process picks the next slot at random, so a thousand processes need only a
+    /// few attempts each. This doubling is bounded only by the number of slots: of four thousand
+    /// processes on two processors, more than a thousand may be suspended in the middle of a claim,
+    /// and they hold the lowest slots.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;
         if !self.map.writable() {
@@ -228,8 +239,8 @@ impl Ledger {
             distrust: AtomicU64::new(0),
             _owner: anchor,
         };
-        // From here on only the mapping keeps the lock. If the file system has dropped the lock,
-        // other processes would take this one for dead and give its memory away.
+        // From this point on only the mapping keeps the owner lock. If the file system had dropped
+        // the lock, other processes would take this process for dead and give its memory away.
         drop(owner);
         let held = lock::is_locked(&claim, Bytes::owner(index))
             .map_err(|error| LedgerError::io(&place.path, "lock", error))?;
@@ -237,12 +248,13 @@ impl Ledger {
             let unsuitable = Unsuitable::loses_locks(&place.path);
             return Err(LedgerError::FileSystem(unsuitable));
         }
-        // While a group is being removed, no process can claim a slot until the files are gone. A
-        // process that claims one afterwards is in no group.
+        // While a group is being removed, no process can claim a slot until the group's files are
+        // gone. A process that claims a slot of the removed ledger afterwards would be in no group,
+        // so it gets an error.
         self.check_current().map(|()| slot)
     }
 
-    /// Returns an error if the ledger was removed.
+    /// Returns an error if the ledger file was removed from its path.
     fn check_current(&self) -> Result<(), LedgerError> {
         match self.place.is_current() {
             true => Ok(()),
@@ -253,14 +265,15 @@ impl Ledger {
     }
 }
 
-/// Returns the owner's group, relative to the ledger's group; empty if the bytes are not a name.
+/// Returns the name of the owner's group, relative to the ledger's group; empty if the bytes are
+/// not a valid name.
 pub(super) fn read_below(page: &SlotPage) -> String {
     let bytes: [u8; 8 * BELOW_WORDS] = load_bytes(&page.below);
     let name = bytes.into_iter().take_while(|byte| *byte != 0).collect();
     let mut name = String::from_utf8(name).unwrap_or_default();
-    // A long name is cut off, perhaps after a `/`.
+    // A long name is cut off when it is stored, perhaps after a `/`.
     name.truncate(name.trim_end_matches('/').len());
-    // Members write these bytes, so they may contain anything.
+    // Any member can write the bytes of the name, so they may be anything.
     if name.split('/').all(is_part) {
         name
     } else {
@@ -270,11 +283,11 @@ pub(super) fn read_below(page: &SlotPage) -> String {
 
 enum Take {
     Taken(Anchor),
-    /// Another process is claiming or cleaning the slot.
+    /// Another process is claiming or cleaning the slot, so this process cannot take it.
     Busy,
-    /// The slot has a living owner.
+    /// The slot has a living owner, so this process cannot take it.
     Held,
-    /// The owner is dead, and the driver may still hold its memory.
+    /// The slot's owner is dead, and the driver may still hold its memory.
     Draining,
 }
 
@@ -308,7 +321,8 @@ impl Candidate<'_> {
                     Take::Busy | Take::Draining => soon = true,
                 }
             }
-            // All claim locks are also held while the group is being removed.
+            // A process that removes the group also holds all claim locks, so the slots may be busy
+            // because the group is gone.
             self.ledger.check_current()?;
             if !soon {
                 break;
@@ -320,8 +334,8 @@ impl Candidate<'_> {
         })
     }
 
-    /// Chooses a random one of the first `crowd` slots that look free. If `crowd` is 1 and the
-    /// ledger would have to grow, prefers a slot whose owner died without charges.
+    /// Chooses a random one of the first `crowd` slots that look free. If `crowd` is 1 and all
+    /// slots below `high_water` are taken, prefers a slot whose owner died without charges.
     fn pick(&self, crowd: usize, random: &mut Random) -> Result<Option<usize>, LedgerError> {
         let ledger = self.ledger;
         let nobody = |slot: &usize| {
@@ -335,8 +349,8 @@ impl Candidate<'_> {
         let free = (0..high_water).filter(nobody).take(crowd).count();
         if crowd == 1 && free == 0 {
             // A process that was killed before it charged any memory leaves its name in its slot,
-            // and only this code cleans such slots. Processes that start at once skip this check,
-            // because the kernel answers slowly if a file has thousands of locks.
+            // and only this code cleans such slots. Processes that start at the same time as others
+            // skip this check, because the kernel answers slowly if a file has thousands of locks.
             let first = random.below(high_water);
             for step in 0..high_water.min(PROBES as usize) {
                 let slot = (first + step) % high_water;
@@ -345,7 +359,7 @@ impl Candidate<'_> {
                 }
             }
         }
-        // Above `high_water` every slot looks free, because its page was never written.
+        // Every slot above `high_water` looks free, because its page was never written.
         let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
         Ok((0..high_water)
             .filter(nobody)
@@ -359,15 +373,15 @@ impl Candidate<'_> {
     }
 
     /// Returns whether a slot has neither a living owner nor a charge, although an owner is written
-    /// there.
+    /// in the slot.
     fn is_abandoned(&self, slot: usize) -> Result<bool, LedgerError> {
         let held = lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))?;
         Ok(!held && !self.ledger.has_words(slot))
     }
 
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
-        // Checked before locking: most slots of a full ledger are owned, and this check does not
-        // disturb processes that clean.
+        // The owner lock is checked before the claim lock is taken: most slots of a full ledger are
+        // owned, and the check does not disturb processes that clean slots.
         if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
             return Ok(Take::Held);
         }
@@ -376,13 +390,14 @@ impl Candidate<'_> {
             return Ok(Take::Busy);
         }
         let taken = self.take_claimed(slot);
-        // Unlocked explicitly, because a child that was forked meanwhile may keep the description
-        // open. Unlocked last, because until then no other process touches the slot.
+        // The claim lock is released explicitly, because a child that was forked meanwhile may keep
+        // the open file description open. The release comes last, because other processes leave the
+        // slot alone until then.
         lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
         taken
     }
 
-    /// Takes the slot. The caller holds its claim lock.
+    /// Takes the slot for this process. The caller holds the slot's claim lock.
     fn take_claimed(&self, slot: usize) -> Result<Take, LedgerError> {
         self.reserve(slot).map_err(self.error("reserve space"))?;
         match reap::reap_claimed(self.ledger, self.claim, slot, &NoWitness) {
@@ -410,15 +425,15 @@ impl Candidate<'_> {
             .store(child.map_or(0, child_key), Ordering::Relaxed);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
-        // Written before this process publishes its first request: other processes read
-        // `high_water` after publishing theirs.
+        // `high_water` is raised before this process publishes its first request, because other
+        // processes read `high_water` after publishing their requests.
         let high_water = &self.ledger.signals().high_water;
         high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
         Ok(Take::Taken(anchor))
     }
 
-    /// Reserves space for everything that the slot's owner writes. A full file system causes an
-    /// error here instead of a SIGBUS later.
+    /// Reserves space for all parts of the file that the slot's owner writes. A full file system
+    /// then causes an error here instead of a SIGBUS later.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
             let line = size_of::<layout::WordLine>() as u64;

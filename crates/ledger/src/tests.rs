@@ -103,7 +103,8 @@ fn members_are_asked_at_most_every_200_ms() {
         at.load(Ordering::Relaxed).abs_diff(just) < 60_000,
         "the time of it"
     );
-    // The members were last asked now, a while ago, and in the future by another clock.
+    // The times are those of members that were last asked now, a while ago, and in the future by
+    // another clock.
     at.store(os::boot_ms(), Ordering::Relaxed);
     assert!(!scratch.ask_members());
     at.store(os::boot_ms() - 10_000, Ordering::Relaxed);
@@ -153,7 +154,7 @@ fn cleaning_counts_cleaned_and_draining_slots() {
     charge(&path, UNIT, &Knows(None)).expect("no limit");
     scratch.dead(&stranger(1), 1, 0);
     scratch.dead(&stranger(2), 2, 0);
-    // A process that was killed before it charged any memory.
+    // The slot belongs to a process that was killed before it charged any memory.
     scratch.dead(&stranger(3), 0, 0);
     assert_eq!(
         scratch.readonly().clean(&Knows(Some(false))),
@@ -204,7 +205,7 @@ fn a_used_ledger_is_detected_without_opening_it() {
     assert!(!Ledger::is_used(scratch.path()));
     let slot = scratch.join();
     assert!(Ledger::is_used(scratch.path()));
-    // The file is no longer a ledger of this format.
+    // The file is overwritten so that it is no longer a ledger of this format.
     std::fs::write(scratch.path(), "").expect("cut");
     assert!(Ledger::is_used(scratch.path()));
     std::fs::remove_file(scratch.path()).expect("removed");
@@ -222,12 +223,12 @@ fn damage_of_an_open_ledger_is_detected() {
     assert_eq!(why(), "");
     let magic = &scratch.content().header.preface.magic;
     let before = magic.swap(0, Ordering::Relaxed);
-    assert_eq!(why(), "overwritten");
+    assert_eq!(why(), "the file was overwritten");
     magic.store(before, Ordering::Relaxed);
     let other = Scratch::new();
     std::fs::write(scratch.path(), "").expect("cut");
     assert!(!scratch.has_words(0), "reads as zeros");
-    assert_eq!(why(), "cut short");
+    assert_eq!(why(), "the file was cut short");
     assert!(other.damage().is_none());
 }
 

@@ -1,4 +1,4 @@
-//! Reading of a ledger: sums and figures per process, in bytes.
+//! Reading of a ledger's figures: sums over all processes and figures per process, in bytes.
 
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
@@ -9,50 +9,51 @@ use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-/// A group's usage of one device. The words are read one after the other while members continue, so
-/// this is not a snapshot of one moment. `charged` never exceeds the memory granted at some moment
-/// plus the memory that moved between members during the reading.
+/// A group's usage of one device. The words of the ledger are read one after the other while
+/// members continue to charge, so the figures are not from one moment. `charged` never exceeds the
+/// memory granted at some moment plus the memory that moved between members during the reading.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
-    /// Granted bytes, of living processes and of dead ones that drain.
+    /// Granted bytes of living processes, and of dead processes whose slots drain.
     pub charged: u64,
-    /// Requested bytes that are not decided at this moment; not part of `charged`.
+    /// Bytes of undecided requests at the time of reading; not part of `charged`.
     pub undecided: u64,
-    /// The largest usage that a granted request has seen since the group began, without the bytes
-    /// that the requesting process had charged ahead. Never above the limit of that time.
+    /// The peak: the largest usage that a granted request has seen since the group was created,
+    /// without the bytes that the requesting process had charged ahead. Never above the limit at
+    /// the time of the request.
     pub peak: u64,
-    /// Number of refused requests since the group began.
+    /// Number of refused requests since the group was created.
     pub refusals: u64,
-    /// Number of requests that waited since the group began, for room in this group or in one above
-    /// it.
+    /// Number of requests that waited since the group was created, for room in this group or in a
+    /// group above it.
     pub waits: u64,
-    /// Total time that these requests waited, in milliseconds.
+    /// Total time that requests waited since the group was created, in milliseconds.
     pub waited_ms: u64,
-    /// Shares of `charged` by category, as the members published them.
+    /// The parts of `charged` by category, as the members published them.
     pub by: [u64; Category::COUNT],
-    /// Bytes that are charged ahead but not used.
+    /// Bytes that the members have charged ahead but do not use.
     pub idle: u64,
 }
 
 /// The figures of one process in a group.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ProcessUsage {
-    /// The index of the process's slot.
+    /// The index of the process's slot in the ledger.
     pub slot: usize,
     /// The process.
     pub identity: Identity,
-    /// The process's group, relative to the ledger's group, such as `alice/job7`; empty: the
-    /// ledger's group itself.
+    /// The name of the process's group relative to the ledger's group, such as `alice/job7`; empty
+    /// for the ledger's group itself.
     pub below: String,
-    /// Whether the process is alive. The driver may still hold the memory of a dead process that is
-    /// listed.
+    /// Whether the process is alive. A dead process is listed as long as the driver may still hold
+    /// its memory.
     pub alive: bool,
     /// The devices on which the process has, or had, a charge.
     pub devices: Vec<DeviceUsage>,
 }
 
 impl ProcessUsage {
-    /// Returns the process's figures for one device; zeros if it has none.
+    /// Returns the process's figures for one device; zeros if the process has none for it.
     pub fn on(&self, device: DeviceIndex) -> DeviceUsage {
         let known = self.devices.iter().find(|usage| usage.device == device);
         known.copied().unwrap_or(DeviceUsage {
@@ -74,26 +75,27 @@ pub struct DeviceUsage {
     pub device: DeviceIndex,
     /// Granted bytes.
     pub charged: u64,
-    /// The largest `charged` of the process so far, without bytes charged ahead.
+    /// The peak of the process: its largest `charged` so far, without bytes charged ahead.
     pub peak: u64,
-    /// Number of refused requests.
+    /// Number of refused requests of the process.
     pub refusals: u64,
-    /// Shares of `charged` by category, as the process published them.
+    /// The parts of `charged` by category, as the process published them.
     pub by: [u64; Category::COUNT],
-    /// Bytes that are charged ahead but not used.
+    /// Bytes that the process has charged ahead but does not use.
     pub idle: u64,
-    /// The part of `charged` that has left the process, perhaps for another member that has not
-    /// charged it yet. Included in [`Category::Vmm`].
+    /// The part of `charged` whose memory has left the process, perhaps for another member that has
+    /// not charged it yet. Included in [`Category::Vmm`].
     pub orphaned: u64,
 }
 
 impl DeviceUsage {
-    /// Returns the bytes of one category.
+    /// Returns the process's bytes of one category.
     pub fn of(&self, category: Category) -> u64 {
         self.by[category as usize]
     }
 
-    /// Returns the bytes that were allocated by size: linear memory, VMM, arrays and graphs.
+    /// Returns the bytes of memory that the process allocated by size: linear memory, VMM, arrays
+    /// and graphs.
     pub fn allocations(&self) -> u64 {
         [
             Category::Linear,
@@ -106,15 +108,15 @@ impl DeviceUsage {
         .fold(0, u64::saturating_add)
     }
 
-    /// Returns the charged bytes that are in use.
+    /// Returns the charged bytes that the process uses.
     pub fn in_use(&self) -> u64 {
         self.charged.saturating_sub(self.idle)
     }
 }
 
 impl Ledger {
-    /// Returns the bytes granted on a device to all processes whose slots are not cleaned, living
-    /// or dead. Cheaper than [`Self::usage`].
+    /// Returns the bytes granted on a device to all processes, living or dead, whose slots are not
+    /// cleaned. Cheaper than [`Self::usage`].
     pub fn charged(&self, device: DeviceIndex) -> u64 {
         (0..self.high_water())
             .map(|slot| charge::granted(self.word(slot, device).load(Ordering::Relaxed)))
@@ -122,7 +124,8 @@ impl Ledger {
             * UNIT
     }
 
-    /// Returns the group's usage of a device. Dead processes count until their slots are cleaned.
+    /// Returns the group's usage of a device. Dead processes are counted until their slots are
+    /// cleaned.
     pub fn usage(&self, device: DeviceIndex) -> Usage {
         let header = self.header();
         let mut usage = Usage {
@@ -149,9 +152,9 @@ impl Ledger {
         usage
     }
 
-    /// Returns the living members, and the dead ones that drain.
+    /// Returns the living members, and the dead members whose slots drain.
     pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        // Without a descriptor no process can be found dead.
+        // If no descriptor of the ledger can be opened, no process can be found dead.
         let file = self.place.open(false).ok();
         let now = os::boot_ms();
         let mut patience = Patience::default();
@@ -185,8 +188,9 @@ impl Ledger {
     }
 }
 
-/// Bounds how long one reading of a ledger waits, in all, for undecided requests. Deciding takes a
-/// microsecond, unless a process lost the processor or was stopped in the middle of it.
+/// A bound on the total time for which one reading of a ledger waits for undecided requests.
+/// Deciding a request takes a microsecond, unless the process was descheduled or stopped in the
+/// middle of it.
 #[derive(Default)]
 struct Patience {
     looks: u32,
@@ -207,8 +211,8 @@ impl Patience {
         true
     }
 
-    /// Returns a slot's word and idle bytes, both from before a request that is being decided, or
-    /// both from after it.
+    /// Returns a slot's word and idle bytes. Both values are from before a request that is being
+    /// decided, or both are from after it.
     fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
         let idle = &ledger.content().slots[slot].stats[device.get()].idle;
         let figure = || idle.load(Ordering::Relaxed);
@@ -243,16 +247,16 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Returns the largest number of bytes that the members of a ledger, except the one in slot `own`,
-/// could give back if asked. Members of groups that use no more than their `low` publish 0, because
-/// they are not asked.
+/// Returns the largest number of bytes that the members of a ledger, except the owner of slot
+/// `own`, could give back if asked. Members of groups that use no more than their `low` publish 0,
+/// because they are not asked.
 pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
         .filter(|slot| *slot != own)
         .map(|slot| {
             let stats = &ledger.content().slots[slot].stats[device.get()];
             let words = ledger.word(slot, device).load(Ordering::Relaxed);
-            // At most the granted bytes, whatever the member has published.
+            // The figure is capped at the granted bytes, whatever the member has published.
             let charged = charge::granted(words) * UNIT;
             stats.reclaimable.load(Ordering::Relaxed).min(charged)
         })

@@ -1,50 +1,49 @@
-//! Waiting in line for memory.
+//! Waiting in line for memory of a full group.
 //!
-//! A waiter draws a number, writes it into its own slot, and checks whether a waiter with a lower
-//! number waits for the same device. The line consists only of what the slots of living owners
-//! contain, so no process holds anything that others need. A waiter that has not checked for a
-//! while, because it was stopped, is skipped.
+//! A waiting process draws a number, writes it into its own slot, and checks whether another
+//! process with a lower number waits for the same device. The line consists only of what the slots
+//! of living owners contain, so no process holds anything that others need. A waiter that has not
+//! checked the line for a while, because it was stopped, is skipped.
 //!
 //! A process that gives memory back reads the word `waiting` after its charge is gone; a waiter
-//! sets that word before it reads the charges. Therefore at least one of them sees the other, and a
-//! sleeping waiter is woken.
+//! sets `waiting` before it reads the charges. Therefore at least one of the two processes sees the
+//! change of the other, and a sleeping waiter is woken.
 
 use super::atomic::{Ordering, fence};
 use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
-/// Longest time that a waiter sleeps before it checks again, for events that wake no waiter, such
-/// as the death of a member.
+/// Longest time that a waiter sleeps before it checks the line again, for changes that wake no
+/// waiter, such as the death of a member.
 const NAP: Duration = Duration::from_millis(100);
-/// A waiter that has not checked for this many milliseconds is skipped.
+/// Milliseconds after which a waiter that has not checked the line is skipped.
 const ABSENT_MS: u64 = 2_000;
 
-/// The answer to a waiter that asks for its turn.
+/// The answer to a waiter that asks whether it is its turn to charge.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Turn {
-    /// The waiter is first in line.
+    /// The waiter is first in line and may try to charge.
     Yes,
-    /// Another waiter comes first.
+    /// Another waiter with a lower number comes first.
     NotYet,
-    /// The waiter's time is over.
+    /// The time for which the waiter may wait is over.
     Over,
 }
 
-/// A request's place in the line of one level, until drop.
+/// The place of a request in the line of one level, until drop.
 pub struct Line<'a> {
     slot: &'a Slot,
     device: DeviceIndex,
     ticket: u64,
     until: Instant,
-    /// The value of `Signals::returned` when the charges were
-    /// last read.
+    /// The value that `Signals::returned` had when the waiter last read the charges.
     returned: u64,
 }
 
 impl<'a> Line<'a> {
     /// Takes the last place in line. `None` if another thread of this process waits in the same
-    /// group, because a process has only one place.
+    /// group, because a process has only one place in each line.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
         let ticket = slot
             .ledger()
@@ -72,8 +71,8 @@ impl<'a> Line<'a> {
         Some(line)
     }
 
-    /// Announces the waiter, and returns whether it is its turn. Call before every attempt to
-    /// charge.
+    /// Announces the waiter to processes that give memory back, and returns whether it is the
+    /// waiter's turn. Call before every attempt to charge.
     pub fn turn(&mut self) -> Turn {
         let ledger = self.slot.ledger();
         let signals = ledger.signals();
@@ -82,8 +81,8 @@ impl<'a> Line<'a> {
             .seen
             .store(os::boot_ms(), Ordering::Relaxed);
         self.returned = signals.returned.load(Ordering::SeqCst);
-        // The value changes each time. A process that finds no sleeper resets the word only if it
-        // has not changed.
+        // The value of `waiting` changes each time. A process that finds no sleeping waiter resets
+        // `waiting` to 0 only if the value has not changed meanwhile.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if os::now() >= self.until {
@@ -95,7 +94,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Sleeps until memory comes back, for a bounded time.
+    /// Sleeps until another process gives memory back, for a bounded time.
     pub fn sleep(&self) {
         let left = self.until.saturating_duration_since(os::now());
         let signals = self.slot.ledger().signals();
@@ -106,15 +105,16 @@ impl<'a> Line<'a> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         self.slot.waiting().ticket.store(0, Ordering::Release);
-        // The next waiter may try at once, without waiting for memory to come back.
+        // The next waiter in line is woken and may try to charge at once, without waiting for
+        // memory to be given back.
         wake(self.slot.ledger());
     }
 }
 
 impl Ledger {
     /// Returns whether another process waits for memory of the device. If so, a new request of this
-    /// slot must stand in line. If no process waits for any device, clears the word that announces
-    /// waiters.
+    /// slot must stand in line. If no process waits for any device, clears the word `waiting`,
+    /// which announces waiters.
     pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
         let waiting = &self.signals().waiting;
         let before = waiting.load(Ordering::SeqCst);
@@ -126,14 +126,15 @@ impl Ledger {
             return true;
         }
         if !DeviceIndex::all().any(any) {
-            // Fails if a process has begun to wait meanwhile, because it changed the word.
+            // The exchange fails if a process has begun to wait meanwhile, because that process
+            // changed the word.
             let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
         false
     }
 }
 
-/// Returns whether a living process with a lower number waits for the device.
+/// Returns whether a living process with a number below `ticket` waits for the device.
 fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> bool {
     let mut file = None;
     let now = os::boot_ms();
@@ -147,7 +148,8 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         {
             continue;
         }
-        // A dead waiter's number stays until its slot is cleaned, so the lock decides.
+        // The number of a dead waiter stays in its slot until the slot is cleaned, so the owner
+        // lock shows whether the waiter is alive.
         let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
         if !file
             .as_ref()
@@ -159,12 +161,13 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
     false
 }
 
-/// Returns whether a waiter has not checked for so long that it is skipped.
+/// Returns whether a waiter has not checked the line for so long that it is skipped.
 fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
 
-/// Wakes the waiters. Call after memory was given back. Costs one load if no process waits.
+/// Wakes the waiting processes. Call after memory was given back. Costs one load if no process
+/// waits.
 #[inline]
 pub(super) fn returned(ledger: &Ledger) {
     if ledger.signals().waiting.load(Ordering::SeqCst) != 0 {
@@ -178,14 +181,16 @@ fn wake(ledger: &Ledger) {
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
-    // A waiter that is awake, and about to check again, is still in line.
+    // A waiter that is awake, and about to check the line again, still has a place in line,
+    // although no thread sleeps on the futex.
     if os::futex_wake_all(&signals.returned) == 0
         && !ledger.content().slots[..ledger.high_water()]
             .iter()
             .any(is_in_line)
     {
-        // Fails if a process has begun to wait meanwhile, because it has changed the word or will
-        // change it.
+        // The exchange fails if a process has begun to wait meanwhile, because that process has
+        // changed the word `waiting`. If the process changes the word only afterwards, the word is
+        // not 0 again.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);
@@ -223,7 +228,7 @@ mod tests {
             "a process has one place"
         );
         assert!(scratch.somebody_waits(&slots[3], device));
-        // A new request comes after all waiters, including those of its own process.
+        // A new request comes after all waiters, including waiters of its own process.
         assert!(scratch.somebody_waits(&slots[2], device));
         assert!(!scratch.somebody_waits(&slots[1], other), "its own request");
         drop(first);
@@ -298,7 +303,8 @@ mod tests {
         line.turn();
         super::returned(&scratch);
         assert_eq!(returned(), 1);
-        // Returns at once, because memory came back after the waiter's last look.
+        // The sleep returns at once, because memory was given back after the waiter's last look at
+        // the charges.
         line.sleep();
         assert!(scratch.has_waiters(), "the waiter is awake and in line");
         line.turn();

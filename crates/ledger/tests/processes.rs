@@ -1,9 +1,9 @@
-//! Tests of the ledger between real processes, which are killed, stopped, forked, or close
+//! Tests of the ledger between real processes, which are killed, stopped or forked, or close
 //! descriptors that do not belong to them.
 //!
 //! The test binary starts itself as the other processes: with `LEDGER_ROLE` set, the test `role`
-//! plays the role. The memory that was really taken is kept in a second mapping that is independent
-//! of the ledger.
+//! plays that role. The memory that the processes have really taken is recorded in a second mapping
+//! that is independent of the ledger.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
 const CAPACITY: u64 = 80 << 30;
 const KIB4: u64 = 4096;
-/// A process that has not continued after this long is assumed to wait forever, however slow the
+/// A process that has not continued after this time is assumed to wait forever, however slow the
 /// machine is.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A temporary ledger for one test.
+/// A temporary ledger that one test uses.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -137,17 +137,17 @@ impl Witness for StillThere {
     }
 }
 
-/// Another process that runs this test binary.
+/// Another process, started by the test, that runs this test binary.
 struct Actor {
     child: Child,
     out: BufReader<ChildStdout>,
 }
 
 impl Actor {
-    /// Waits until the process prints this line.
+    /// Waits until the other process prints this line.
     fn says(&mut self, wanted: &str) {
         let mut line = String::new();
-        // The test harness prints lines of its own.
+        // The test harness in the other process prints lines of its own, which are skipped.
         while self.out.read_line(&mut line).expect("read") != 0 {
             if line.trim_end().ends_with(wanted) {
                 return;
@@ -180,12 +180,12 @@ impl Drop for Actor {
     }
 }
 
-/// A device with twelve blocks, each of which one process can own: one word holds the owner of
-/// every block in five bits.
+/// A simulated device with twelve blocks of memory, each of which one process can own: one word
+/// holds the owner of every block in five bits.
 ///
-/// All owners are in one word, so that every change happens at one moment, and a process killed at
-/// any instruction either has taken a block or has not. A process that the ledger grants memory,
-/// but that finds no free block here, has passed the limit.
+/// All owners are in one word, so that every change happens at one moment: a process that is killed
+/// at any instruction either has taken a block or has not. If the ledger grants memory to a process
+/// that then finds no free block on this device, the process has passed the limit.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -239,13 +239,14 @@ impl Judge {
         self.word(3)
     }
 
-    /// The pid of an actor; actors are numbered from 1 to 31.
+    /// Returns the word that holds the pid of an actor, a process that takes and frees blocks.
+    /// Actors are numbered from 1 to 31.
     fn pid(&self, actor: usize) -> &AtomicU64 {
         self.word(8 + actor)
     }
 
     /// Returns `blocks` after `n` blocks were moved from one owner to another; `None` if the first
-    /// owns fewer than `n`.
+    /// owner has fewer than `n` blocks.
     fn moved(blocks: u64, from: usize, to: usize, n: u32) -> Option<u64> {
         let (mut blocks, mut left) = (blocks, n);
         for block in 0..Self::BLOCKS {
@@ -308,7 +309,7 @@ impl Dice {
     }
 }
 
-/// Plays the role of another process, if `LEDGER_ROLE` is set.
+/// Plays the role of another process if `LEDGER_ROLE` is set; otherwise this test does nothing.
 #[test]
 fn role() {
     let Ok(role) = std::env::var("LEDGER_ROLE") else {
@@ -426,7 +427,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     let mut dice = Dice(7);
     let mut kills = 0;
     let started = Instant::now();
-    // Both happen often enough, however slow the machine is.
+    // The test runs until there are enough kills and grants, however slow the machine is.
     let enough = |kills| kills >= 20 && judge.grants().load(Ordering::SeqCst) > 1_000;
     let is_over = |kills| {
         started.elapsed() > Duration::from_secs(3) && enough(kills) || started.elapsed() > HANG
@@ -437,7 +438,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
         actors[victim].signal(libc::SIGKILL);
         actors[victim].child.wait().expect("wait");
         kills += 1;
-        // The driver needs time to free the memory.
+        // The simulated driver needs time to free the killed process's memory.
         std::thread::sleep(Duration::from_millis(dice.below(15)));
         judge.give_back(victim + 1, judge.held(victim + 1));
         actors[victim] = spawn(victim + 1);
@@ -546,10 +547,11 @@ fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_
         actor.tell("");
         actor.says("holding");
         assert_eq!(member.charged(), 10 * KIB4);
-        // Not freed at once: the driver may not list the new program's memory yet, so the listed
-        // bytes may belong to the old program.
+        // The old program's charge is not given back at once: the driver may not list the new
+        // program's memory yet, so the listed bytes may belong to the old program.
         let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
-        // Otherwise the machine was too slow to show that the memory did not return at once.
+        // After the grace time the charge may be given back; the machine was then too slow for this
+        // test, which tries again.
         if began.elapsed() < GRACE {
             assert_eq!(draining, 1);
             break (scratch, member, actor);
@@ -695,8 +697,8 @@ fn joining_a_full_ledger_is_an_error() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // Unlocked explicitly: a process that another test forks at this moment holds the descriptor
-    // until it executes another program.
+    // The lock is released explicitly: a process that another test forks at this moment holds the
+    // descriptor until it executes another program.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")
@@ -959,7 +961,8 @@ fn orphans_are_charged_until_a_member_gives_them_back() {
         (sleeping.slot.charged(device), other.charged()),
         (2 * KIB4, 2 * KIB4)
     );
-    // The owner does not distrust its word, because other processes may give its orphans back.
+    // The owner of the slot does not distrust its word, because other processes may uncharge its
+    // orphans.
     sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
     assert_eq!(other.charged(), 3 * KIB4);
     sleeping.uncharge(3 * KIB4);

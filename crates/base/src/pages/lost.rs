@@ -1,59 +1,62 @@
-//! Survival of mapped files that another process truncates.
+//! Protection of this process from the truncation of files that it has mapped.
 //!
-//! A read of a page beyond the new end of the file raises SIGBUS. On a tmpfs path this cannot be
-//! prevented: seals need a memfd, and leases and locks are advisory. Without a handler, one member
-//! of a group could end all other members' programs. The handler therefore replaces the *whole*
-//! mapping with private zeros and marks it as lost. The zeros mean nothing; code that reads them
-//! checks [`any`] and then `Watch::is_lost`.
+//! If another process truncates a mapped file, reading a page beyond the file's new end raises
+//! SIGBUS. On a tmpfs path the truncation cannot be prevented: seals need a memfd, and leases and
+//! locks are advisory. Without a SIGBUS handler, one process in a group could therefore end the
+//! programs of all others. The handler replaces the *whole* mapping with private zeros and marks
+//! the mapping as lost. The zeros mean nothing; code that reads them checks [`any`] and then
+//! `Watch::is_lost`.
 //!
-//! The handler is installed when the first file is mapped, so never in a program without a limit.
-//! It handles faults in these mappings only, and passes all other signals on to the handler that
-//! was there before. There are two cases without protection: a program that later installs its own
-//! handler for SIGBUS, and a thread that has SIGBUS blocked, where the kernel ends the program
-//! without calling a handler.
+//! The SIGBUS handler is installed when the first file is mapped, so never in a program without a
+//! limit. It handles faults in watched mappings only, and passes all other signals on to the
+//! handler that was installed before it. There are two cases without protection: a program that
+//! later installs its own handler for SIGBUS, and a thread that has SIGBUS blocked, where the
+//! kernel ends the program without calling a handler.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
-/// Number of mappings that can be watched at once. Mappings past this number are unprotected:
-/// SIGBUS ends the process.
+/// Number of mappings that can be watched for truncation at once. Further mappings are unprotected:
+/// if their file is truncated, SIGBUS ends the process.
 const WATCHED: usize = 500;
-/// Value of `Entry::start` while the entry is being filled.
+/// Value of `Entry::start` while a thread is filling the registry entry.
 const TAKEN: usize = 1;
 
-/// The watched mappings of one process. A forked child finds it all zeros, which means that it
-/// belongs to no process.
+/// The registry: the mappings of one process that are watched for truncation. A forked child finds
+/// the registry all zeros, which means that it belongs to no process.
 struct Registry {
-    /// The process that owns the mappings, for kernels that do not wipe pages on fork.
+    /// The pid of the process that owns the mappings. Needed on kernels that do not wipe pages on
+    /// fork.
     pid: AtomicI32,
     entries: [Entry; WATCHED],
 }
 
 struct Entry {
-    /// Address of the mapping; 0: the entry is free; `TAKEN`: the entry is being filled.
+    /// Address of the watched mapping; 0 if the entry is free; `TAKEN` while the entry is being
+    /// filled.
     start: AtomicUsize,
     len: AtomicUsize,
     lost: AtomicBool,
 }
 
-/// Points to pages that are never unmapped. The kernel wipes them in a forked child, which does not
-/// inherit the watched mappings.
+/// Points to the registry, whose pages are never unmapped. The kernel wipes these pages in a forked
+/// child, because the child does not inherit the watched mappings.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
-/// Whether any mapping of this process was ever lost.
+/// Whether any mapping of this process was ever lost because its file was truncated.
 static ANY: AtomicBool = AtomicBool::new(false);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// The action for SIGBUS that was installed before; never freed.
+/// The SIGBUS action that was installed before gpulimit's; never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 
-/// Returns whether some mapping of this process may be lost. Costs one load.
+/// Returns whether some mapping of this process may have been lost. Costs one load.
 #[inline]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Watches a mapping until drop. `None` if there was no room in the registry: the mapping is
-/// unprotected.
+/// Watches a mapping for truncation of its file until drop. `None` if the registry was full: the
+/// mapping is then unprotected.
 pub(super) struct Watch(Option<&'static Entry>);
 
 impl Watch {
@@ -84,7 +87,7 @@ impl Drop for Watch {
 }
 
 impl Entry {
-    /// Takes this entry for a mapping. Returns false if it is already taken.
+    /// Takes this registry entry for a mapping. Returns false if another mapping has the entry.
     fn take(&self, start: usize, len: usize) -> bool {
         let taken = self
             .start
@@ -98,25 +101,27 @@ impl Entry {
         taken
     }
 
-    /// Returns the start and the length of the entry's mapping if the address lies in it.
+    /// Returns the start and the length of this entry's mapping if `address` lies in the mapping.
     fn around(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let len = self.len.load(Ordering::Acquire);
         // If another mapping has taken the entry between the two loads of `start`, the length may
-        // be that mapping's, and its start differs.
+        // belong to that mapping, but then the two loaded starts differ.
         let is_one = start > TAKEN && self.start.load(Ordering::Relaxed) == start;
         (is_one && (start..start.saturating_add(len)).contains(&address)).then_some((start, len))
     }
 }
 
-/// Returns the registry of this process, and creates it if needed; `None` if memory is short.
+/// Returns the registry of this process, and creates the registry if there is none; `None` if
+/// memory is short.
 fn own_registry() -> Option<&'static Registry> {
     let known = REGISTRY.load(Ordering::Acquire);
     if let Some(own) = of_this_process(known) {
         return Some(own);
     }
     let pages = super::Pages::private(size_of::<Registry>()).ok()?;
-    // Kernels before 4.14 cannot wipe pages on fork; there the pid in the registry decides.
+    // Kernels before 4.14 cannot wipe pages on fork; on these kernels the pid in the registry tells
+    // whether the registry was copied from the parent process.
     let _ = pages.advise(libc::MADV_WIPEONFORK);
     let fresh = pages.start().as_ptr().cast::<Registry>();
     // SAFETY: the pages are new and zeroed by the kernel, all zeros is a valid `Registry`, and the
@@ -132,7 +137,8 @@ fn own_registry() -> Option<&'static Registry> {
     }
 }
 
-/// Returns the registry if it belongs to this process. Async-signal-safe.
+/// Returns the registry of watched mappings if the registry belongs to this process.
+/// Async-signal-safe.
 fn of_this_process(registry: *const Registry) -> Option<&'static Registry> {
     // SAFETY: the pointer is null or points to pages that are never unmapped and always hold a
     // valid `Registry`, wiped or not.
@@ -142,7 +148,8 @@ fn of_this_process(registry: *const Registry) -> Option<&'static Registry> {
     (registry.pid.load(Ordering::Acquire) == pid).then_some(registry)
 }
 
-/// Installs gpulimit's handler in front of the present one, with the same mask and stack.
+/// Installs gpulimit's SIGBUS handler in front of the present handler, with the same mask and
+/// stack.
 fn install() {
     // SAFETY: `sigaction` consists of integers and a bit set, for which all zeros is valid.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -157,7 +164,8 @@ fn install() {
             libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK,
             _ => before.sa_flags & !libc::SA_RESETHAND,
         };
-    // Stored before the handler is installed, because the handler reads it.
+    // The previous action is stored before the new handler is installed, because the new handler
+    // reads it.
     BEFORE.store(Box::into_raw(Box::new(before)), Ordering::Release);
     // SAFETY: `on_bus` has the signature that SA_SIGINFO requires, and is async-signal-safe.
     unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, null_mut()) };
@@ -178,8 +186,8 @@ extern "C" fn on_bus(signal: i32, about: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// Replaces the mapping around the address with zeros; returns false if the address is in no
-/// watched mapping.
+/// Replaces the watched mapping around the address with zeros; returns false if the address is in
+/// no watched mapping.
 fn replace(address: usize) -> bool {
     let Some(registry) = of_this_process(REGISTRY.load(Ordering::Acquire)) else {
         return false;
@@ -188,10 +196,12 @@ fn replace(address: usize) -> bool {
     let Some((entry, (start, len))) = registry.entries.iter().find_map(around) else {
         return false;
     };
-    // Marked as lost first, so that code that reads the zeros finds the mark.
+    // The mapping is marked as lost before its bytes become zeros, so that code that reads the
+    // zeros finds the mark.
     entry.lost.store(true, Ordering::SeqCst);
     ANY.store(true, Ordering::SeqCst);
-    // System call arguments have the width of the kernel's registers.
+    // The arguments of a raw system call have the width of the kernel's registers, so the integers
+    // are converted to that width.
     let protection = libc::c_long::from(libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let (flags, no_file, advice) = (
@@ -199,8 +209,8 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // Raw system calls, because interposed wrappers of these functions may do things that are
-    // forbidden in a signal handler.
+    // The handler makes raw system calls, because a program may have replaced the C library's
+    // wrappers by functions that do things that are forbidden in a signal handler.
     //
     // SAFETY: the range is a whole watched mapping, which is alive because a thread has just
     // accessed it. The content consists of atomics, for which zeros are valid, and its readers find
@@ -220,7 +230,7 @@ fn replace(address: usize) -> bool {
     }
 }
 
-/// Handles the signal as if gpulimit had installed no handler.
+/// Passes a signal to the handler that was installed before, as if gpulimit had installed none.
 fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the action is never freed; the pointer is null only if it was not stored yet.
     let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
@@ -228,7 +238,8 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
     let flags = before.map_or(0, |before| before.sa_flags);
     // SAFETY: the kernel has written the description of the signal.
     let code = unsafe { (*about).si_code };
-    // The kernel ignores SIG_IGN for faults, because the faulting instruction would repeat forever.
+    // For a fault, this function treats SIG_IGN like SIG_DFL, as the kernel does, because the
+    // faulting instruction would otherwise repeat forever.
     let is_fault = (libc::BUS_ADRALN..=libc::BUS_MCEERR_AR).contains(&code);
     match action {
         libc::SIG_IGN if !is_fault => {}
@@ -308,7 +319,7 @@ mod tests {
             assert_eq!(word(&pages, 1).load(Ordering::Relaxed), 5);
             assert!(!other.is_lost());
             drop(pages);
-            // The new mapping reuses the registry entry of the lost one.
+            // The new mapping reuses the registry entry of the lost mapping.
             let again = Pages::of_file(&file, LEN, true).expect("mapped");
             assert!(!again.is_lost());
         }

@@ -1,6 +1,6 @@
-//! Readers of bit streams, from the front and from the end.
+//! Readers of bit streams: one reads from the front, one from the end.
 
-/// Reads from the front, lowest bits first.
+/// A reader of a bit stream from the front, lowest bits first.
 pub struct Forward<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -11,8 +11,8 @@ impl<'a> Forward<'a> {
         Forward { bytes, at: 0 }
     }
 
-    /// Returns the next `count` bits, at most 16, without consuming them. Bits beyond the end are
-    /// zeros.
+    /// Returns the next `count` bits of the stream, at most 16, without consuming them. Bits beyond
+    /// the end of the stream are zeros.
     pub fn peek(&self, count: usize) -> usize {
         let byte = |number| {
             let byte = self.bytes.get(self.at / 8 + number);
@@ -26,24 +26,25 @@ impl<'a> Forward<'a> {
         self.at += count;
     }
 
-    /// Returns the bytes after the last one that was begun; `None` if the reader has passed the
-    /// end.
+    /// Returns the bytes of the stream after the last byte that was read, even in part; `None` if
+    /// the reader has passed the end.
     pub fn behind(self) -> Option<&'a [u8]> {
         self.bytes.get(self.at.div_ceil(8)..)
     }
 }
 
-/// Reads from the end, highest bits first. The highest set bit of the last byte marks the
-/// beginning.
+/// A reader of a bit stream from the end, highest bits first. The highest set bit of the last byte
+/// marks where the stream begins.
 ///
-/// Bits before the front are zeros. The caller checks [`Self::left`] at the end, to find out
-/// whether it has read too far.
+/// Bits before the front of the stream are read as zeros. The caller checks [`Self::left`] after
+/// its last read, to find out whether it has read too far.
 pub struct Backward<'a> {
     bytes: &'a [u8],
-    /// Offset of the eight bytes in `window`; negative before the front.
+    /// Offset in the stream of the eight bytes in `window`; negative if `window` begins before the
+    /// front of the stream.
     at: isize,
     window: u64,
-    /// Number of bits of `window` that are consumed.
+    /// Number of bits of `window` that the reader has consumed.
     used: u32,
 }
 
@@ -79,7 +80,7 @@ impl<'a> Backward<'a> {
         u64::from_le_bytes(eight)
     }
 
-    /// Makes at least 56 bits available.
+    /// Makes at least 56 bits of the stream available in `window`.
     #[inline]
     pub fn refill(&mut self) {
         self.at -= (self.used / 8) as isize;
@@ -87,11 +88,11 @@ impl<'a> Backward<'a> {
         self.window = self.load();
     }
 
-    /// Returns the next `count` bits without consuming them. `count` is below 64, and at most the
-    /// number of available bits.
+    /// Returns the next `count` bits of the stream without consuming them. `count` is below 64, and
+    /// at most the number of available bits.
     #[inline]
     pub fn peek(&self, count: u32) -> u64 {
-        // Two shifts, because a shift by 64, for a count of 0, is not allowed.
+        // The code shifts twice, because a single shift by 64, for a count of 0, is not allowed.
         self.window.wrapping_shl(self.used) >> 1 >> (63 - count)
     }
 
@@ -107,7 +108,8 @@ impl<'a> Backward<'a> {
         bits
     }
 
-    /// Returns the number of bits left; negative if more were read than there were.
+    /// Returns the number of bits of the stream that are left; negative if more bits were read than
+    /// the stream has.
     pub fn left(&self) -> isize {
         (self.at + 8) * 8 - self.used as isize
     }

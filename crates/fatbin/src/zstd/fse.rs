@@ -6,14 +6,16 @@ use super::bits::Forward;
 #[derive(Clone, Copy, Default)]
 pub struct State {
     pub symbol: u8,
-    /// Number of bits to read for the next state.
+    /// Number of bits to read from the stream for the next state.
     pub bits: u8,
-    /// The next state is this number plus the bits read.
+    /// The base of the next state: the next state is this number plus the bits read from the
+    /// stream.
     pub next: u16,
 }
 
-/// Reads the description of a distribution from the front of `rest`. Returns the logarithm of the
-/// table's size, and the frequency of each symbol; -1 means less than one.
+/// Reads the description of a symbol distribution from the front of `rest`. Returns the logarithm
+/// of the decoding table's size, and the frequency of each symbol; the frequency -1 means less than
+/// one.
 pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32, Vec<i16>)> {
     let mut bits = Forward::new(rest);
     let log = bits.peek(4) as u32 + 5;
@@ -29,7 +31,7 @@ pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32
         }
         let width = (left + 1).ilog2() as usize + 1;
         let (value, low) = (bits.peek(width), (1 << (width - 1)) - 1);
-        // Small values take one bit less.
+        // Small values of a frequency take one bit less than large ones.
         let spare = (1 << width) - 2 - left;
         let value = if value & low < spare {
             bits.skip(width - 1);
@@ -56,7 +58,7 @@ pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32
     (counts.len() <= most).then_some((log, counts))
 }
 
-/// Returns the decoding table of a distribution: `1 << log` states.
+/// Returns the decoding table of a symbol distribution, which has `1 << log` states.
 pub fn table(log: u32, counts: &[i16]) -> Option<Vec<State>> {
     let size = 1usize << log;
     let mut table = vec![State::default(); size];

@@ -1,14 +1,14 @@
-//! Huffman decoding of literals.
+//! Decoding of literals in Huffman codes.
 
 use super::bits::Backward;
 use super::{fse, number, take};
 
 const MOST_BITS: u32 = 11;
-/// Number of codes that can be read between two refills.
+/// Number of Huffman codes that can be read between two refills of the bit reader.
 const AT_ONCE: usize = 5;
 
-/// A decoding table. For each value of the next `bits` bits: the symbol, and the length of its
-/// code.
+/// A Huffman decoding table. For each value of the next `bits` bits of the stream, the table holds
+/// the symbol and the length of the symbol's code.
 #[derive(Default)]
 pub struct Table {
     bits: u32,
@@ -16,12 +16,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// Reads the description of a table from the front of `rest`.
+    /// Reads the description of a Huffman table from the front of `rest`.
     pub fn read(rest: &mut &[u8]) -> Option<Table> {
         let weights = weights(rest)?;
         let sum: u32 = weights.iter().map(|weight| 1 << weight >> 1).sum();
         let bits = sum.checked_ilog2()? + 1;
-        // The last symbol's weight is not stored: it fills the table.
+        // The weight of the last symbol is not stored: the last symbol takes the rest of the table.
         let left = (1 << bits) - sum;
         if bits > MOST_BITS || !u32::is_power_of_two(left) {
             return None;
@@ -39,7 +39,7 @@ impl Table {
         (codes.len() == 1 << bits).then_some(Table { bits, codes })
     }
 
-    /// Decodes one stream into all of `out`.
+    /// Decodes one stream of Huffman codes into all of `out`.
     pub fn decode(&self, stream: &[u8], out: &mut [u8]) -> Option<()> {
         let mut bits = Backward::new(stream)?;
         for out in out.chunks_mut(AT_ONCE) {
@@ -48,8 +48,8 @@ impl Table {
         (bits.left() == 0).then_some(())
     }
 
-    /// Decodes four streams into the four quarters of `out`. The sizes of three streams precede
-    /// them.
+    /// Decodes four streams of Huffman codes into the four quarters of `out`. The sizes of three
+    /// streams precede the streams.
     pub fn decode_four(&self, mut streams: &[u8], out: &mut [u8]) -> Option<()> {
         let mut sizes = [0; 3];
         for size in &mut sizes {
@@ -66,7 +66,8 @@ impl Table {
         let (a, rest) = out.split_at_mut_checked(quarter)?;
         let (b, rest) = rest.split_at_mut_checked(quarter)?;
         let (c, d) = rest.split_at_mut_checked(quarter)?;
-        // The streams are decoded side by side, because they do not depend on each other.
+        // The four streams are decoded alternately: they do not depend on each other, so the
+        // processor can overlap the work.
         let together = d.len() / AT_ONCE * AT_ONCE;
         let ([a, a_rest], [b, b_rest], [c, c_rest], [d, d_rest]) = (
             <[&mut [u8]; 2]>::from(a.split_at_mut_checked(together)?),

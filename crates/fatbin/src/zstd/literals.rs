@@ -1,10 +1,11 @@
-//! The literals of a block: bytes that are not copied from earlier output.
+//! The literals of a zstd block: bytes that are not copied from earlier output.
 
 use super::super::output::STEP;
 use super::huffman::Table;
 use super::{MOST_OF_A_BLOCK, number, take};
 
-/// The literals of the current block, and the Huffman table, which a later block may use again.
+/// The literals of the current zstd block, and the Huffman table, which a later block may use
+/// again.
 #[derive(Default)]
 pub struct Literals {
     bytes: Vec<u8>,
@@ -13,11 +14,11 @@ pub struct Literals {
 }
 
 impl Literals {
-    /// Reads the literals from the front of a block.
+    /// Reads the literals from the front of a zstd block.
     pub fn read(&mut self, block: &mut &[u8]) -> Option<()> {
         let first = usize::from(*block.first()?);
         let (kind, format) = (first & 3, first >> 2 & 3);
-        // Size of the header in bytes, and width of each size in it in bits.
+        // Size in bytes of the literals' header, and width in bits of each size in that header.
         let (bytes, bits) = match (kind, format) {
             (0 | 1, 0 | 2) => (1, 5),
             (0 | 1, 1) => (2, 12),
@@ -56,7 +57,7 @@ impl Literals {
         Some(())
     }
 
-    /// Returns the literals, followed by `STEP` bytes of padding.
+    /// Returns the literals of the current block, followed by `STEP` bytes of padding.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

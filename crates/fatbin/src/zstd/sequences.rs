@@ -1,10 +1,11 @@
-//! The sequences of a block: each copies some literals, and then repeats earlier output.
+//! The sequences of a zstd block: each sequence copies some literals, and then repeats earlier
+//! output.
 
 use super::bits::Backward;
 use super::{Output, fse, number};
 
-/// A state of a decoder: the smallest value that it stands for, the number of bits to add to the
-/// value, and the transition to the next state.
+/// One state of a sequence decoder: the smallest value that the state stands for, the number of
+/// bits to add to the value, and the transition to the next state.
 #[derive(Clone, Copy, Default)]
 struct State {
     base: u32,
@@ -19,10 +20,10 @@ struct Table {
     states: Vec<State>,
 }
 
-/// One of the three kinds of numbers in a sequence.
+/// One of the three kinds of numbers in a zstd sequence.
 struct Kind {
     most_log: u32,
-    /// Smallest value and number of additional bits per symbol.
+    /// Smallest value and number of additional bits for each symbol.
     codes: &'static [(u32, u8)],
     log: u32,
     /// The default distribution.
@@ -91,8 +92,8 @@ const OFFSETS: Kind = Kind {
 };
 
 impl Table {
-    /// Selects the table in the mode that the block specifies. Reads a description from the front
-    /// of `rest` if the mode has one.
+    /// Selects the decoding table in the mode that the block specifies. In a mode with a
+    /// description of the table, reads the description from the front of `rest`.
     fn read(&mut self, mode: usize, kind: &Kind, rest: &mut &[u8]) -> Option<()> {
         match mode {
             0 => self.set(kind, kind.log, &fse::table(kind.log, kind.counts)?),
@@ -107,7 +108,7 @@ impl Table {
                 let (log, counts) = fse::distribution(rest, kind.most_log, kind.codes.len())?;
                 self.set(kind, log, &fse::table(log, &counts)?)
             }
-            // The table of the previous block.
+            // This mode uses the table of the previous block again.
             _ => (!self.states.is_empty()).then_some(()),
         }
     }
@@ -140,7 +141,8 @@ impl State {
     }
 }
 
-/// The tables of the last block, which a later block may use again, and the recent distances.
+/// The decoding tables of the last block, which a later block may use again, and the distances of
+/// recent matches.
 pub struct Sequences {
     literals: Table,
     offsets: Table,
@@ -160,7 +162,8 @@ impl Default for Sequences {
 }
 
 impl Sequences {
-    /// Executes the sequences of `block`. `literals` holds `count` literals and some padding.
+    /// Executes the sequences of `block`. `literals` holds `count` literals and some bytes of
+    /// padding.
     pub fn execute(
         &mut self,
         mut block: &[u8],
@@ -193,7 +196,8 @@ impl Sequences {
             );
             bits.refill();
             let distance = from.value(&mut bits);
-            // 56 bits are available, of which the transitions to the next states take at most 26.
+            // The bit reader has 56 bits available, of which the transitions to the next states
+            // take at most 26.
             if from.more + to.more + by.more > 30 {
                 bits.refill();
             }
@@ -219,7 +223,8 @@ impl Sequences {
         out.append(literals.get(..count)?)
     }
 
-    /// Returns the distance that a value stands for; the values 1 to 3 stand for recent distances.
+    /// Returns the match distance that a value stands for; the values 1 to 3 stand for recent
+    /// distances.
     #[inline]
     fn distance(&mut self, value: u64, copied: usize) -> Option<usize> {
         let [first, second, third] = self.recent;

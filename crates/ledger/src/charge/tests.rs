@@ -5,10 +5,10 @@ use super::*;
 use crate::atomic::AtomicU64;
 use std::cell::{Cell, RefCell};
 
-/// Runs before the n-th pass over the words of a level.
+/// An action that the test runs before the n-th pass over the words of a level.
 type Script<'a> = Box<dyn FnMut(u32, &[AtomicU64]) + 'a>;
 
-/// A level whose words the test writes; slot 0 is the process's own.
+/// A level whose words the test writes; slot 0 belongs to the process under test.
 struct Plain<'a> {
     words: Vec<AtomicU64>,
     high_water: AtomicU64,
@@ -16,7 +16,8 @@ struct Plain<'a> {
     trusted: bool,
     looks: Cell<u32>,
     script: RefCell<Script<'a>>,
-    /// Number of changes of the own word that were begun and ended, and their sum in units.
+    /// Number of changes of the process's own word that were begun and ended, and the sum of the
+    /// changes in units.
     begun: Cell<u32>,
     ended: Cell<u32>,
     kept: Cell<i64>,
@@ -106,7 +107,8 @@ impl Rung for Plain<'_> {
     }
 }
 
-/// Surroundings that answer by script and count the calls. Without a script they always answer no.
+/// Test surroundings of a request that give scripted answers and count the calls. Without a script,
+/// every answer is false.
 #[derive(Default)]
 struct Around<'a> {
     reclaim: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
@@ -200,7 +202,7 @@ fn undecided_requests_of_others_stand_in_the_way() {
     assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
 }
 
-/// An idle counter that records the process's own words at every change.
+/// An idle counter that records the values of the process's own words whenever the counter changes.
 struct Watch<'a>(&'a [Plain<'static>], RefCell<Vec<(&'static str, Vec<u64>)>>);
 
 impl<'a> Watch<'a> {
@@ -340,7 +342,7 @@ fn a_word_is_bounded() {
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
     assert!(level[0].is_balanced());
-    // The word is saturated, so room in the group is of no use.
+    // The process's word is saturated, so the process cannot use room in the group.
     let mut around = Around::default();
     assert_eq!(
         contend(&level, 1, 0, &mut around, &()),
@@ -380,7 +382,8 @@ fn a_look_sums_the_words_and_detects_movement() {
         (12, 3, 9)
     );
     assert_eq!(before, look(&level));
-    // All distributions of eight units over four slots, which have the same sum.
+    // The words go through all distributions of eight units over four slots, so the sum is always
+    // the same.
     let mut hashes = Vec::new();
     for first in 0..=8 {
         for second in 0..=8 - first {
@@ -599,8 +602,8 @@ fn the_level_with_the_worst_verdict_refuses() {
 
 #[test]
 fn memory_that_moves_during_a_look_causes_no_refusal() {
-    // A look that counts moving memory twice, with another amount each time, until the memory stops
-    // moving.
+    // Each look counts the moving memory twice, with another total each time, until the memory
+    // stops moving.
     for moves in 2..20 {
         let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
             let (one, other) = if look < moves {
@@ -632,7 +635,7 @@ fn memory_that_moves_forever_is_looked_at_a_bounded_number_of_times() {
 
 #[test]
 fn room_that_comes_and_goes_is_waited_for_as_long_as_undecided_requests_are() {
-    // The memory is gone at the first look of each round, and back at the second.
+    // The memory is gone at the first look of each round, and is charged again at the second look.
     let level = [Plain::new(10, &[0, 9]).before_each_look(|look, words| {
         words[1].store(if look % 2 == 1 { 9 } else { 0 }, Ordering::Relaxed);
     })];

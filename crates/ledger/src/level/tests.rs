@@ -1,4 +1,4 @@
-//! Tests of requests at several levels, while the test writes the other members' words.
+//! Tests of requests at several levels. The test itself writes the words of the other processes.
 
 use super::*;
 use crate::lock::{self, Bytes};
@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Returns the peak of a process.
+/// Returns the peak of the process that owns the slot.
 fn own_peak(slot: &Slot, device: DeviceIndex) -> u64 {
     slot.stats(device).peak.load(Ordering::Relaxed)
 }
@@ -70,7 +70,7 @@ fn a_refusal_names_the_level_whose_limit_is_too_small() {
     assert_eq!(request(6 * UNIT, [10, 5]), refused(1, 5));
     assert_eq!(request(8 * UNIT, [8, 20]), refused(0, 8));
     assert_eq!(request(8 * UNIT, [20, 9]), refused(1, 9));
-    // More units than a word can hold, whatever the limits are.
+    // The request has more units than a word can hold, whatever the limits are.
     assert_eq!(request((1 << 42) + 1, [1 << 40, 5]), refused(1, 5));
     assert_eq!(
         request((1 << 42) + 1, [1 << 40, 1 << 41]),
@@ -99,7 +99,7 @@ fn peaks_exclude_idle_memory() {
         (own_peak(&slot, device), scratch.usage(device).peak),
         (10 * UNIT, 15 * UNIT)
     );
-    // Memory that was charged ahead becomes usage when it is used.
+    // Memory that was charged ahead becomes usage when the process uses it.
     slot.publish_idle(device, 8 * UNIT);
     charge(&path, 12 * UNIT, &Knows(None)).expect("no limit");
     assert_eq!(
@@ -181,8 +181,8 @@ fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 100 * UNIT)];
     charge(&path, 7 * UNIT, &Knows(None)).expect("room");
-    // The process's own refused, returned and unchecked charges are not mistaken for another
-    // process's changes.
+    // Refused requests, uncharged memory and unchecked charges of this process must not be mistaken
+    // for changes by another process.
     assert!(!try_charge(&path, 100 * UNIT));
     uncharge(&path, 4 * UNIT);
     charge_unchecked(&path, 2 * UNIT);
@@ -199,7 +199,7 @@ fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     assert_eq!(scratch.charged(scratch.device), 5 * UNIT);
 }
 
-/// A process that gives memory back the first time it is asked.
+/// A process that gives memory back the first time that it is asked.
 struct Once<'a>(&'a Level<'a>, Cell<u32>);
 
 impl Pressure for Once<'_> {
@@ -239,7 +239,7 @@ fn drained_slots_of_the_dead_make_room() {
     scratch.dead(&stranger(1), 8, 0);
     charge(&path, 10 * UNIT, &Knows(Some(false))).expect("the dead hold nothing");
     uncharge(&path, 10 * UNIT);
-    // The slot does not drain at once, but while the request waits.
+    // The slot of the dead process does not drain at once, but while the request waits.
     scratch.dead(&stranger(1), 8, 0);
     charge(&path, 10 * UNIT, &Knows(None)).expect("after the grace time");
 }
@@ -299,7 +299,8 @@ fn a_request_with_outdated_limits_does_not_wait() {
         "still draining"
     );
     assert_eq!(outdated.0.get(), 1);
-    // The same while an undecided request of a living process stands in the way.
+    // A request that an undecided request of a living process keeps waiting is refused too when the
+    // limits are outdated.
     let alive = scratch.join();
     scratch
         .word(dead, scratch.device)
@@ -321,7 +322,7 @@ fn a_request_waits_a_bounded_time_for_a_stopped_one() {
         .store(8 << 32 | 8, Ordering::Relaxed);
     let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("in the way");
     assert_eq!(refused.charged, 0, "an undecided request is not granted");
-    // An undecided request that is decided while this request waits.
+    // An undecided request of another process is decided while this request waits.
     let decides = Decides(scratch.word(frozen.index(), scratch.device), Cell::new(3));
     charge(&path, 3 * UNIT, &decides).expect("it was withdrawn");
 }
@@ -331,7 +332,8 @@ fn a_request_waits_a_bounded_time_for_an_exiting_process() {
     let scratch = Scratch::new();
     let (slot, ending) = (scratch.join(), scratch.join());
     let path = [level(&slot, scratch.device, 10 * UNIT)];
-    // Another process has the exiting process's pid now, but the lock still exists.
+    // Another process has the pid of the exiting process now, but the exiting process's file lock
+    // still exists.
     let owner = &scratch.content().slots[ending.index()].owner;
     owner.start_time.store(1, Ordering::Relaxed);
     let word = scratch.word(ending.index(), scratch.device);
@@ -369,7 +371,7 @@ fn a_process_with_a_saturated_word_does_not_ask_others() {
     assert_eq!(scratch.asked(), 0);
 }
 
-/// Withdraws another process's request at the n-th question whether the limits are outdated.
+/// Withdraws another process's request at the n-th call that asks whether the limits are outdated.
 struct Decides<'a>(&'a AtomicU64, Cell<u32>);
 
 impl Pressure for Decides<'_> {
@@ -399,9 +401,9 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// Asks a member that holds 10 units and offers `reclaimable` of them for `request` units. The
-/// member gives them back if `gives`. Returns whether the request was granted, and how often the
-/// member was asked.
+/// Runs a request for `request` units beside a member that holds 10 units and offers `reclaimable`
+/// of them. The member gives the offered units back if `gives`. Returns whether the request was
+/// granted, and how often the member was asked.
 fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     let scratch = Scratch::new();
     let (slot, other) = (scratch.join(), scratch.join());
@@ -411,12 +413,13 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     other.publish_reclaimable(device, reclaimable * UNIT);
     let done = AtomicBool::new(false);
     let granted = std::thread::scope(|scope| {
-        // Also set if the request panics.
+        // The flag is also set if the request panics, so that the member's thread ends.
         let _done = Sets(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
-                    // The member gives the memory back at its next call, which comes later.
+                    // The member gives the memory back at its next call into the driver, which
+                    // comes later.
                     std::thread::sleep(Duration::from_millis(30));
                     uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
                     other.publish_reclaimable(device, 0);
@@ -436,8 +439,8 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
 
 #[test]
 fn others_are_asked_only_if_they_can_give_what_is_lacking() {
-    // A member has a tenth of a second to answer; on a busy machine it does not always get to run
-    // in that time.
+    // A member has a tenth of a second to give memory back; on a busy machine the member does not
+    // always get to run in that time.
     assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
     assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
     assert_eq!(ask(true, 4, 7), (false, 0), "asking would not suffice");
@@ -474,7 +477,7 @@ fn readers_never_see_idle_memory_as_used() {
     std::thread::scope(|scope| {
         for slot in &slots {
             scope.spawn(|| {
-                // Only one of the two requests fits.
+                // Only one of the two concurrent requests fits.
                 let path = [level(slot, device, 2 * USED + 10 * UNIT)];
                 for round in 0.. {
                     let bytes = (1 + round % 10) * UNIT;
@@ -492,15 +495,15 @@ fn readers_never_see_idle_memory_as_used() {
                 }
             });
         }
-        // Ends the threads even if an assertion fails.
+        // The guard ends the threads even if an assertion fails.
         let _end = End(&looks);
         while !enough() {
             let start = std::time::Instant::now();
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // A reader that has waited for so long may have given up, because a thread was
-            // suspended in the middle of a request.
+            // After so long a wait, the reader may have given up on a consistent value, because a
+            // thread was suspended in the middle of a request.
             if start.elapsed() >= Duration::from_millis(50) {
                 continue;
             }

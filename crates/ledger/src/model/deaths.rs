@@ -1,9 +1,10 @@
-//! Scenarios in which any process may die or stop at any step.
+//! Scenarios in which any process may die or stop at any of its steps.
 //!
-//! In each scenario the judge checks: memory never exceeds the limit; memory that a process has is
-//! always charged; a process is refused only for a reason; a process does not change a living
-//! process's slot; and all processes end. When all have ended, one cleaning must leave exactly the
-//! charges of the living processes, and a new process must be able to charge the rest.
+//! In each scenario the judge checks: the memory that the driver has handed out never exceeds the
+//! limit; memory that a process has is always charged; a process is refused only for a reason; a
+//! process does not change a living process's slot; and all processes end. When all processes have
+//! ended, one cleaning must leave exactly the charges of the living processes, and a new process
+//! must be able to charge the rest.
 
 use super::super::charge;
 use super::super::level::{self, Level};
@@ -15,7 +16,7 @@ use super::scenario::Action::{
 };
 use super::scenario::{Role, Scenario};
 
-/// Upper bound of the number of states; no scenario has as many.
+/// Upper bound of the number of states that the explorer visits; no scenario has as many states.
 const STATES: usize = 30_000_000;
 
 fn explore_and_print(scenario: Scenario) -> Explored {
@@ -187,7 +188,8 @@ fn a_limit_is_lowered_during_requests() {
     check(&[10], roles, 1);
 }
 
-// Faulty systems and faulty processes, each with one error that the explorer must detect.
+// Faulty systems and faulty processes, each with one deliberate error that the explorer must
+// detect.
 
 #[track_caller]
 fn assert_detected(fault: Fault, expected: &str, scenario: Scenario) {
@@ -321,7 +323,8 @@ fn a_slot_that_is_not_zeroed_is_detected() {
 fn a_joining_process_missing_from_high_water_is_detected() {
     let newcomer = || Role::newcomer(&[Claim, Take(6)]);
     let scenario = Scenario::new(&[10], vec![newcomer(), newcomer()], 0);
-    // Each process detects that its slot is hidden, and then refuses all requests.
+    // Each process detects that its slot lies outside `high_water`, hidden from other processes,
+    // and then refuses all requests.
     assert_detected(Fault::HighWaterMissing, "process 0 was refused", scenario);
 }
 

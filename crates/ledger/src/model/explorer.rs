@@ -1,15 +1,16 @@
-//! The explorer: runs a scenario in every order of its processes' steps, and with a death at every
-//! step where a process may die.
+//! The explorer: runs a scenario in every order of its processes' steps, and with a death before
+//! every step where a process may die.
 //!
 //! Each process is a coroutine that pauses before each step. A step is an operation that other
-//! processes can see: on a shared word, on a file lock, on the driver, or on the clock. Before each
-//! step the explorer makes a choice: which process takes its step, or dies instead, or what the
-//! kernel or the driver does next for a dead process. The local state of a process is determined by
-//! the values that it has seen. The state of the whole is therefore the shared words plus one hash
-//! of the seen values per process. A state that was reached before is not explored again.
+//! processes can see: on a shared word, on a file lock, on the simulated driver, or on the clock.
+//! Before each step the explorer makes a choice: which process takes its step, or dies instead, or
+//! what the kernel or the driver does next for a dead process. The local state of a process is
+//! determined by the values that the process has seen. The state of the scenario is therefore the
+//! shared words plus one hash of the seen values per process. The explorer does not explore a state
+//! twice.
 //!
-//! The orders include processes that are stopped forever: such a process is not chosen until all
-//! others have ended.
+//! The explored orders include processes that are stopped forever: such a process is not chosen
+//! until all others have ended.
 
 use super::super::lock;
 use super::scenario::Scenario;
@@ -21,24 +22,26 @@ use std::rc::Rc;
 
 /// Largest number of processes in a scenario.
 pub(crate) const MAX_PROCESSES: usize = 3;
-/// The number of a caller that is not a process of the scenario: the judge, and loom's threads.
+/// The process number of a caller that is not a process of the scenario: the judge, and loom's
+/// threads.
 pub(crate) const OBSERVER: usize = 8;
-/// Largest number of steps of one process. A process that takes more is being blocked by others.
+/// Largest number of steps of one process. If a process takes more steps, other processes are
+/// keeping it from ending, which is a violation.
 const STEPS: u32 = 2_000;
 /// Size of a coroutine's stack, in 64-bit words.
 const STACK: usize = 0x4000;
-/// The clock at the start of a run, in milliseconds.
+/// The time of the model's clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
 /// Duration of a process's first wait in milliseconds; each further wait takes four times as long.
-/// A sleep may take that long on a loaded machine, and two waits exceed the patience that a request
-/// has with undecided requests.
+/// On a loaded machine a sleep may take that long, and two such waits exceed the time that a
+/// request waits for undecided requests.
 const WAIT_MS: u64 = 600;
 
-/// Whether a step changes state that other processes can see.
+/// The effect of a step: whether the step changes state that other processes can see.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
-    /// The step changes no shared state. A death before it leaves the same state as a death before
-    /// the next step that does.
+    /// The step changes no shared state, so a death before this step leaves the same state as a
+    /// death before the next step that changes shared state.
     Read,
     Write,
 }
@@ -47,12 +50,12 @@ pub(crate) enum Effect {
 enum Choice {
     Step(usize),
     Kill(usize),
-    /// The kernel drops the dead process's mappings, and with them the locks that mark its slots as
-    /// owned.
+    /// The kernel drops the dead process's mappings, and with them the file locks that mark its
+    /// slots as owned.
     DropOwner(usize),
-    /// The kernel closes the dead process's files, and with them drops its claim locks.
+    /// The kernel closes the dead process's files, and with them drops the process's claim locks.
     DropClaims(usize),
-    /// The driver frees the dead process's memory.
+    /// The simulated driver frees the dead process's memory.
     Free(usize),
 }
 
@@ -68,7 +71,7 @@ thread_local! {
     static CLOCK: Cell<u64> = const { Cell::new(BOOT_MS) };
     /// The step that the current process is about to take.
     static PENDING: Cell<(Name, Effect)> = const { Cell::new((Name::Clock, Effect::Read)) };
-    /// Hash of the values that the current process has seen.
+    /// Hash of the values that the current process has seen so far.
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// Hash of what the current process knows after its last wait.
     static WAITED: Cell<u64> = const { Cell::new(0) };
@@ -79,12 +82,12 @@ thread_local! {
     static VIOLATION: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Returns the number of the running process.
+/// Returns the number of the process whose coroutine is running.
 pub(crate) fn process() -> usize {
     CURRENT.get()
 }
 
-/// Calls `run` as the given process, without scheduling.
+/// Calls `run` as if the given process called it, without scheduling.
 pub(crate) fn as_process<T>(process: usize, run: impl FnOnce() -> T) -> T {
     let before = CURRENT.replace(process);
     let result = run();
@@ -96,12 +99,12 @@ pub(crate) fn life(process: usize) -> Life {
     LIVES.with(|lives| lives[process].get())
 }
 
-/// Returns the clock in milliseconds.
+/// Returns the time of the model's clock in milliseconds.
 pub(crate) fn clock() -> u64 {
     CLOCK.get()
 }
 
-/// Resets the clock, and the waits and random numbers of all processes.
+/// Resets the model's clock, and the waits and random numbers of all processes.
 pub(crate) fn restart_clock() {
     CLOCK.set(BOOT_MS);
     forget_waits();
@@ -112,7 +115,7 @@ fn forget_waits() {
     DRAWN.with(|drawn| drawn.iter().for_each(|drawn| drawn.set(0)));
 }
 
-/// Returns the current process's next number: 1, 2, 3, …
+/// Returns the next number of the current process's counter: 1, 2, 3, …
 pub(crate) fn draw() -> usize {
     DRAWN.with(|drawn| {
         let drawn = &drawn[process()];
@@ -121,7 +124,7 @@ pub(crate) fn draw() -> usize {
     })
 }
 
-/// Makes the current process wait, which advances the clock.
+/// Makes the current process wait, which advances the model's clock.
 pub(crate) fn pause() {
     match word::mode() {
         Mode::Step => stop(Name::Clock, Effect::Read),
@@ -135,17 +138,19 @@ pub(crate) fn pause() {
     });
     CLOCK.set(CLOCK.get() + (WAIT_MS << (2 * waits.min(6) - 2)));
     if word::mode() == Mode::Step {
-        // A wait is longer than the kernel needs to drop a dead process's locks (milliseconds) and
-        // the driver to free its memory (190 ms).
+        // A process's wait is longer than the kernel needs to drop a dead process's locks
+        // (milliseconds) and the driver to free its memory (190 ms), so both may happen during the
+        // wait.
         super::scenario::finish_deaths();
         super::scenario::forget_obstacles(process());
-        // After a wait a request reads everything anew; it keeps only the time of its waits.
+        // After a wait, a request reads all words anew. Of its earlier knowledge it keeps only the
+        // time that it has waited.
         SEEN.set(mix(WAITED.get(), CLOCK.get()));
         WAITED.set(SEEN.get());
     }
 }
 
-/// Starts an action of the current process: `kept` holds all that the process keeps from its
+/// Starts an action of the current process: `kept` holds all values that the process keeps from its
 /// earlier actions.
 pub(crate) fn begin(kept: &[u64]) {
     let hash = kept
@@ -157,9 +162,10 @@ pub(crate) fn begin(kept: &[u64]) {
     DRAWN.with(|drawn| drawn[process()].set(0));
 }
 
-/// Records that a rule was violated.
+/// Records that a rule of the scenario was violated.
 pub(crate) fn violation(what: String) {
-    // While a finished run is wound up, violations are ignored.
+    // Violations are ignored while the processes of a finished run are brought to the end of their
+    // programs.
     if word::mode() == Mode::Step || process() == OBSERVER {
         VIOLATION.with_borrow_mut(|violation| {
             violation.get_or_insert(what);
@@ -181,11 +187,11 @@ fn see(value: u64) {
 #[allow(deprecated)]
 fn stop(name: Name, effect: Effect) {
     PENDING.set((name, effect));
-    // The generator library finds the running coroutine, at any call depth.
+    // The generator library finds the running coroutine, however deep the present call is.
     generator::yield_with(());
 }
 
-/// Takes one step of the current process, when the explorer chooses it.
+/// Pauses the current process until the explorer chooses it, and then takes one step.
 pub(crate) fn step<T>(
     name: Name,
     effect: Effect,
@@ -198,8 +204,8 @@ pub(crate) fn step<T>(
     if let Name::Charged { book, slot } = name {
         let owner = owner(book, slot);
         if effect == Effect::Read && owner == Some(process()) {
-            // Reading the process's own word is not a step: no other process changes the word while
-            // it has an owner, as the check below ensures.
+            // A process's read of its own word is not a step: no other process changes the word
+            // while it has an owner, as the following check ensures.
             return operate();
         }
         stop(name, effect);
@@ -232,13 +238,13 @@ fn owner_alive(book: usize, slot: usize) -> Option<usize> {
 /// The result of exploring a scenario.
 #[derive(Debug, Default)]
 pub(crate) struct Explored {
-    /// Number of different states.
+    /// Number of different states that the explorer visited.
     pub states: usize,
-    /// Number of runs, including those that ended in a known state.
+    /// Number of runs, including the runs that ended early in a known state.
     pub runs: u64,
     /// Number of runs in which all processes ended.
     pub ends: u64,
-    /// The first violation, with the choices that led to it.
+    /// The first violation of a rule, with the choices that led to it.
     pub violation: Option<String>,
 }
 
@@ -447,11 +453,11 @@ impl Explorer {
     }
 
     /// Lets all processes, including dead ones, run to the end of their programs without
-    /// scheduling, so that the next run can start.
+    /// scheduling, so that the explorer can start the next run.
     fn finish(&mut self) {
         word::set_mode(Mode::Plain);
         for process in 0..self.coroutines.len() {
-            // A finished process already waits for its next run.
+            // The coroutine of a finished process already waits for its next run.
             if life(process) != Life::Finished {
                 as_process(process, || self.coroutines[process].resume());
             }
@@ -467,8 +473,8 @@ impl Explorer {
         QUIT.set(false);
     }
 
-    /// Runs the choices of a path again, and returns a description of each choice and of the
-    /// resulting state.
+    /// Repeats the explorer's choices of one run, and returns a description of each choice and of
+    /// the state that it led to.
     fn describe_path(&mut self, path: &[Branch]) -> String {
         let mut text = String::new();
         self.start();

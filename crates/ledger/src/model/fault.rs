@@ -1,26 +1,26 @@
-//! Deliberate errors in the modelled system. The checkers must detect each of them.
+//! Deliberate errors in the modelled system. The model checkers must detect each of them.
 
 use std::cell::Cell;
 
-/// An error in the modelled system.
+/// A deliberate error in the modelled system.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) enum Fault {
     #[default]
     None,
-    /// Claim locks do not exclude other processes.
+    /// A claim lock does not exclude other processes from the slot.
     ClaimLockMissing,
-    /// Owner locks always appear free.
+    /// The owner lock of every slot appears free, as if every owner were dead.
     OwnerLockUnseen,
-    /// Owner locks appear free to a process that holds a claim lock, as if it did not check them
-    /// again.
+    /// Owner locks appear free to a process that holds a claim lock, as if the process did not
+    /// check the owner lock again under the claim lock.
     SecondLookMissing,
-    /// Words of charges are not zeroed.
+    /// The words that count charges are not zeroed when a slot is cleaned.
     NotZeroed,
     /// `high_water` is not raised for a newly claimed slot.
     HighWaterMissing,
     /// Memory fences have no effect.
     FenceMissing,
-    /// The driver claims at once to have freed a dead process's memory.
+    /// The simulated driver claims at once to have freed a dead process's memory.
     DrainMissing,
 }
 
@@ -28,7 +28,7 @@ thread_local! {
     static FAULT: Cell<Fault> = const { Cell::new(Fault::None) };
 }
 
-/// Sets the error for the rest of this thread.
+/// Sets the deliberate error for the rest of this thread.
 pub(crate) fn set(fault: Fault) {
     FAULT.set(fault);
 }

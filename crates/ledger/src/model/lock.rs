@@ -1,8 +1,8 @@
-//! File locks of models. One word holds all locks of a file, in one byte per lock. The byte is the
-//! number of the open file description that holds the lock, or 0.
+//! File locks of models. One word holds all locks of a ledger file, in one byte per lock. The byte
+//! is the number of the open file description that holds the lock, or 0.
 //!
-//! As in the kernel, a lock belongs to a description and is dropped with the description's last
-//! reference. Each operation on locks is one step.
+//! As in the kernel, a lock belongs to an open file description and is dropped with the last
+//! reference to that description. Each operation on locks is one step of a process.
 
 use super::MAX_SLOTS;
 use super::atomic::AtomicU64;
@@ -16,35 +16,35 @@ use std::sync::Arc;
 pub(super) const SLOTS: usize = 4;
 /// Number of ledgers that models can use.
 pub(super) const BOOKS: usize = 2;
-/// Number of descriptions that one process can have open at a time.
+/// Number of open file descriptions that one process can have at a time.
 const DESCRIPTIONS: u8 = 8;
 
 thread_local! {
     static LOCKS: &'static [AtomicU64; BOOKS] = Box::leak(Box::default());
-    /// Number of usable slots; all other slots appear taken.
+    /// Number of slots that processes can claim; all other slots appear taken.
     static USED: Cell<usize> = const { Cell::new(SLOTS) };
-    /// A bit for the number of each open description.
+    /// A set of bits with one bit for the number of each open file description.
     static OPEN: Cell<u128> = const { Cell::new(0) };
 }
 
-/// Returns the word with the locks of one file.
+/// Returns the word with the locks of one ledger file.
 pub(super) fn locks(book: usize) -> &'static AtomicU64 {
     LOCKS.with(|locks| &locks[book])
 }
 
-/// Limits the number of usable slots.
+/// Limits the number of slots that processes can claim.
 pub(super) fn use_slots(slots: usize) {
     USED.set(slots);
 }
 
-/// Returns the process that a description with this number belongs to.
+/// Returns the process to which the open file description with this number belongs.
 pub(super) fn process(number: u8) -> Option<usize> {
     number
         .checked_sub(1)
         .map(|number| usize::from(number / DESCRIPTIONS))
 }
 
-/// A range of lock bytes of a file.
+/// A range of locked bytes of a model's ledger file.
 #[derive(Copy, Clone)]
 pub(super) struct Bytes {
     start: usize,
@@ -80,8 +80,8 @@ impl Bytes {
         self.start >= MAX_SLOTS
     }
 
-    /// Returns the positions of these locks in the file's word; an empty range for slots that do
-    /// not exist in the model.
+    /// Returns the positions of these locks in the word of the file; an empty range for slots that
+    /// do not exist in the model.
     pub(super) fn bytes(self) -> std::ops::Range<usize> {
         let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
         let len = if first < USED.get() { len } else { 0 };
@@ -102,12 +102,12 @@ impl Bytes {
     }
 }
 
-/// Returns the description that holds a lock; 0: none.
+/// Returns the number of the open file description that holds a lock; 0 if the lock is free.
 pub(super) fn holder(word: u64, bytes: Bytes) -> u8 {
     word.to_le_bytes()[bytes.bytes().start]
 }
 
-/// Returns the word with the locks removed for which `gone` returns true.
+/// Returns the word without the locks for whose open file description `gone` returns true.
 pub(super) fn without(word: u64, gone: impl Fn(usize, u8) -> bool) -> u64 {
     let mut holders = word.to_le_bytes();
     for (at, holder) in holders.iter_mut().enumerate() {
@@ -141,7 +141,7 @@ pub(super) struct Description(Arc<Open>);
 impl Description {
     pub(super) fn new(book: usize) -> Self {
         let first = 1 + explorer::process() as u8 * DESCRIPTIONS;
-        // Loom's threads and the judge use the numbers above those of processes.
+        // The numbers above those of the processes are for loom's threads and for the judge.
         let last = if usize::from(first) > explorer::OBSERVER * usize::from(DESCRIPTIONS) {
             127
         } else {
@@ -200,7 +200,7 @@ pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     Ok(!free)
 }
 
-/// Keeps a description open without a descriptor.
+/// Keeps an open file description alive without a descriptor.
 pub(super) struct Anchor {
     _open: Arc<Open>,
 }

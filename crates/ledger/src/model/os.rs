@@ -1,4 +1,5 @@
-//! The system of models: time passes only when a process waits, in steps of increasing length.
+//! The operating system of models: time passes only when a process waits, in steps of increasing
+//! length.
 
 use super::atomic::AtomicU64;
 use super::model::explorer;

@@ -1,8 +1,9 @@
 //! Scenarios: processes with short programs that use ledgers and a simulated driver, and the judge
-//! that checks the rules.
+//! that checks the rules after each step.
 //!
-//! The programs report what the driver has handed out to each process. After every step the judge
-//! compares that with the ledgers. A ledger's number in a scenario is called `book`.
+//! The programs report what the simulated driver has handed out to each process. After every step
+//! the judge compares these amounts with the ledgers. The number of a ledger in a scenario is
+//! called `book`.
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};
@@ -19,46 +20,50 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 
-/// An action of a process; numbers are units.
+/// An action of a process in a scenario; its numbers are units of memory.
 #[derive(Copy, Clone, Debug)]
 pub(crate) enum Action {
-    /// Claims a slot in every ledger of the process's path.
+    /// Claims a slot in every ledger of the process's path of groups.
     Claim,
-    /// Charges, and if the request was granted, takes the memory from the driver.
+    /// Charges memory, and if the request was granted, takes the memory from the simulated driver.
     Take(u64),
-    /// Lets the driver free all memory of the process, and then uncharges it.
+    /// Lets the simulated driver free all memory of the process, and then uncharges that memory.
     Give,
-    /// Cleans the ledgers of the path.
+    /// Cleans dead processes' slots in the ledgers of the process's path of groups.
     Clean,
     /// Gives up the slots.
     Leave,
-    /// Has no effect. The process may die before this action.
+    /// Does nothing, but is a moment before which the process may die.
     Idle,
-    /// Changes the limit of a ledger for requests that begin later.
+    /// Changes the limit of a ledger's group for requests that begin later.
     Limit { book: usize, units: u64 },
-    /// Charges with a faulty algorithm.
+    /// Charges memory with a faulty algorithm.
     TakeBy(u64, fn(&[Level<'_>], u64) -> bool),
-    /// Like [`Action::Take`], but makes one attempt only, which may be refused without a reason.
+    /// Charges like [`Action::Take`], but makes one attempt only, which may be refused without a
+    /// reason.
     Try(u64),
-    /// Like [`Action::Give`], for memory that was charged ahead and not used.
+    /// Uncharges like [`Action::Give`], for memory that was charged ahead and not used.
     GiveIdle,
-    /// Like [`Action::Give`], but wrongly uncharges before the driver has freed the memory.
+    /// Uncharges like [`Action::Give`], but wrongly does so before the simulated driver has freed
+    /// the memory.
     GiveEarly,
 }
 
-/// The part of one process in a scenario.
+/// The part that one process plays in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    /// The ledgers where the process is charged, from its own group up to the root.
+    /// The numbers of the ledgers in which the process is charged, from its own group up to the
+    /// root group.
     pub path: &'static [usize],
-    /// Units that the process holds at the start; `None`: it has not joined the ledgers yet.
+    /// Units that the process holds at the start of the scenario; `None` if it has not joined the
+    /// ledgers yet.
     pub holds: Option<u64>,
     pub actions: Vec<Action>,
     pub may_die: bool,
 }
 
-/// How members find out whether the driver has freed a dead process's memory: by asking NVML, or by
-/// waiting for the grace time.
+/// The way in which processes find out whether the driver has freed a dead process's memory: by
+/// asking NVML, or by waiting for the grace time.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum DeathEvidence {
     Nvml,
@@ -75,7 +80,7 @@ pub(crate) struct Scenario {
     watched: Vec<(Name, &'static AtomicU64)>,
 }
 
-/// The judge's knowledge of a process.
+/// The judge's knowledge of one process.
 #[derive(Default)]
 struct Actor {
     slots: RefCell<Vec<Slot>>,
@@ -84,13 +89,15 @@ struct Actor {
     memory: Cell<u64>,
     asks: Cell<u64>,
     asks_since: Cell<u64>,
-    /// At some moment since the request began, the request did not fit beside the granted memory.
+    /// Whether the process's request did not fit beside the granted memory at some moment since the
+    /// request began.
     too_much: Cell<bool>,
-    /// A living process's request or cleaning has stood in the way since this process last waited.
+    /// Whether a living process's request or cleaning has stood in this process's way since this
+    /// process last waited.
     in_the_way: Cell<bool>,
 }
 
-/// Which resources of a dead process still exist.
+/// The resources of a dead process that the kernel or the driver still holds.
 pub(crate) struct Left {
     pub owner: bool,
     pub claims: bool,
@@ -100,17 +107,18 @@ pub(crate) struct Left {
 thread_local! {
     static ACTORS: [Actor; MAX_PROCESSES] = Default::default();
     static LIMITS: [Cell<u64>; BOOKS] = Default::default();
-    /// Whether all requests that began under an earlier limit have ended.
+    /// Whether all requests that began before the limit was last changed have ended.
     static SETTLED: [Cell<bool>; BOOKS] = Default::default();
     static STRANGERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether processes may change words that others own.
+/// Returns whether processes may change words in slots that other processes own.
 pub(crate) fn strangers() -> bool {
     STRANGERS.get()
 }
 
-/// Lets the kernel drop all locks of the dead processes, and the driver free all their memory.
+/// Lets the kernel drop all file locks of the dead processes, and the simulated driver free all
+/// their memory.
 pub(crate) fn finish_deaths() {
     for process in (0..MAX_PROCESSES).filter(|process| life(*process) == Life::Dead) {
         for book in 0..BOOKS {
@@ -120,7 +128,8 @@ pub(crate) fn finish_deaths() {
     }
 }
 
-/// Forgets the obstacles before a wait of this process: they no longer justify a refusal.
+/// Forgets the obstacles that a process met before its present wait: they no longer justify a
+/// refusal of its request.
 pub(crate) fn forget_obstacles(process: usize) {
     actor(process, |actor| actor.in_the_way.set(false));
 }
@@ -140,7 +149,7 @@ fn drop_locks(process: usize, book: usize, which: impl Fn(usize) -> bool) {
 }
 
 impl Role {
-    /// A process that starts as a member of the first ledger.
+    /// Returns a process that starts as a member of the first ledger's group.
     pub(crate) fn member(holds: u64, actions: &[Action]) -> Self {
         Self {
             path: &[0],
@@ -150,7 +159,7 @@ impl Role {
         }
     }
 
-    /// A process that starts outside the ledgers.
+    /// Returns a process that starts without a slot in any ledger.
     pub(crate) fn newcomer(actions: &[Action]) -> Self {
         Self {
             holds: None,
@@ -171,8 +180,8 @@ impl Role {
 }
 
 impl Scenario {
-    /// Creates a scenario: ledgers with these limits in units, these processes, and the number of
-    /// processes that die.
+    /// Creates a scenario from ledgers with these limits in units, these processes, and the number
+    /// of processes that die.
     pub(crate) fn new(limits: &[u64], roles: Vec<Role>, kills: u32) -> Self {
         let mut books = Vec::new();
         let mut device = None;
@@ -201,13 +210,14 @@ impl Scenario {
         scenario
     }
 
-    /// Selects the words whose operations are steps: those that change in this scenario and
-    /// influence a decision.
+    /// Selects the words on which an operation is a step: those that change in this scenario and
+    /// influence a decision of a process.
     fn watch(&self) {
         let newcomers = self.roles.iter().any(|role| role.holds.is_none());
         let counts = |name: &Name| match name {
             Name::HighWater { .. } => newcomers,
-            // Outside locks the pid is only read as a hint.
+            // A process that holds no lock reads the pid of a slot's owner only as a hint, so this
+            // read is not a step.
             Name::Pid { .. } => newcomers && super::is_deep(),
             Name::DeadSince { .. } => self.evidence == DeathEvidence::Grace,
             _ => true,
@@ -225,7 +235,7 @@ impl Scenario {
         scenario
     }
 
-    /// Limits the number of slots.
+    /// Limits the number of slots that processes can claim in each ledger.
     pub(crate) fn crowded(self, slots: usize) -> Self {
         lock::use_slots(slots);
         self
@@ -267,7 +277,7 @@ impl Scenario {
         }
     }
 
-    /// Removes all members and empties the ledgers.
+    /// Removes all members and empties the ledgers of the scenario.
     pub(crate) fn clear(&self) {
         for (process, _) in self.roles.iter().enumerate() {
             actor(process, |actor| {
@@ -280,7 +290,8 @@ impl Scenario {
         }
     }
 
-    /// Claims the slots of a process. Returns false if all slots are taken.
+    /// Claims a slot for a process in each of its ledgers. Returns false if all slots of a ledger
+    /// are taken.
     fn claim(&self, process: usize) -> bool {
         for book in self.roles[process].path {
             let Ok(slot) = self.books[*book].claim(&identity(process), "") else {
@@ -318,7 +329,7 @@ impl Scenario {
         })
     }
 
-    /// Runs the program of a process.
+    /// Runs the program of a process of the scenario.
     pub(crate) fn perform(&self, process: usize) {
         for (at, action) in self.roles[process].actions.iter().enumerate() {
             let kept = |actor: &Actor| {
@@ -333,7 +344,7 @@ impl Scenario {
         explorer::begin(&[u64::MAX]);
     }
 
-    /// Executes one action. Returns false if the process cannot continue.
+    /// Executes one action of a process. Returns false if the process cannot continue.
     fn execute(&self, process: usize, action: &Action) -> bool {
         match *action {
             Action::Claim => return self.claim(process),
@@ -385,7 +396,7 @@ impl Scenario {
     }
 
     fn take(&self, process: usize, units: u64, charge: impl FnOnce(&[Level<'_>]) -> bool) {
-        // Until this step is chosen, the request has not begun.
+        // The request begins only when the explorer chooses this step.
         explorer::step(Name::Idle, Effect::Read, || (), |()| 0);
         actor(process, |actor| {
             actor.asks.set(units);
@@ -431,7 +442,7 @@ impl Scenario {
         explorer::step(Name::Limit { book }, Effect::Write, set, |()| 0);
     }
 
-    /// Returns which resources of a killed process still exist.
+    /// Returns which resources of a killed process the kernel and the driver still hold.
     pub(crate) fn left_by(&self, process: usize) -> Left {
         let has = |at: std::ops::Range<usize>| {
             (0..self.books.len()).any(|book| {
@@ -459,8 +470,8 @@ impl Scenario {
         actor(process, |actor| actor.memory.set(0));
     }
 
-    /// Returns a hash of all state that decides what can happen next, except the local state of
-    /// processes.
+    /// Returns a hash of all state of the scenario that decides what can happen next, except the
+    /// local state of processes.
     pub(crate) fn state(&self) -> u64 {
         let mut hash = 0;
         for (_, word) in &self.watched {
@@ -482,7 +493,7 @@ impl Scenario {
         hash
     }
 
-    /// Describes the state for people.
+    /// Describes the state of the scenario for a person.
     pub(crate) fn describe(&self) -> String {
         let mut text = String::new();
         for (name, word) in &self.watched {
@@ -512,14 +523,14 @@ impl Scenario {
         (0..self.process_count()).filter(move |process| self.roles[*process].path.contains(&book))
     }
 
-    /// Checks that the memory of all processes is within the limits.
+    /// Checks that the driver's memory of all processes together is within the limits.
     fn judge_memory(&self) {
         for book in 0..self.books.len() {
             let memory: u64 = self
                 .members(book)
                 .map(|process| actor(process, |actor| actor.memory.get()))
                 .sum();
-            // A request that began before a limit was lowered may use the earlier limit.
+            // A request that began before a limit was lowered may still use the earlier limit.
             let settled = SETTLED.with(|settled| settled[book].get());
             let max = if settled {
                 limit(book)
@@ -534,7 +545,7 @@ impl Scenario {
         }
     }
 
-    /// Checks the rules; called after every step.
+    /// Checks the rules of the scenario; called after every step.
     pub(crate) fn judge(&self) {
         let all_done = (0..self.process_count()).all(|process| {
             let is_done = |actor: &Actor| actor.asks.get() == 0;
@@ -569,7 +580,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the units that are granted to processes that may still use them.
+    /// Returns the units that are granted to processes that may still use the memory.
     fn granted(&self, book: usize) -> u64 {
         let locks = lock::locks(book).peek();
         (0..SLOTS)
@@ -590,7 +601,8 @@ impl Scenario {
             .sum()
     }
 
-    /// Returns whether the process has no request, or its request was granted at the topmost level.
+    /// Returns whether the process has no request, or has a request that was granted at the topmost
+    /// level.
     fn is_decided(&self, process: usize) -> bool {
         let Some(top) = self.roles[process].path.last() else {
             return true;
@@ -603,7 +615,8 @@ impl Scenario {
         })
     }
 
-    /// Returns whether another living process is in the middle of a request or of cleaning.
+    /// Returns whether a living process other than this one is in the middle of a request or of
+    /// cleaning.
     fn in_the_way(&self, book: usize, process: usize) -> bool {
         let locks = lock::locks(book).peek();
         let other = |holder| {
@@ -635,7 +648,8 @@ impl Scenario {
         }
     }
 
-    /// Checks the final state, when all processes have ended. Called in plain mode.
+    /// Checks the final state of the scenario, when all processes have ended. Called in plain mode,
+    /// where operations on words are not steps.
     pub(crate) fn judge_end(&self) {
         finish_deaths();
         for book in 0..self.books.len() {
@@ -666,7 +680,8 @@ impl Scenario {
         if lock::locks(book).peek().to_le_bytes()[SLOTS..] != [0; SLOTS] {
             violation("a dead process holds a claim lock".into());
         }
-        // A new process must be able to claim a slot and charge the rest.
+        // A new process must be able to claim a slot and charge the memory that the living
+        // processes have left.
         let Ok(slot) = ledger.claim(&identity(OBSERVER), "") else {
             let all = (0..SLOTS).all(|slot| {
                 let owner = Bytes::owner(slot);
@@ -701,7 +716,7 @@ pub(crate) fn identity(process: usize) -> Identity {
     }
 }
 
-/// Empties a ledger, and checks that it has no locks.
+/// Empties a ledger of a model, and checks that no process holds a lock on it.
 pub(crate) fn empty(book: usize, ledger: &Ledger) {
     (0..SLOTS).for_each(|slot| reap::zero(ledger, slot));
     let signals = &ledger.content().header.signals;
@@ -711,7 +726,7 @@ pub(crate) fn empty(book: usize, ledger: &Ledger) {
     assert_eq!(lock::locks(book).peek(), 0, "a lock is left");
 }
 
-/// Kills the owner of a slot: drops its lock but keeps its words.
+/// Kills the owner of a slot: drops the owner's file lock but keeps the slot's words.
 pub(crate) fn die(book: usize, owner: Slot) {
     let slot = owner.index();
     let ledger = Arc::clone(owner.ledger());
@@ -727,7 +742,7 @@ pub(crate) fn die(book: usize, owner: Slot) {
     }
 }
 
-/// The means of a scenario's members against a full group.
+/// The caller's means of making room in a full group, as the processes of a scenario have them.
 struct MemberPressure<'a>(&'a Scenario);
 
 impl Pressure for MemberPressure<'_> {
@@ -770,7 +785,7 @@ impl Witness for AllFreed {
 
 const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
 
-/// Returns the words that more than one process may change.
+/// Returns the words of the ledgers that more than one process may change.
 pub(crate) fn words(
     book: usize,
     ledger: &'static Ledger,

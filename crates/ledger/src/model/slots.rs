@@ -1,5 +1,5 @@
-//! Models of claiming, charging and cleaning slots, under every value that the memory model lets a
-//! load return, with a bounded number of preemptions.
+//! Models of claiming, charging and cleaning slots. Loom tries every value that the memory model
+//! lets a load return, with a bounded number of preemptions.
 
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
@@ -14,14 +14,14 @@ use gpulimit_base::identity::Identity;
 use loom::thread;
 use std::sync::Arc;
 
-/// A ledger with changing members.
+/// A ledger of a model whose members change.
 #[derive(Clone)]
 struct Group {
     ledger: &'static Arc<Ledger>,
     device: DeviceIndex,
 }
 
-/// A witness for which the driver has freed the memory of all dead processes.
+/// A witness that says that the driver has freed the memory of all dead processes.
 struct AllFreed;
 
 impl Witness for AllFreed {
@@ -65,7 +65,7 @@ impl Group {
 }
 
 /// Runs a model. In each run, `set` creates the initial members, and loom executes `run`; the
-/// members that `run` returns leave afterwards.
+/// members that `run` returns leave the ledger afterwards.
 fn check<T: 'static>(
     set: impl Fn(&Group) -> T + Send + Sync + 'static,
     run: impl Fn(&Group, T) -> Vec<Slot> + Send + Sync + 'static,
@@ -153,7 +153,8 @@ fn a_missing_fence_is_detected() {
             });
             let mine = group.try_charge(&member, 6);
             let (slot, theirs) = handle.join().expect("the other");
-            // Members must not be dropped while loom unwinds the stack.
+            // The members are dropped before the assertion fails, because they must not be dropped
+            // while loom unwinds the stack.
             let both = mine && theirs;
             if both {
                 word::end_weak_run();

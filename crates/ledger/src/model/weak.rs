@@ -1,9 +1,9 @@
-//! Models of the charge algorithm, under every order of steps and every value that the memory model
-//! lets a load return.
+//! Models of the charge algorithm. Loom tries every order of steps and every value that the memory
+//! model lets a load return.
 //!
-//! Each thread is a process with its own slot, unless noted. A request waits for a few steps
-//! instead of a second; a request whose steps are used up may be refused, as beside a process that
-//! was stopped in the middle of a charge.
+//! Each thread plays a process with its own slot, unless noted. A request waits for a few steps
+//! instead of a second; a request whose steps are used up may be refused, as a request may be
+//! beside a process that was stopped in the middle of a charge.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const N: usize = 3;
 
-/// A ledger's words in ordinary memory.
+/// The words of a model's ledger, in ordinary memory.
 struct Book {
     words: [AtomicU64; N],
     high_water: AtomicU64,
@@ -36,7 +36,7 @@ impl Book {
         }
     }
 
-    /// Raises `high_water` above a slot that is being claimed.
+    /// Raises `high_water` above the slot that a process is claiming.
     fn raise(&self, slot: usize) {
         self.high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
     }
@@ -82,7 +82,8 @@ impl Rung for Seat {
         );
     }
 
-    // The record of a process is private memory; models of its own follow below.
+    // Here the record of a process is private memory; it has models of its own further down in this
+    // file.
     fn begin(&self) -> bool {
         true
     }
@@ -94,7 +95,8 @@ impl Rung for Seat {
     fn taken(&self, _: u64) {}
 }
 
-/// Surroundings without idle memory and without dead processes, which wait for a number of steps.
+/// Test surroundings of a request without idle memory and without dead processes, in which a
+/// request can wait for a number of steps.
 struct Patience {
     steps: u32,
     over: bool,
@@ -128,7 +130,7 @@ impl Surroundings<Seat> for Patience {
 #[derive(Copy, Clone, Debug, PartialEq)]
 enum Outcome {
     Granted,
-    /// Refused because of memory granted to other processes.
+    /// The request was refused because of memory that was granted to other processes.
     Refused,
     OutOfPatience,
 }
@@ -151,7 +153,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     bounded_model(None, run);
 }
 
-/// Runs a model with at most this number of preemptions, or with any number.
+/// Runs a model with at most this number of preemptions, or with any number of them.
 pub(super) fn bounded_model(preemptions: Option<usize>, run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -215,8 +217,8 @@ fn a_withdrawn_attempt_causes_no_refusal() {
     });
 }
 
-/// Runs `climb` with a path of two levels whose upper level refuses, beside a process that charges
-/// only at the lower level.
+/// Runs `climb` with a path of two levels whose upper level refuses the request, beside a process
+/// that charges only at the lower level.
 fn two_levels(climb: fn(&[Seat], u64)) {
     model(move || {
         let leaf = Book::new([0, 0, 0], 2);
@@ -273,8 +275,8 @@ fn two_threads_of_one_process_share_a_word() {
     });
 }
 
-/// A process's idle figure in ordinary memory. Each change is a single store, because loom does not
-/// preempt a thread between a load and a store of the same word.
+/// A process's idle counter in ordinary memory. Each change of the counter is a single store,
+/// because loom does not preempt a thread between a load and a store of the same word.
 struct Ahead<'a>(&'a AtomicU64, u64);
 
 impl charge::Idle for Ahead<'_> {
@@ -287,8 +289,8 @@ impl charge::Idle for Ahead<'_> {
     }
 }
 
-/// Lets a process that uses 2 units run `act`, while a reader computes the used units. A reader
-/// that gives up checks no result.
+/// Lets a process that uses 2 units run `act`, while a reader computes the used units. The result
+/// of a reader that gives up is not checked.
 fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
     model(move || {
         let book = Book::new([2 + idle, 0, 0], 1);
@@ -342,7 +344,7 @@ fn a_counter_that_changes_before_the_charge_is_detected() {
     );
 }
 
-/// A word of the file, and its process's own record of it.
+/// A process's word in the ledger, and the process's own record of the word.
 struct Remembered {
     word: AtomicU64,
     record: Record<AtomicU64>,
@@ -407,8 +409,8 @@ fn units_taken_by_another_process_are_detected_by_the_next_lone_thread() {
     });
 }
 
-// Algorithms that are known to be wrong. Their models must fail, which shows that the models can
-// detect errors.
+// Charge algorithms that are known to be wrong. The models of them must fail, which shows that the
+// models can detect errors.
 
 #[test]
 #[should_panic(expected = "both were granted")]

@@ -1,8 +1,9 @@
-//! The atomic word of models. Its operations are plain ones until a checker controls them.
+//! The atomic word of models. Its operations are ordinary memory accesses until a model checker
+//! controls them.
 //!
 //! A model *watches* the words that more than one process may change; each operation on a watched
-//! word is a step. Operations on all other words are plain: figures for display, words written only
-//! once, and words that belong to one process.
+//! word is a step. Operations on all other words are ordinary memory accesses: figures for display,
+//! words written only once, and words that belong to one process.
 
 use super::super::atomic::Ordering;
 use super::explorer::{self, Effect};
@@ -14,14 +15,14 @@ use std::sync::atomic;
 type Plain = atomic::AtomicU64;
 type Weak = loom::sync::atomic::AtomicU64;
 
-/// The way in which operations on watched words are executed.
+/// The way in which operations on a model's watched words are executed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
-    /// Operations act directly on the word.
+    /// Operations act directly on the word, without a model checker.
     Plain,
-    /// The explorer schedules each operation as a step.
+    /// The explorer schedules each operation on a watched word as a step.
     Step,
-    /// Each operation acts on one of loom's words, which model weak memory.
+    /// Each operation on a watched word acts on one of loom's words, which model weak memory.
     Weak,
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn set_mode(mode: Mode) {
     MODE.set(mode);
 }
 
-/// Replaces the watched words.
+/// Replaces the set of watched words.
 pub(crate) fn watch<'a>(words: impl IntoIterator<Item = (Name, &'a AtomicU64)>) {
     let mut words: Vec<_> = words
         .into_iter()
@@ -75,7 +76,8 @@ pub(crate) fn watch<'a>(words: impl IntoIterator<Item = (Name, &'a AtomicU64)>) 
     });
 }
 
-/// Starts a run of loom: watched words are loom's from now on. Called by the run's first thread.
+/// Starts a run of loom: from now on, operations on watched words act on loom's words. Called by
+/// the first thread of the run.
 pub(crate) fn begin_weak_run<'a>(words: impl IntoIterator<Item = &'a AtomicU64>) {
     let mut weak: Vec<_> = words
         .into_iter()
@@ -91,7 +93,7 @@ pub(crate) fn begin_weak_run<'a>(words: impl IntoIterator<Item = &'a AtomicU64>)
     set_mode(Mode::Weak);
 }
 
-/// Ends a run of loom: the watched words are plain ones again.
+/// Ends a run of loom: operations on watched words are ordinary memory accesses again.
 pub(crate) fn end_weak_run() {
     set_mode(Mode::Plain);
     let old = WATCHED.with_borrow_mut(|watched| std::mem::take(&mut watched.weak));
@@ -111,7 +113,7 @@ impl AtomicU64 {
         &raw const *self as usize
     }
 
-    /// Reads the value without a step.
+    /// Reads the value of the word without a step.
     pub(crate) fn peek(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -180,7 +182,8 @@ impl AtomicU64 {
 
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         if mode() == Mode::Plain && value > self.peek() {
-            // A dead process's program winds up after its slot was cleaned.
+            // The slot of a dead process may be cleaned before the process's program is brought to
+            // its end, so the word may then have less than the program takes from it.
             self.store_plain(0);
             return 0;
         }
@@ -239,13 +242,13 @@ impl AtomicU64 {
         Err(before)
     }
 
-    /// Stores a value without a step.
+    /// Stores a value in the word without a step.
     pub(crate) fn store_plain(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Makes one atomic change as the kernel does, based on the current value. Returns whether
-    /// `change` returned a new value; the process sees only that result.
+    /// Makes one atomic change of the word as the kernel does, based on the current value. Returns
+    /// whether `change` returned a new value; the process sees only whether it did.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)
@@ -268,7 +271,7 @@ impl AtomicU64 {
 pub(crate) fn fence(order: Ordering) {
     match mode() {
         Mode::Weak if !fault::is(Fault::FenceMissing) => loom::sync::atomic::fence(order),
-        // In a memory without reordering fences have no effect.
+        // The explorer's memory does not reorder operations, so fences have no effect in it.
         _ => {}
     }
 }

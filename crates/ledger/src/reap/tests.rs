@@ -1,4 +1,4 @@
-//! Tests of cleaning dead processes' slots.
+//! Tests of cleaning the slots of dead processes.
 
 use super::*;
 use crate::charge::{self, UNIT};
@@ -38,7 +38,7 @@ fn owned_empty_and_claimed_slots_are_left_alone() {
     lock::unlock(&other, Bytes::claim(dead)).expect("locks");
     assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
     assert_eq!(charged(&scratch), 0);
-    // The claim lock was released.
+    // A second lock shows that the claim lock was released.
     assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
 }
 
@@ -79,7 +79,8 @@ fn without_a_witness_the_grace_time_decides() {
         reap(&scratch, &file(&scratch), dead, &NoWitness),
         Fate::Cleaned
     );
-    // A time in the future, or by another clock, is replaced by the present time.
+    // A stored time of death that is in the future, or comes from another clock, is replaced by the
+    // present time.
     let dead = scratch.dead(&stranger(1), 3, 0);
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
@@ -88,7 +89,7 @@ fn without_a_witness_the_grace_time_decides() {
         Fate::Draining
     );
     assert!(since.load(Ordering::Relaxed) <= os::boot_ms());
-    // Another look does not restart the time.
+    // Another look at the dead process does not restart its time of draining.
     found_dead(&scratch, dead, 1);
     let before = since.load(Ordering::Relaxed);
     reap(&scratch, &file(&scratch), dead, &NoWitness);
@@ -126,7 +127,8 @@ fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
     };
     let process = stranger(1);
     let first = scratch.dead(&process, 3, 0);
-    // Other programs of the same process, another process, and a later process with the same pid.
+    // The other slots belong to other programs of the same process, to another process, and to a
+    // later process with the same pid.
     let second = scratch.dead(&process, 2, 1);
     scratch.dead(&stranger(2), 5, 0);
     let reborn = Identity {
@@ -346,7 +348,7 @@ fn exiting_owners_count_as_pending_on_request() {
         (swept.cleaned, swept.pending, swept.busy)
     };
     assert_eq!(sweep(true), (false, 0, 0), "the owner is alive");
-    // Another process has the pid now.
+    // Another process has the pid of the dead owner now.
     let owner = &scratch.content().slots[ending.index()].owner;
     owner.start_time.store(1, Ordering::Relaxed);
     assert_eq!(sweep(true), (false, 4, 0));

@@ -1,4 +1,4 @@
-//! Tests of claiming slots, and of detecting changes that other processes make.
+//! Tests of claiming slots, and of detecting that other processes have changed a slot.
 
 use super::*;
 use crate::charge::UNIT;
@@ -16,7 +16,7 @@ fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
     candidate.pick(crowd, &mut Random::new()).expect("locks")
 }
 
-/// Returns the different slots that many attempts pick, in order.
+/// Returns the different slots that many attempts to choose a slot pick, in order.
 fn picks_of(scratch: &Scratch, crowd: usize) -> Vec<usize> {
     let mut picks: Vec<_> = (0..100).filter_map(|_| pick_of(scratch, crowd)).collect();
     assert!(
@@ -48,7 +48,7 @@ fn a_crowd_is_spread_over_the_lowest_free_slots() {
     let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
     slots.remove(1);
     assert_eq!(picks_of(&scratch, 3), [1, 4, 5]);
-    // Near the end of the ledger there are fewer slots to draw from.
+    // Near the end of the ledger there are fewer free slots to pick from.
     let high_water = &scratch.content().header.signals.high_water;
     high_water.store(MAX_SLOTS as u64, Ordering::Relaxed);
     for slot in 4..MAX_SLOTS - 1 {
@@ -78,7 +78,7 @@ fn an_empty_slot_of_a_dead_owner_is_preferred_to_a_new_slot() {
     let slot = scratch.join();
     assert_eq!(slot.index(), killed);
     assert_eq!(picks_of(&scratch, 1), [charged + 1], "which still drains");
-    // A free slot below `high_water` serves as well.
+    // A free slot below `high_water` can be picked as well as one above it.
     drop(slot);
     assert_eq!(picks_of(&scratch, 1), [killed]);
 }
@@ -113,7 +113,7 @@ fn a_claim_waits_for_the_end_of_a_removal() {
         assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
     });
     drop(removal);
-    // After a removal that was not carried out, the waiting process gets in.
+    // If a removal is not carried out, the process that waits for a slot gets one.
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
     std::thread::scope(|scope| {
@@ -151,7 +151,7 @@ fn a_slot_names_its_owner_and_the_owners_group() {
     );
     let long = vec!["x".repeat(64); 10].join("/");
     assert_eq!(claim(&long).1, long[..8 * BELOW_WORDS]);
-    // Names as a member may have written them into the ledger.
+    // The names are those that a faulty member may have written into the ledger.
     for forged in ["a\u{1b}[2J", "a\nb", "../lab", "a//b", "/a", "ä"] {
         assert_eq!(claim(forged).1, "", "{forged:?}");
     }

@@ -1,4 +1,4 @@
-//! Tests of reading usage, while the test writes the members' slots.
+//! Tests of reading usage. The test itself writes the members' slots.
 
 use super::*;
 use crate::charge_unchecked;
@@ -32,7 +32,7 @@ fn a_groups_usage_is_the_sum_of_its_members_usage() {
     assert_eq!(scratch.usage(device).refusals, 2);
     assert_eq!(scratch.usage(scratch.other), Usage::default());
     assert_eq!(scratch.charged(scratch.other), 0);
-    // Published figures without a charge are not shown.
+    // Published figures of a member without a charge are not shown.
     slots[1].publish(scratch.other, Category::Linear, 5);
     assert_eq!(scratch.usage(scratch.other).by, [0; Category::COUNT]);
 }
@@ -80,7 +80,7 @@ fn a_members_usage_is_listed_by_device() {
     );
     let nowhere = process.on(DeviceIndex::new(31).expect("below 32"));
     assert_eq!((nowhere.charged, nowhere.device.get()), (0, 31));
-    // The published figures stay after the charge is gone.
+    // The figures that a process has published stay in its slot after its charge is gone.
     crate::uncharge(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
     let stats = slot.stats(scratch.device);
     stats.peak.store(5, Ordering::Relaxed);

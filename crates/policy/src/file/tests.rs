@@ -165,7 +165,11 @@ fn each_mistake_has_its_own_message() {
         ("[group.lab\nmax = '4G'", 1, "[group.lab"),
         ("[group.lab.alice]\nmax = '4G'", 1, "[group.\"lab/alice\"]"),
         ("[group.lab]\nmax = ''", 2, "empty size"),
-        ("[group.lab]\nmax = -1", 2, "it leaves out less than 1 MiB"),
+        (
+            "[group.lab]\nmax = -1",
+            2,
+            "the size leaves out less than 1 MiB",
+        ),
         ("[group.lab]\nmax = 1.5", 2, "a size such as"),
         ("[group.lab]\nmax = [1]", 2, "a size such as"),
         ("[group.lab]\nmax = { '0' = '4Q' }", 2, "invalid size '4Q'"),
