@@ -25,23 +25,23 @@ pub enum GroupError {
         what: &'static str,
         /// The root, the group or a file in it.
         path: PathBuf,
-        /// The error of the system call.
+        /// The path of the root, of the group, or of a file in the group.
         error: io::Error,
     },
-    /// Other users could tamper with the directory.
+    /// Users other than the owner could tamper with the directory.
     Unsafe {
         /// The unsafe directory.
         path: PathBuf,
-        /// The reason why the directory is unsafe.
+        /// The path of the directory.
         why: Fault,
     },
     /// The group does not exist.
     Missing {
         /// The name that was asked for.
         name: String,
-        /// The root in which the group was looked for.
+        /// The name of the group that the user asked for.
         root: PathBuf,
-        /// The groups that exist in the root.
+        /// The root in which gpulimit looked for the group.
         known: Vec<String>,
     },
     /// There are groups below the group.
@@ -51,7 +51,7 @@ pub enum GroupError {
         /// The name of one of the groups below.
         below: String,
     },
-    /// The directory of a group, or of one to be made, holds files that gpulimit did not make.
+    /// The directory of an existing or new group holds files that gpulimit did not make.
     Foreign {
         /// The first of these files.
         path: PathBuf,
@@ -61,11 +61,11 @@ pub enum GroupError {
         /// The name of the group.
         name: String,
     },
-    /// The group would belong to another user than the directory that it is in.
+    /// The group to be made would not belong to the user who owns the directory above it.
     Delegated {
         /// The name of the group to be made.
         name: String,
-        /// The user to whom the directory belongs.
+        /// The user who owns the directory above the group.
         owner: u32,
     },
     /// The group cannot get another owner, because a group below it belongs to another user.
@@ -77,29 +77,29 @@ pub enum GroupError {
         /// The user to whom the group below belongs.
         owner: u32,
     },
-    /// Another process that makes or removes the group takes too long.
+    /// Another process has been making or removing the group for too long.
     Held {
         /// The directory of the group.
         path: PathBuf,
     },
-    /// The file system of the root or the group cannot hold groups.
+    /// The file system of the root or the group is not suitable for groups.
     FileSystem(Unsuitable),
-    /// The group's limits cannot be used.
+    /// The group's limits file cannot be used.
     Limits(LimitsError),
     /// The group's ledger cannot be used.
     Ledger(LedgerError),
 }
 
-/// The reason why a directory is not trusted.
+/// The reason why gpulimit does not trust a directory.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
     /// The path is a symbolic link.
     Symlink,
-    /// The path leads to something else than a directory.
+    /// The path does not lead to a directory.
     NotDirectory,
     /// The directory belongs to this user, who is neither the caller nor root.
     Owner(u32),
-    /// Other users may write the directory, which has these permissions.
+    /// Users other than the owner may write the directory, which has these permissions.
     Writable(u32),
 }
 
@@ -115,7 +115,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Returns what the user can do about it.
+    /// Returns the advice to the user on how to make the directory safe.
     const fn remedy(self) -> &'static str {
         match self {
             Self::Symlink | Self::NotDirectory => {
@@ -132,7 +132,7 @@ impl Fault {
 }
 
 impl GroupError {
-    /// Returns whether the group does not exist, or no longer exists.
+    /// Returns whether the error says that the group does not exist, or no longer exists.
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
@@ -141,8 +141,9 @@ impl GroupError {
         }
     }
 
-    /// Returns whether another program's lease (`F_SETLEASE`) keeps a file of the group from being
-    /// opened; see [`Group::past_leases`](super::Group::past_leases).
+    /// Returns whether the error is that a file of the group cannot be opened because another
+    /// program has a lease (`F_SETLEASE`) on the file; see
+    /// [`Group::past_leases`](super::Group::past_leases).
     pub fn is_leased(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -163,8 +164,8 @@ impl GroupError {
 }
 
 impl GroupError {
-    /// Writes that the group does not exist, and which name was probably meant, but not how to make
-    /// it.
+    /// Formats that the group does not exist, and which existing name the user probably meant, but
+    /// not how to make the group.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);
@@ -183,7 +184,8 @@ impl GroupError {
     }
 }
 
-/// Displays an error of a group without the advice to make the group, for verbs that only look.
+/// Displays an error of a group without the advice to make the group, for commands that change
+/// nothing.
 pub struct WithoutCreateHint<'a>(pub &'a GroupError);
 
 impl fmt::Display for WithoutCreateHint<'_> {
