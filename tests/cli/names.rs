@@ -70,8 +70,8 @@ said admin get night max
     let late = "\nlab/65533/night/late\n";
     expect("alice run --group night --name", &[late]);
     expect("alice run --group night sh", &["\nlab/65533/night/run\n"]);
-    let elsewhere = "'lab/65532' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, \
-        or name a group below lab/65533";
+    let elsewhere = "'lab/65532' is not below lab/65533; leave out GPULIMIT_GROUP, --group and \
+        --name, or name a group below lab/65533";
     expect("alice run --group lab/65532", &[elsewhere, "status 125"]);
     let other = "no group 'lab/65533/other'";
     expect("alice run --name other", &[other]);

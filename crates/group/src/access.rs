@@ -52,8 +52,8 @@ impl Access {
             return Err(io::Error::new(
                 ErrorKind::PermissionDenied,
                 format!(
-                    "{name} belongs to user {whose}, but its directory to user {place}: remove \
-                     {name}"
+                    "the file {name} belongs to user {whose}, but its directory belongs to user \
+                     {place}: remove {name}"
                 ),
             ));
         }

@@ -21,27 +21,27 @@ pub enum GroupError {
     },
     /// A system call failed.
     Io {
-        /// The operation that failed: `open`, `create`, `list`, `remove`.
+        /// The operation on the path that failed: `open`, `create`, `list`, `remove`.
         what: &'static str,
-        /// The root, the group or a file in it.
-        path: PathBuf,
         /// The path of the root, of the group, or of a file in the group.
+        path: PathBuf,
+        /// The error of the system call.
         error: io::Error,
     },
     /// Users other than the owner could tamper with the directory.
     Unsafe {
-        /// The unsafe directory.
+        /// The path of the unsafe directory.
         path: PathBuf,
-        /// The path of the directory.
+        /// The reason why the directory is unsafe.
         why: Fault,
     },
     /// The group does not exist.
     Missing {
-        /// The name that was asked for.
-        name: String,
         /// The name of the group that the user asked for.
-        root: PathBuf,
+        name: String,
         /// The root in which gpulimit looked for the group.
+        root: PathBuf,
+        /// The names of the groups that exist in the root.
         known: Vec<String>,
     },
     /// There are groups below the group.
@@ -53,7 +53,7 @@ pub enum GroupError {
     },
     /// The directory of an existing or new group holds files that gpulimit did not make.
     Foreign {
-        /// The first of these files.
+        /// The path of the first file that gpulimit did not make.
         path: PathBuf,
     },
     /// Programs run in the group.
@@ -109,7 +109,7 @@ impl fmt::Display for Fault {
             Self::Symlink => f.write_str("is a symbolic link"),
             Self::NotDirectory => f.write_str("is not a directory"),
             Self::Owner(uid) => write!(f, "belongs to user {uid}"),
-            Self::Writable(mode) => write!(f, "may be written by others (mode {mode:04o})"),
+            Self::Writable(mode) => write!(f, "may be written by other users (mode {mode:04o})"),
         }
     }
 }
@@ -119,13 +119,14 @@ impl Fault {
     const fn remedy(self) -> &'static str {
         match self {
             Self::Symlink | Self::NotDirectory => {
-                "remove it, or set GPULIMIT_ROOT to a directory of your own"
+                "remove this path, or set GPULIMIT_ROOT to a directory of your own"
             }
             Self::Owner(_) => {
-                "have its owner or root remove it, or set GPULIMIT_ROOT to a directory of your own"
+                "let that user or root remove the directory, or set GPULIMIT_ROOT to a directory \
+                 of your own"
             }
             Self::Writable(_) => {
-                "run `chmod go-w` on it, or set GPULIMIT_ROOT to another directory"
+                "run `chmod go-w` on the directory, or set GPULIMIT_ROOT to another directory"
             }
         }
     }
@@ -177,7 +178,7 @@ impl GroupError {
         let first = known.iter().take(8).map(String::as_str);
         let first = first.collect::<Vec<_>>().join(", ");
         match known.len() {
-            0 => f.write_str(" (it has no groups)"),
+            0 => f.write_str(" (this root has no groups)"),
             1..=8 => write!(f, " (known: {first})"),
             more => write!(f, " (known: {first} and {} more)", more - 8),
         }
@@ -208,13 +209,13 @@ impl fmt::Display for GroupError {
                 match error.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
                         .write_str(
-                            ": ask its administrator, or set GPULIMIT_ROOT to a directory of your \
-                             own",
+                            ": ask the administrator for access, or set GPULIMIT_ROOT to a \
+                             directory of your own",
                         ),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }
-                    io::ErrorKind::StorageFull => f.write_str(": free some space there"),
+                    io::ErrorKind::StorageFull => f.write_str(": free some space on that disk"),
                     _ => f.write_str(held_signals::remedy(error)),
                 }
             }
@@ -227,13 +228,13 @@ impl fmt::Display for GroupError {
             }
             Self::HasGroups { name, below } => write!(
                 f,
-                "group '{name}' has groups below it, such as {below}: remove those first, or all \
-                 with `gpulimit rm --recursive {name}`"
+                "group '{name}' has groups below it, such as {below}: remove the groups below \
+                 first, or remove all of them with `gpulimit rm --recursive {name}`"
             ),
             Self::Foreign { path } => write!(
                 f,
-                "{} was not made by gpulimit, so it and its directory stay: move it elsewhere \
-                 first",
+                "{} was not made by gpulimit, so gpulimit does not remove it or its directory: \
+                 move {0} to another place first",
                 path.display()
             ),
             Self::InUse { name } => {
@@ -246,7 +247,7 @@ impl fmt::Display for GroupError {
             Self::Delegated { name, owner } => write!(
                 f,
                 "group '{name}' would be in a directory of user {owner}, where all groups belong \
-                 to that user: name no other owner, or make the group elsewhere"
+                 to that user: leave out the owner, or give the group another name"
             ),
             Self::OwnedBelow { name, below, owner } => write!(
                 f,
@@ -256,7 +257,8 @@ impl fmt::Display for GroupError {
             ),
             Self::Held { path } => write!(
                 f,
-                "another program is making or removing {}: try again, or end a stopped gpulimit",
+                "another program is making or removing the group in {}: try again, or end a \
+                 `gpulimit` command that is stopped",
                 path.display()
             ),
             Self::FileSystem(unsuitable) => unsuitable.fmt(f),

@@ -32,12 +32,13 @@ pub enum Garbage<'a> {
     Below(Option<&'a str>),
 }
 
-/// The content of a root.
+/// The groups of a root, and the other entries found in its directories.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// The groups of a root and the other entries found in it.
-    pub groups: Vec<Group>,
     /// The groups by name, each before the groups below it.
+    pub groups: Vec<Group>,
+    /// The incomplete groups, left by processes that were killed while they made or removed the
+    /// groups.
     pub unfinished: Vec<Group>,
     /// The files and directories that gpulimit did not make, at most [`Survey::MAX_FOREIGN`].
     pub foreign: Vec<PathBuf>,

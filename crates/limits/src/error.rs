@@ -88,19 +88,21 @@ impl fmt::Display for LimitsError {
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the limits file {} has format {found}, this gpulimit reads format {FORMAT}: use \
-                 matching versions, or remove the group when no program runs in it",
+                "the limits file {} has file format {found}, this gpulimit reads file format \
+                 {FORMAT}: use the same version of gpulimit for all programs, or remove the \
+                 group when no program runs in it",
                 path.display()
             ),
             Self::Full { path } => write!(
                 f,
-                "the limits file {} holds at most {MAX_RULES} rules: use one rule for all GPUs",
+                "the limits file {} cannot hold more than {MAX_RULES} rules: set one limit for \
+                 all GPUs in place of a limit for each GPU",
                 path.display()
             ),
             Self::Busy { path } => write!(
                 f,
-                "another program is changing the limits file {}: try again, or end a stopped \
-                 `gpulimit set`",
+                "another program is changing the limits file {}: try again, or end a `gpulimit \
+                 set` that is stopped",
                 path.display()
             ),
         }

@@ -36,16 +36,16 @@ impl fmt::Display for ExtentError {
         match self {
             Self::Unknown { extent, gpu: None } => write!(
                 f,
-                "cannot work out {extent}: the GPUs of this machine are not known here; give a \
-                 size such as 6G, or see `gpulimit doctor`"
+                "cannot work out {extent} in bytes: this process cannot find out which GPUs the \
+                 machine has; give a size such as 6G, or see `gpulimit doctor`"
             ),
             Self::Unknown {
                 extent,
                 gpu: Some(gpu),
             } => write!(
                 f,
-                "cannot work out {extent}: the memory of GPU {gpu} is not known here; give a size \
-                 such as 6G"
+                "cannot work out {extent} in bytes: this process cannot find out how much memory \
+                 GPU {gpu} has; give a size such as 6G"
             ),
             Self::TooMuch {
                 extent,
@@ -53,7 +53,7 @@ impl fmt::Display for ExtentError {
                 capacity,
             } => write!(
                 f,
-                "cannot work out {extent}: GPU {gpu} has only {}",
+                "cannot work out {extent} in bytes: GPU {gpu} has only {} of memory",
                 gib(*capacity)
             ),
         }

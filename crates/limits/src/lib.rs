@@ -325,7 +325,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
 }
 
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
-    let why = "its rules do not match their sum";
+    let why = "the rules do not match their checksum";
     map.rules().ok_or_else(|| LimitsError::damaged(path, why))
 }
 
@@ -506,16 +506,16 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("has format 1, this gpulimit reads format 3");
+        refused("has file format 1, this gpulimit reads file format 3");
         poke(16, 12);
         refused("wrong size");
         // A new limits file has its rules in the second bank.
         poke(128 + 4160 + 64, 77);
-        refused("do not match their sum");
+        refused("do not match their checksum");
         poke(128 + 4160 + 64 + 24, 77);
-        refused("do not match their sum");
+        refused("do not match their checksum");
         poke(128 + 4160, u64::MAX);
-        refused("do not match their sum");
+        refused("do not match their checksum");
         fs::remove_file(&path).expect("removed");
         symlink("/etc/passwd", &path).expect("linked");
         refused("cannot open");

@@ -95,7 +95,8 @@ impl Compiler<'_> {
                 self.wrong(
                     stanza.line,
                     format!(
-                        "rule {number} is never reached: rule {earlier} holds for every process"
+                        "rule {number} is never reached: rule {earlier}, which comes first, \
+                         holds for every process"
                     ),
                 );
             }
@@ -131,7 +132,8 @@ impl Compiler<'_> {
             if name == "*" {
                 self.wrong(
                     list.line,
-                    "'*' means every user: write user = \"*\" alone, or only names",
+                    "'*' means every user and cannot be in a list with names: write user = \
+                     \"*\", or list only names",
                 );
             } else if let Some(user) = self.names.user(name) {
                 users.push(user);

@@ -16,16 +16,16 @@ pub enum PolicyError {
     Value {
         /// The name of the variable.
         variable: String,
-        /// The text of the variable.
+        /// The value of the variable.
         text: String,
-        /// What is wrong with the text, and what is accepted.
+        /// What is wrong with the variable's value, and which values are accepted.
         why: Why,
     },
-    /// A variable limits a GPU that this process does not see.
+    /// An environment variable sets a limit for a GPU that this process does not see.
     UnknownGpu {
         /// The name of the variable.
         variable: String,
-        /// What is wrong with the variable's value, and which values are accepted.
+        /// The GPU as the variable names it.
         gpu: String,
         /// The GPUs that this process sees.
         known: Vec<(u32, DeviceId)>,
@@ -35,7 +35,7 @@ pub enum PolicyError {
     Ambiguous {
         /// The name of the variable.
         variable: String,
-        /// An environment variable sets a limit for a GPU that this process does not see.
+        /// The GPU as the variable names it.
         gpu: String,
         /// The GPUs that the variable's text fits, or the GPU for which the variable sets two
         /// limits.
@@ -79,7 +79,7 @@ pub enum PolicyError {
 pub enum Why {
     /// The value is empty; the field says what to set instead.
     Empty(&'static str),
-    /// The text is not UTF-8.
+    /// The value is not UTF-8.
     NotText,
     /// A size in the value is invalid.
     Size(SizeError),
@@ -90,8 +90,8 @@ pub enum Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Empty(remedy) => write!(f, "it is empty: {remedy}"),
-            Self::NotText => f.write_str("it is not UTF-8"),
+            Self::Empty(remedy) => write!(f, "the value is empty: {remedy}"),
+            Self::NotText => f.write_str("the value is not UTF-8"),
             Self::Size(error) => error.fmt(f),
             Self::Form(expected) => write!(f, "expected {expected}"),
         }
@@ -140,14 +140,14 @@ impl fmt::Display for PolicyError {
                 write!(
                     f,
                     "you are assigned to group {group} by rule {} of the administrator's policy, \
-                     and your programs run only in it and in groups below it: ",
+                     and your programs run only in this group and in groups below it: ",
                     rule.rule
                 )?;
                 match elsewhere {
                     true => write!(
                         f,
-                        "group '{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and \
-                         --name, or name a group below {group}"
+                        "group '{named}' is not below {group}; leave out GPULIMIT_GROUP, --group \
+                         and --name, or name a group below {group}"
                     ),
                     false => write!(
                         f,
@@ -165,21 +165,21 @@ impl fmt::Display for PolicyError {
                 match &**error {
                     GroupError::Io { path, error, .. } if *group != rule.group => write!(
                         f,
-                        "and may not make groups below it ({}: {error}): unset the variables that \
-                         ask for a limit, or ask the administrator",
+                        "but you may not make groups below this group ({}: {error}): unset the \
+                         variables that ask for a limit, or ask the administrator",
                         path.display()
                     ),
                     GroupError::Missing { .. } => write!(
                         f,
-                        "and there is no group {group}: the administrator makes it with `gpulimit \
-                         apply`"
+                        "but there is no group {group}: the administrator makes the group with \
+                         `gpulimit apply`"
                     ),
                     GroupError::Io { what, path, error } => write!(
                         f,
-                        "and cannot {what} {}: {error}: ask the administrator",
+                        "but gpulimit cannot {what} {}: {error}: ask the administrator",
                         path.display()
                     ),
-                    error => write!(f, "which cannot be used: {error}"),
+                    error => write!(f, "but the group cannot be used: {error}"),
                 }
             }
         }
@@ -190,7 +190,7 @@ impl fmt::Display for PolicyError {
 fn seen(gpus: &[(u32, DeviceId)]) -> String {
     let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
     match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => ": it sees no GPU".into(),
+        none if none.is_empty() => ": this process sees no GPU".into(),
         some => format!(": {some}"),
     }
 }

@@ -87,13 +87,13 @@ pub struct RuleStanza {
     pub unix_group: Option<At<Vec<String>>>,
     /// Condition: one of these patterns matches a cgroup of the process.
     pub cgroup: Option<At<Vec<String>>>,
-    /// The group that the rule assigns; empty if the group's name could not be read.
+    /// Condition: one of these patterns matches the path of the file that the process executes.
     pub executable: Option<At<Vec<String>>>,
     /// Condition: one of these patterns matches the id of a container that the process is in.
     pub container: Option<At<Vec<String>>>,
-    /// What happens to a program that cannot join the rule's group.
+    /// The group that the rule assigns; empty if the group's name could not be read.
     pub group: At<String>,
-    /// What happens to a program that cannot join the group.
+    /// What happens to a program that cannot join the rule's group.
     pub on_error: OnError,
     /// Whether the whole stanza was read without a mistake.
     pub whole: bool,
@@ -334,7 +334,8 @@ impl<'a> Reader<'a> {
                     (value.get_ref(), place.strip_prefix("group '"))
                 {
                     let group = group.trim_end_matches('\'');
-                    why += &format!("; a group below it is written [group.\"{group}/{name}\"]");
+                    why +=
+                        &format!("; a group below '{group}' is written [group.\"{group}/{name}\"]");
                 }
                 self.wrong(&key.span(), why);
             }
@@ -376,10 +377,13 @@ impl<'a> Reader<'a> {
         if list.is_empty() {
             self.wrong(
                 &names.span(),
-                "'[]' is empty: name one, or leave the key out",
+                "the list [] is empty: add a name, or leave the key out",
             );
         } else if list.iter().any(String::is_empty) {
-            self.wrong(&names.span(), "'' is empty: give a text, or leave it out");
+            self.wrong(
+                &names.span(),
+                "the text '' is empty: write a name or pattern, or leave '' out",
+            );
         }
         Some(At {
             line: self.line(&names.span()),

@@ -134,7 +134,11 @@ fn group_variable(env: &Environment<'_>) -> Result<Option<String>, PolicyError> 
     let group = text(env, GROUP)?;
     if let Some(name) = &group {
         if name.is_empty() {
-            return Err(value(GROUP, name, Why::Empty("name a group, or unset it")));
+            return Err(value(
+                GROUP,
+                name,
+                Why::Empty("name a group, or unset the variable"),
+            ));
         }
         check_name(name)?;
     }
@@ -267,7 +271,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
             return Err(value(
                 MAX,
                 &text,
-                Why::Empty("give a size such as 4G, or unset it"),
+                Why::Empty("give a size such as 4G, or unset the variable"),
             ));
         }
         let rules = request::list(&text).map_err(|why| value(MAX, &text, why))?;
@@ -314,7 +318,11 @@ fn other_tool<T>(
     };
     let trimmed = text.trim();
     if trimmed.is_empty() {
-        return Err(value(name, &text, Why::Empty("give a size, or unset it")));
+        return Err(value(
+            name,
+            &text,
+            Why::Empty("give a size, or unset the variable"),
+        ));
     }
     parse(trimmed)
         .map(Some)

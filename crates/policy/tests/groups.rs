@@ -289,7 +289,7 @@ fn a_member_notices_that_its_group_was_removed_by_hand() {
     assert!(member.is_orphaned());
     let error = Member::join(&root, "lab").err().expect("gone").to_string();
     assert!(
-        error.contains("no group 'lab'") && error.contains("it has no groups"),
+        error.contains("no group 'lab'") && error.contains("this root has no groups"),
         "{error}"
     );
 }
@@ -459,10 +459,10 @@ fn the_stronger_variable_wins() {
 fn a_wrong_value_is_an_error_and_never_no_limit() {
     let place = Place::new();
     for (name, value, expected) in [
-        ("GPULIMIT_GROUP", "", "it is empty"),
+        ("GPULIMIT_GROUP", "", "the value is empty"),
         ("GPULIMIT_GROUP", "a//b", "invalid group name 'a//b'"),
-        ("GPULIMIT_MAX", "", "it is empty"),
-        ("GPULIMIT_MAX", " ", "it is empty"),
+        ("GPULIMIT_MAX", "", "the value is empty"),
+        ("GPULIMIT_MAX", " ", "the value is empty"),
         ("GPULIMIT_MAX", "4Q", "invalid size '4Q'"),
         ("GPULIMIT_MAX", "4G,", "empty size"),
         ("GPULIMIT_MAX", "0=", "empty size"),
@@ -470,7 +470,7 @@ fn a_wrong_value_is_an_error_and_never_no_limit() {
         ("GPULIMIT_MAX", "GPU-=4G", "expected a size such as 4G"),
         ("GPULIMIT_MAX", "0=4G,0=2G", "one size for each GPU"),
         ("GPULIMIT_MAX", "4G,2G", "one size for each GPU"),
-        ("CUDA_DEVICE_MEMORY_LIMIT", "", "it is empty"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "", "the value is empty"),
         ("CUDA_DEVICE_MEMORY_LIMIT", "lots", "invalid size 'lots'"),
         ("CUDA_DEVICE_MEMORY_LIMIT_31", "lots", "invalid size 'lots'"),
         (

@@ -58,8 +58,8 @@ pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &
                 let members = members_value(compiler, &text).unwrap_or(needed);
                 if needed != Members::Owner && members != Members::All && members != needed {
                     let why = format!(
-                        "group '{}' has members = \"{}\", but rule {} puts other users into it: \
-                         widen members, or leave it out",
+                        "group '{}' has members = \"{}\", but rule {} puts other users into the \
+                         group: admit these users in 'members', or leave the key out",
                         planned.group.name,
                         text.value,
                         whom.rules.first().copied().unwrap_or_default()

@@ -67,8 +67,8 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "'{}' makes a group for each unix group, but names none: add unix_group = \
-                     [\"NAME\", …]",
+                    "template '{}' makes a group for each unix group, but its stanza names none: \
+                     add unix_group = [\"NAME\", …]",
                     name.value
                 ),
             );
@@ -137,7 +137,8 @@ impl Compiler<'_> {
                     self.wrong(
                         stanza.name.line,
                         format!(
-                            "'{template}' and '{}' both make the group {name}: leave one out",
+                            "templates '{template}' and '{}' both make the group {name}: leave \
+                             one of them out",
                             there.template
                         ),
                     );
@@ -198,8 +199,8 @@ impl Compiler<'_> {
                 self.wrong(
                     stanza.name.line,
                     format!(
-                        "group '{template}' is below '{above}', which the file does not have: add \
-                         [group.\"{above}\"]"
+                        "group '{template}' is below group '{above}', which the policy file does \
+                         not have: add [group.\"{above}\"]"
                     ),
                 );
             }
@@ -233,8 +234,8 @@ impl Compiler<'_> {
                 _ if !holes.user => String::new(),
                 1 => "; {uid} in place of {user} always gives a valid name".into(),
                 count => format!(
-                    "; {} more of its names are invalid; {{uid}} in place of {{user}} always \
-                     gives a valid name",
+                    "; {} more names that this template makes are invalid; {{uid}} in place of \
+                     {{user}} always gives a valid name",
                     count - 1
                 ),
             };
@@ -242,8 +243,8 @@ impl Compiler<'_> {
         } else if names.iter().any(|name| name == NONE) {
             self.wrong(
                 line,
-                "invalid group name 'none': a rule with this word exempts processes; choose \
-                 another name",
+                "invalid group name 'none': a rule with group = \"none\" exempts processes; \
+                 choose another name",
             );
         } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
             self.wrong(
@@ -262,8 +263,8 @@ impl Compiler<'_> {
                     && is_above(kept, max)
                 {
                     let why = format!(
-                        "group '{template}' has {key} {kept} above max {max}, which it could never \
-                         use: lower it to {max} at most"
+                        "group '{template}' has {key} {kept} above max {max}, but it can never \
+                         use more than max: lower {key} to {max} at most"
                     );
                     self.wrong(line, why);
                 }
@@ -334,8 +335,9 @@ impl Compiler<'_> {
                 format!(", did you mean {}?", near.name.value)
             });
             let why = format!(
-                "rule {number} names the group '{template}', which the file does not have{near}: \
-                 add [group.\"{template}\"], or write \"none\" to exempt processes"
+                "rule {number} names the group '{template}', which the policy file does not \
+                 have{near}: add [group.\"{template}\"], or write group = \"none\" to exempt \
+                 processes"
             );
             self.wrong(stanza.group.line, why);
         }

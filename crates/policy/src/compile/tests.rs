@@ -289,7 +289,7 @@ fn contradictions_are_reported() {
         (
             "[group.a]\nmembers = 'owner'\n[[rule]]\nuser = 'bob'\ngroup = 'a'\n",
             2,
-            "rule 1 puts other users into it",
+            "rule 1 puts other users into the group",
         ),
         ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
         (

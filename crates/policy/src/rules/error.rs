@@ -85,7 +85,7 @@ impl RulesError {
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const AGAIN: &str = "the administrator can write them again with `gpulimit apply`";
+        const AGAIN: &str = "the administrator can write the rules again with `gpulimit apply`";
         match self {
             Self::Io { path, error } => write!(
                 f,
@@ -102,7 +102,7 @@ impl fmt::Display for RulesError {
                     Fault::Kind => f.write_str("is not a plain file or directory")?,
                     Fault::Owner(uid) => write!(f, "belongs to user {uid} and not to root")?,
                     Fault::Writable(mode) => {
-                        write!(f, "may be written by others (mode {mode:04o})")?;
+                        write!(f, "may be written by other users (mode {mode:04o})")?;
                     }
                 }
                 write!(f, ": {AGAIN}")
@@ -121,8 +121,8 @@ impl fmt::Display for RulesError {
             ),
             Self::Version { path } => write!(
                 f,
-                "the administrator's rules in {} are of another version of gpulimit: {AGAIN} of \
-                 the same version as this library",
+                "the administrator's rules in {} were written by another version of gpulimit: \
+                 {AGAIN} of the same version as the libgpulimit.so of this program",
                 path.display()
             ),
             Self::Unknown { what, error } => write!(
@@ -132,16 +132,18 @@ impl fmt::Display for RulesError {
             ),
             Self::Namespace { path } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules in {} cannot \
-                 tell which user it belongs to: run it outside, or in a container that has its \
-                 group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where the administrator's rules in {} \
+                 cannot tell which user it belongs to: run the program outside of the user \
+                 namespace, or in a container to which the administrator has given a group \
+                 (docs/containers.md)",
                 path.display()
             ),
             Self::Hidden { root } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules cannot be \
-                 seen: something else is at {}, and {} says that there are rules: run it outside, \
-                 or in a container that has its group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where it cannot see the administrator's \
+                 rules: {} is not the directory that holds the rules, although the machine has \
+                 the policy {}: run the program outside of the user namespace, or in a container \
+                 to which the administrator has given a group (docs/containers.md)",
                 root.display(),
                 super::POLICY
             ),
