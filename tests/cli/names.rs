@@ -55,7 +55,7 @@ said admin get night max
             assert!(part.contains(answer), "{command}: {answer}\n{out}");
         }
     };
-    let remedy = "make it with `gpulimit create lab/65533/night --max SIZE`";
+    let remedy = "make the group with `gpulimit create lab/65533/night --max SIZE`";
     expect("alice set night", &["no group 'lab/65533/night'", remedy]);
     let made = "\nlab/65533/night: created, max 4GiB";
     expect("alice create night", &[made]);
@@ -77,7 +77,7 @@ said admin get night max
     expect("alice run --name other", &[other]);
     expect("inside day", &["\nlab/65533/day/run\n"]);
     let dawn = "'dawn' means group lab/65533/dawn, which does not exist; \
-        make it with `gpulimit create lab/65533/dawn`";
+        make the group with `gpulimit create lab/65533/dawn`";
     expect("inside dawn", &[dawn]);
     expect("alice rm evening", &[]);
     expect("alice ls night", &["\nlab/65533/night/late\n"]);

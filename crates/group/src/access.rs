@@ -7,10 +7,11 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-/// The users who may run programs in a group, and the one who may make groups below it.
+/// The users who may run programs in a group, and the user who may make groups below that group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Access {
-    /// The user who owns the group and may do both; `None` means the user who makes the group.
+    /// The user who owns the group: may run programs in the group, and may make groups below the
+    /// group. `None` means the user who makes the group.
     pub owner: Option<u32>,
     /// The other users who may run programs in the group.
     pub members: Members,
@@ -22,7 +23,7 @@ pub enum Members {
     /// Only the group's owner may run programs in the group.
     #[default]
     Owner,
-    /// The members of this unix group.
+    /// The members of this unix group may also run programs in the group.
     UnixGroup(u32),
     /// All users of the machine.
     All,

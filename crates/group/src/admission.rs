@@ -2,8 +2,8 @@
 //! above it.
 //!
 //! Owners and permissions are changed through open files, in an open directory ([`Descent`]). While
-//! root works in a group's directory, it has only the rights of the user who owns that directory. A
-//! link that a user puts into the directory of one group therefore cannot affect another group.
+//! root works in a group's directory, root has only the rights of the user who owns that directory.
+//! A link that a user puts into the directory of one group therefore cannot affect another group.
 
 use super::descent::Descent;
 use super::directory::Directory;

@@ -20,8 +20,8 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long one request may look for processes to kill. For each process whose memory map cannot be
-/// read in time, the look takes a second.
+/// How long one request may look for processes to kill. The look takes a second for each process
+/// whose memory map cannot be read in time.
 const LOOKS: Duration = Duration::from_secs(4);
 /// The most times that a request starts over because the limits have changed since its start. After
 /// that the request is refused. A program would have to change the limits on purpose and without
@@ -173,7 +173,8 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Makes the refusal by the group at `level` of the path, with that group's current figures.
+    /// Makes the refusal of the request by the group at `level` (0 is the process's own group),
+    /// with that group's current charge and limit.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -208,8 +209,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Returns the level on the path at which other requests already wait in line, if that group's
-    /// requests wait (`on_limit=wait`).
+    /// Returns the level of the group in which other requests already wait in line, if that group
+    /// has the option `on_limit=wait`. Level 0 is the process's own group.
     fn line_ahead(&self) -> Option<usize> {
         let waits = |(at, station): &(usize, &Station)| {
             station
@@ -338,9 +339,9 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills processes as the group's option `oom` says, and returns whether it killed any. The
-    /// kill is recorded and reported before it happens, because this process may be one of those
-    /// that are killed.
+    /// Kills processes as the group's option `oom` says, and returns whether any process was
+    /// killed. The kill is recorded and reported before it happens, because this process may be one
+    /// of the killed ones.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
         // A user may have tampered with the ledger to cause this refusal, so no process is killed
         // for it.
@@ -364,7 +365,8 @@ impl<'a> Request<'a, '_> {
                 processes.truncate(1);
                 processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
-            // Put this process last, so that it has killed the others before it ends.
+            // This process comes last, so that it has killed the other processes of the group
+            // before it ends.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),

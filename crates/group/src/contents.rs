@@ -15,7 +15,7 @@ use std::io::{self, ErrorKind, Read};
 /// The kind of a directory below a root of groups.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Verdict {
-    /// A group, or the remains of one.
+    /// A group, or the remains of a group that was not fully removed.
     Group,
     /// A group that was never completed or is almost removed: the directory holds only files that
     /// gpulimit wrote.
@@ -120,8 +120,9 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Decides what the directory is, whose own name is `name`. An empty directory counts as a
-    /// job's new group if it has the name of a job's group, and as foreign otherwise.
+    /// Decides what kind of directory this is; `name` is the directory's own name. An empty
+    /// directory counts as a job's new group if `name` is that of a job's group, and as foreign
+    /// otherwise.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven || self.leased.is_some() {

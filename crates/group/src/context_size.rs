@@ -126,7 +126,8 @@ mod tests {
             1,
             "nothing else is left behind"
         );
-        // Neither the file nor its draft replaces a file of this name that somebody else made.
+        // Neither the stored size nor its draft replaces a file of the same name that gpulimit did
+        // not write.
         let draft = format!("{PREFIX}{device}.{}", std::process::id());
         for name in [format!("{PREFIX}{device}"), draft] {
             let path = root.join(&name);

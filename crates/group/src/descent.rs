@@ -24,8 +24,8 @@ pub(super) struct Descent {
 }
 
 impl Descent {
-    /// Opens the path to this group. Fails with [`GroupError::Missing`] where a directory on the
-    /// path is missing.
+    /// Opens the directories down to this group. Fails with [`GroupError::Missing`] where one of
+    /// them does not exist.
     pub fn to(group: &Group) -> Result<Self, GroupError> {
         let mut power = None;
         let mut enter = |directory: io::Result<Directory>| -> Result<Directory, GroupError> {

@@ -1,9 +1,9 @@
 //! Open directories, and operations on their entries that need no path.
 //!
-//! The kernel resolves a path anew in each system call, and a user who can write a directory on the
-//! path decides where the path leads. An open directory stays the directory that was checked. Every
-//! name here is a single path component, and symbolic links are not followed, so that work in a
-//! directory never leads out of it.
+//! The kernel resolves a path anew in each system call, and a user who can write one of the
+//! directories in a path decides where the path leads. An open directory stays the directory that
+//! was checked. Every name here is a single path component, and symbolic links are not followed, so
+//! that work in a directory never leads out of it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -67,7 +67,8 @@ impl Directory {
     /// Opens the directory at this path. Symbolic links are followed in the path, except for its
     /// last component.
     ///
-    /// Fails with `NotADirectory` where the path leads to something else, such as a symbolic link.
+    /// Fails with `NotADirectory` where the path does not lead to a directory, or its last
+    /// component is a symbolic link.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = CAREFUL | OFlags::DIRECTORY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(not_directory)?;
@@ -88,8 +89,8 @@ impl Directory {
         })
     }
 
-    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` where the
-    /// name is taken.
+    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` if an
+    /// entry of this name exists.
     pub fn create_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Self> {
         let name = name.as_ref();
         rustix::fs::mkdirat(&self.file, &component(name)?, Mode::RWXU)?;

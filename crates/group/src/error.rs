@@ -108,7 +108,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Symlink => f.write_str("is a symbolic link"),
             Self::NotDirectory => f.write_str("is not a directory"),
-            Self::Owner(uid) => write!(f, "belongs to user {uid}"),
+            Self::Owner(uid) => write!(f, "belongs to user {uid}, not to you"),
             Self::Writable(mode) => write!(f, "may be written by other users (mode {mode:04o})"),
         }
     }
@@ -215,7 +215,7 @@ impl fmt::Display for GroupError {
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }
-                    io::ErrorKind::StorageFull => f.write_str(": free some space on that disk"),
+                    io::ErrorKind::StorageFull => f.write_str(": free space on that file system"),
                     _ => f.write_str(held_signals::remedy(error)),
                 }
             }
@@ -224,7 +224,10 @@ impl fmt::Display for GroupError {
             }
             Self::Missing { name, .. } => {
                 self.absence(f)?;
-                write!(f, ": make it with `gpulimit create {name} --max SIZE`")
+                write!(
+                    f,
+                    ": make the group with `gpulimit create {name} --max SIZE`"
+                )
             }
             Self::HasGroups { name, below } => write!(
                 f,

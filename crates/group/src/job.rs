@@ -43,13 +43,13 @@ pub(super) struct Job {
     boot: String,
     /// The pid in the process's own pid namespace.
     pid: u32,
-    /// The inode of the pid namespace; 0 where it is unknown.
+    /// The inode of the process's pid namespace; 0 where it is unknown.
     pid_ns: u64,
     /// The start time of the process in clock ticks since boot, as the process's time namespace
     /// counts them; 0 where the start time is unknown.
     start: u64,
-    /// The inode of the time namespace; 0 where it is unknown. Start times of different time
-    /// namespaces cannot be compared.
+    /// The inode of the process's time namespace; 0 where it is unknown. Start times of different
+    /// time namespaces cannot be compared.
     time_ns: u64,
 }
 
@@ -111,8 +111,8 @@ impl Job {
         }
     }
 
-    /// Returns whether a process in the pid namespace `pid_ns` may be the recorded process. `None`
-    /// means that the kernel does not show the namespace, which it hides for other users'
+    /// Returns whether a process in the pid namespace `pid_ns` may be the recorded process.
+    /// `pid_ns` is `None` where the kernel does not show the namespace, as for other users'
     /// processes.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)

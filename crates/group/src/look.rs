@@ -55,8 +55,8 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // The child must not run a signal handler of the program or be cancelled, because it would then
-    // run the program's code in the memory of this process.
+    // The child must not run a signal handler of the program or be cancelled, because code of the
+    // program would then run in the child, in the memory of this process.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
@@ -101,8 +101,8 @@ extern "C" fn look(task: *mut c_void) -> c_int {
             tv_usec: 0,
         },
     };
-    // SAFETY: changes the effect of one signal for this process alone, and reads `alarm`, a local
-    // value.
+    // SAFETY: the calls change the effect of one signal for this process alone, and read `alarm`, a
+    // local value.
     let is_set = unsafe {
         libc::signal(libc::SIGALRM, libc::SIG_DFL) != libc::SIG_ERR
             && libc::setitimer(libc::ITIMER_REAL, &raw const alarm, ptr::null_mut()) == 0

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The most groups on the path from a group up to the root, the group included.
+/// The most levels of groups: a group and the groups above it are at most this many.
 pub const MAX_DEPTH: usize = 8;
 
 /// How often a process tries again to join a group that is removed and made again at the same time.
@@ -25,8 +25,8 @@ const ATTEMPTS: u32 = 16;
 /// The membership of this process in a group and in the groups above it, which ends when the value
 /// is dropped.
 pub struct Member {
-    /// The groups on the path, from the process's own group upwards; at least one, at most
-    /// [`MAX_DEPTH`].
+    /// The process's own group and the groups above it, from the own group upwards; at least one,
+    /// at most [`MAX_DEPTH`].
     pub(super) levels: Vec<Station>,
     /// The root of the group, whose files store the sizes of contexts.
     root: Box<Path>,
@@ -38,7 +38,8 @@ pub struct Member {
 pub struct MemberDevice {
     id: DeviceId,
     capacity: u64,
-    /// The device's index in the ledger of each group on the path.
+    /// The device's index in the ledger of the process's own group, and in those of the groups
+    /// above it.
     pub(super) index: [DeviceIndex; MAX_DEPTH],
 }
 
@@ -67,8 +68,8 @@ pub(super) enum Spared {
     Nothing,
 }
 
-/// One group on the path of a member: the group's limits, and this process's slot in the group's
-/// ledger.
+/// One of the groups in which a process is charged (its own group and those above it): the group's
+/// limits, and this process's slot in the group's ledger.
 pub(super) struct Station {
     pub(super) name: Box<str>,
     pub(super) limits: Limits,
@@ -150,16 +151,16 @@ impl Member {
         &self.levels[0]
     }
 
-    /// Returns whether the files of a group on the path were removed by hand while this process was
-    /// a member.
+    /// Returns whether the files of the process's group, or of a group above it, were removed by
+    /// hand while this process was a member.
     pub fn is_orphaned(&self) -> bool {
         self.levels
             .iter()
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// Returns the damage to the files of the group or of a group above it, if these files are too
-    /// damaged for further charges. All requests are then refused.
+    /// Returns the damage to the files of the process's group or of a group above it, if these
+    /// files are too damaged for further charges. All requests are then refused.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -231,8 +232,8 @@ impl Member {
         self.leaf().slot.is_decided(device.index[0])
     }
 
-    /// Runs `run` with the levels of a charge, one per group on the path, from the process's own
-    /// group upwards.
+    /// Runs `run` with the levels of a charge: one for the process's own group, and one for each
+    /// group above it, upwards.
     #[inline]
     pub(super) fn on_path<T>(
         &self,
@@ -266,28 +267,29 @@ impl Member {
         self.levels.iter().zip(device.index.iter().copied())
     }
 
-    /// Runs `run` with this process's slot in each group on the path.
+    /// Runs `run` with this process's slots, in its own group and in each group above it.
     fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
         for (station, index) in self.stations(device) {
             run(&station.slot, index);
         }
     }
 
-    /// Returns whether the memory of contexts is charged: yes, unless every group on the path has
-    /// the option `count_context=no`.
+    /// Returns whether the memory of contexts is charged: yes, unless the process's group and all
+    /// groups above it have the option `count_context=no`.
     pub fn counts_contexts(&self) -> bool {
         let counts = |station: &Station| station.limits.options().count_context;
         self.levels.iter().any(counts)
     }
 
-    /// Returns a number that changes whenever the limits of a group on the path change.
+    /// Returns a number that changes whenever the limits of the process's group or of a group above
+    /// it change.
     pub(super) fn generations(&self) -> u64 {
         let all = self.levels.iter().map(|level| level.limits.generation());
         all.fold(0, u64::wrapping_add)
     }
 
-    /// Returns the smallest limit of the groups on the path, in bytes; `u64::MAX` where they have
-    /// no limit. Follows changes of the limits at once.
+    /// Returns the smallest limit of the process's group and the groups above it, in bytes;
+    /// `u64::MAX` where they have no limit. Follows changes of the limits at once.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
@@ -295,8 +297,9 @@ impl Member {
         limits.min().unwrap_or(u64::MAX)
     }
 
-    /// Returns whether another process has asked the members for unused memory since this function
-    /// last returned true. Costs one load per group on the path.
+    /// Returns whether another process has asked the members of the process's group, or of a group
+    /// above it, for unused memory since this function last returned true. Costs one load per
+    /// group.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -316,8 +319,8 @@ impl Member {
         true
     }
 
-    /// Returns whether a group on the path uses no more than its `low` or `min`. The members of
-    /// such a group are not asked to give memory back.
+    /// Returns whether the process's group, or a group above it, uses no more than its own `low` or
+    /// `min`. The members of such a group are not asked to give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -325,14 +328,14 @@ impl Member {
         })
     }
 
-    /// Returns the bytes that could still be charged on the device; `u64::MAX` where the groups on
-    /// the path have no limit.
+    /// Returns the bytes that could still be charged on the device; `u64::MAX` where the process's
+    /// group and the groups above it have no limit.
     pub fn free(&self, device: &MemberDevice) -> u64 {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
     }
 
-    /// Returns the bytes charged in that group on the path which has the least free memory; without
-    /// any limit, in the process's own group.
+    /// Returns the bytes charged in the group that has the least free memory, among the process's
+    /// group and the groups above it; without any limit, the bytes charged in the process's group.
     pub fn charged(&self, device: &MemberDevice) -> u64 {
         match self.tightest(device) {
             Some((_, charged)) => charged,
@@ -340,17 +343,17 @@ impl Member {
         }
     }
 
-    /// Returns the bytes in the group called `group`, one of those on the path, that are charged
-    /// but not in use. `gpulimit show` does not count these bytes as usage.
+    /// Returns the bytes that are charged but not in use in the group called `group`, which is the
+    /// process's group or one above it. `gpulimit show` does not count these bytes as usage.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// Returns the free and the charged bytes of that group on the path which has the least free
-    /// memory; `None` where the groups have no limit. Memory that is protected for other groups is
-    /// not free.
+    /// Returns the free and the charged bytes of the group that has the least free memory, among
+    /// the process's group and the groups above it; `None` where the groups have no limit. Memory
+    /// that is protected for other groups is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -374,8 +377,8 @@ impl Member {
         limited.min()
     }
 
-    /// Publishes in the ledgers how many bytes of this process belong to this category: the whole
-    /// figure, not a difference.
+    /// Publishes in the ledgers how many bytes of this process belong to this category: the total,
+    /// not a change of it.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
@@ -408,24 +411,24 @@ impl Member {
         self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
-    /// Returns the orphaned bytes that are still charged to this process, in that group on the path
-    /// which has the most of them.
+    /// Returns the orphaned bytes that are still charged to this process: the largest figure of its
+    /// group and the groups above it.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// Returns the orphaned bytes of all processes, in that group on the path which has the most of
-    /// them.
+    /// Returns the orphaned bytes of all processes of a group: the largest figure of this process's
+    /// group and the groups above it.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Uncharges orphans in every group on the path. `keep` gets a group's orphaned bytes and
-    /// living processes, and returns how many bytes must stay charged. Returns whether any bytes
-    /// were uncharged.
+    /// Uncharges orphans in the process's group and in every group above it. `keep` gets a group's
+    /// orphaned bytes and living processes, and returns how many bytes must stay charged. Returns
+    /// whether any bytes were uncharged.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -442,9 +445,9 @@ impl Member {
         released
     }
 
-    /// Returns the living processes of the highest group on the path and of all groups below it.
-    /// Processes that have charged nothing on this device are included: they may use memory on the
-    /// device that other processes have shared with them.
+    /// Returns the living processes of the highest group in which this process is charged, and of
+    /// all groups below that group. Processes that have charged nothing on this device are
+    /// included: they may use memory on the device that other processes have shared with them.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -462,8 +465,8 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal in every group on the path, and records it as an event in the group that
-    /// refused.
+    /// Counts a refusal in the process's group and in every group above it, and records the refusal
+    /// as an event in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
@@ -476,7 +479,7 @@ impl Member {
 
     /// Returns the size of a context in bytes, as last measured by a member of the group or of any
     /// group in the root; 0 where no process has measured it. Reads a file of the root where the
-    /// ledger has no figure.
+    /// ledger has no measured size.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -523,8 +526,8 @@ impl Member {
 }
 
 impl Station {
-    /// Joins `group`, one of the groups on the path of this process, whose own group is called
-    /// `leaf`.
+    /// Joins `group`, which is this process's own group, called `leaf`, or one of the groups above
+    /// it.
     fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
         // Check the file systems of both files, because either file may be a mount of its own.
@@ -562,8 +565,8 @@ impl Station {
         ledger.or_else(|| self.limits.damage().map(GroupError::Limits))
     }
 
-    /// Returns this group as one level of a charge; `at` is the group's position on the path, from
-    /// the process's own group upwards.
+    /// Returns this group as one level of a charge; `at` is the group's level, where 0 is the
+    /// process's own group.
     #[inline]
     pub(super) fn level(&self, device: &MemberDevice, at: usize, spared: Spared) -> Level<'_> {
         let index = device.index[at];

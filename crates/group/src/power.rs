@@ -48,9 +48,9 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of the first user who owns a directory on the path down to the
-    /// group's files. Returns `None` where all directories on the path are root's, and where the
-    /// caller is not root.
+    /// Lowers root's rights to those of the first user who owns one of the directories from the
+    /// root down to the group's files. Returns `None` where all these directories belong to the
+    /// user root, and where the caller is not root.
     ///
     /// Only root can change the path above that user's directory, so the user stays the right one.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {

@@ -14,8 +14,9 @@ use std::sync::{Mutex, PoisonError};
 pub(super) struct ProtectedGroups {
     /// The directory that holds the groups below.
     below: PathBuf,
-    /// The key of that one of these groups which contains this process, and whose protection does
-    /// not limit the process; 0 where none contains it.
+    /// The key of the group, among the groups below, to which this process belongs and whose
+    /// protection therefore does not limit the process; 0 where the process belongs to none of
+    /// them.
     own: u64,
     /// The value of [`Ledger::children`] plus 1 when `groups` was read; 0 before the first read.
     read_at: AtomicU64,

@@ -259,7 +259,8 @@ impl Root {
     /// job may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
-        // Sort each group before the group above it, so that the groups below are removed first.
+        // Sort each group before the group above it, because a group must be removed before the
+        // group above it.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
         let mut states = records.states();

@@ -184,12 +184,13 @@ impl Root {
             .collect())
     }
 
-    /// Returns the group of this name. Fails with [`GroupError::Missing`] where it does not exist.
+    /// Returns the group called `name`. Fails with [`GroupError::Missing`] where the group does not
+    /// exist.
     pub fn group(&self, name: &str) -> Result<Group, GroupError> {
         name::check(name)?;
         let group = Group::at(&self.path, name);
-        // A user who could replace a directory on the path to the group could put another group in
-        // its place.
+        // A user who could replace a directory between the root and the group could put another
+        // group in the group's place.
         for directory in group.directories().skip(1) {
             let about = fs::symlink_metadata(&directory);
             if about.is_ok_and(|about| about.is_dir() || about.is_symlink()) {
@@ -245,7 +246,7 @@ impl Root {
         let group = Group::at(&self.path, name);
         let mut limits = limits.clone();
         if let Some(parent) = group.parent() {
-            // The memory of contexts stays uncharged only if every group on the path has
+            // The memory of contexts stays uncharged only if a group and all groups above it have
             // `count_context=no`.
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
@@ -464,7 +465,7 @@ fn with_limits(mut groups: Vec<Group>) -> Vec<Group> {
 pub struct Created {
     /// The group.
     pub group: Group,
-    /// Whether the call has made the group. A group that existed before keeps its own limits.
+    /// Whether the group is new. A group that existed before keeps its own limits.
     pub new: bool,
     /// The lock that keeps the group from being removed.
     pub hold: Hold,
@@ -493,8 +494,8 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|about| about.is_dir())
 }
 
-/// Makes a directory with exactly these permissions. An existing directory stays as it is; fails if
-/// its owner or permissions are unsafe.
+/// Makes a directory with exactly these permissions. An existing directory stays as it is; if its
+/// owner or permissions are unsafe, the call fails.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
     let failed = |error| GroupError::io("create", path, error);
     match DirBuilder::new().mode(mode).create(path) {

@@ -34,7 +34,7 @@ impl Deferred {
     pub(super) fn new() -> Self {
         let mut all = full();
         for fault in FAULTS {
-            // SAFETY: writes `all`, a local set.
+            // SAFETY: the call writes only `all`, a local set.
             unsafe { libc::sigdelset(&raw mut all, fault) };
         }
         Self {
@@ -48,7 +48,7 @@ impl Deferred {
     /// ignored.
     pub(super) fn has_pending(&self) -> bool {
         let mut pending = empty();
-        // SAFETY: writes `pending`, a local set.
+        // SAFETY: the call writes only `pending`, a local set.
         unsafe { libc::sigpending(&raw mut pending) };
         let mut others = empty();
         let mut any = false;
@@ -72,13 +72,13 @@ impl Deferred {
 
 impl Drop for Deferred {
     fn drop(&mut self) {
-        // This call runs the handlers of pending signals, which may jump out of it.
+        // This call runs the handlers of pending signals. A handler may jump out of the call.
         change(libc::SIG_SETMASK, &self.before);
     }
 }
 
-/// Holds back all signals except SIGKILL and SIGSTOP, in this thread and in processes that it
-/// makes, until the value is dropped.
+/// Holds back all signals except SIGKILL and SIGSTOP, in this thread and in the processes that the
+/// thread makes, until the value is dropped.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this
@@ -103,7 +103,7 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // This call runs the handlers of pending signals, which may jump out of it.
+        // This call runs the handlers of pending signals. A handler may jump out of the call.
         change(libc::SIG_SETMASK, &self.before);
     }
 }
@@ -119,7 +119,7 @@ fn empty() -> libc::sigset_t {
 
 fn full() -> libc::sigset_t {
     let mut set = empty();
-    // SAFETY: writes `set`, a local set.
+    // SAFETY: the call writes only `set`, a local set.
     unsafe { libc::sigfillset(&raw mut set) };
     set
 }
@@ -131,12 +131,12 @@ fn only(signal: c_int) -> libc::sigset_t {
 }
 
 fn add(set: &mut libc::sigset_t, signal: c_int) {
-    // SAFETY: writes a set that the caller has borrowed mutably.
+    // SAFETY: the call writes only a set that the caller has borrowed mutably.
     unsafe { libc::sigaddset(set, signal) };
 }
 
 fn has(set: &libc::sigset_t, signal: c_int) -> bool {
-    // SAFETY: reads a set that the caller has borrowed.
+    // SAFETY: the call only reads a set that the caller has borrowed.
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
@@ -144,7 +144,8 @@ fn has(set: &libc::sigset_t, signal: c_int) -> bool {
 /// does the same as `pthread_sigmask` for a thread and is in libc in all versions of glibc.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
-    // SAFETY: reads `set`, which the caller has borrowed, and writes `before`, a local set.
+    // SAFETY: the call reads `set`, which the caller has borrowed, and writes `before`, a local
+    // set.
     unsafe { libc::sigprocmask(how, set, &raw mut before) };
     before
 }
@@ -218,7 +219,7 @@ pub(super) mod tests {
             send(signal);
             assert!(!signals.has_pending());
             let mut pending = empty();
-            // SAFETY: writes `pending`, a local set.
+            // SAFETY: the call writes only `pending`, a local set.
             unsafe { libc::sigpending(&raw mut pending) };
             assert!(!has(&pending, signal));
             assert!(

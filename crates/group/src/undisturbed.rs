@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 const DISABLE: c_int = 1;
 
 unsafe extern "C" {
-    // The libc crate does not declare this function.
+    // The libc crate does not declare `pthread_setcancelstate`.
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 

@@ -83,7 +83,7 @@ impl fmt::Display for LimitsError {
             Self::Damaged { path, why } => write!(
                 f,
                 "the limits file {} is damaged ({why}): remove the group when no program runs in \
-                 it",
+                 the group",
                 path.display()
             ),
             Self::Format { path, found } => write!(

@@ -80,7 +80,7 @@ impl Values {
             .filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Returns these sizes; keys that are not set here get their sizes from `other`.
+    /// Returns these sizes; keys without a size in `self` get their sizes from `other`.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|key| self.0[key].or(other.0[key])))
     }
@@ -180,7 +180,7 @@ pub enum OnLimit {
 /// The processes that a group kills before it refuses a memory request.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Oom {
-    /// The group kills no process; it refuses the request.
+    /// The group does not kill any process; it refuses the request.
     #[default]
     None,
     /// The process of the group that uses the most memory.

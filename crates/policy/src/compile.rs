@@ -170,7 +170,8 @@ impl Compiler<'_> {
     }
 }
 
-/// Returns whether a rule has no condition on the processes that it is for.
+/// Returns whether a rule has no condition, such as a user, that says which processes the rule
+/// matches.
 fn has_no_condition(stanza: &RuleStanza) -> bool {
     [
         &stanza.user,

@@ -124,7 +124,8 @@ impl fmt::Display for PolicyError {
                 matches,
             } => write!(
                 f,
-                "{variable}: '{}' fits several GPUs, or a GPU that has a limit already{}",
+                "{variable}: '{}' fits several GPUs, or a GPU for which {variable} already has a \
+                 limit{}",
                 gpu.escape_debug(),
                 seen(matches)
             ),
@@ -151,8 +152,8 @@ impl fmt::Display for PolicyError {
                     ),
                     false => write!(
                         f,
-                        "'{named}' means group {group}/{named}, which does not exist; make it with \
-                         `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
+                        "'{named}' means group {group}/{named}, which does not exist; make the \
+                         group with `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
                     ),
                 }
             }

@@ -260,7 +260,7 @@ impl<'a> Reader<'a> {
         let (table, keys) = self.split(table, &place, RuleText::NAMES);
         for (key, _) in &keys {
             let why = format_args!(
-                "'{}' is a key of groups, not of {place}: set it in the group's own stanza",
+                "'{}' is a key of groups, not of {place}: set the key in the group's own stanza",
                 key.get_ref()
             );
             self.wrong(&key.span(), why);
@@ -300,7 +300,7 @@ impl<'a> Reader<'a> {
             let mut patterns = globs.value.iter();
             if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
                 let bad = bad.escape_debug();
-                let why = format!("invalid pattern '{bad}': it has control characters");
+                let why = format!("invalid pattern '{bad}': the pattern has control characters");
                 self.wrong_at(globs.line, why);
             }
         }

@@ -71,8 +71,8 @@ pub struct Assignment {
     /// The limits with which the group is made if it does not exist. `None` means that the group
     /// must exist.
     pub create: Option<LimitRequest>,
-    /// The rule that matches the process, with the rule's group: the group of this value or one
-    /// above it.
+    /// The rule that matches the process, with the rule's group. That group is [`Self::group`] or a
+    /// group above it.
     pub rule: Option<Assigned>,
 }
 
@@ -175,7 +175,8 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group, after making the group if the request allows it.
+    /// Makes this process a member of its group, after making the group if `create` has limits for
+    /// it.
     ///
     /// `gpus` returns the GPUs by CUDA ordinal, and `capacity` the memory of one in bytes. Both are
     /// called only if the request depends on them.

@@ -59,7 +59,7 @@ pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &
                 if needed != Members::Owner && members != Members::All && members != needed {
                     let why = format!(
                         "group '{}' has members = \"{}\", but rule {} puts other users into the \
-                         group: admit these users in 'members', or leave the key out",
+                         group: admit these users in 'members', or leave the key 'members' out",
                         planned.group.name,
                         text.value,
                         whom.rules.first().copied().unwrap_or_default()

@@ -56,8 +56,9 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "users and unix_group are for templates such as \"lab/{{user}}\", but '{}' is \
-                     a single group: use owner and members to say who may run in it",
+                    "the keys users and unix_group are for templates such as \"lab/{{user}}\", \
+                     but '{}' is a single group: use owner and members to say who may run in \
+                     that group",
                     name.value
                 ),
             );
@@ -67,8 +68,8 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "template '{}' makes a group for each unix group, but its stanza names none: \
-                     add unix_group = [\"NAME\", …]",
+                    "template '{}' makes a group for each unix group, but its stanza names no \
+                     unix group: add unix_group = [\"NAME\", …]",
                     name.value
                 ),
             );
@@ -110,8 +111,8 @@ impl Compiler<'_> {
                 self.report(
                     stanza.name.line,
                     format!(
-                        "template '{template}' makes no group: name it in a rule, or add users or \
-                         unix_group"
+                        "template '{template}' makes no group: name the template in a rule, or \
+                         add users or unix_group"
                     ),
                     false,
                 );
@@ -263,8 +264,8 @@ impl Compiler<'_> {
                     && is_above(kept, max)
                 {
                     let why = format!(
-                        "group '{template}' has {key} {kept} above max {max}, but it can never \
-                         use more than max: lower {key} to {max} at most"
+                        "group '{template}' has {key} {kept} above max {max}, but the group can \
+                         never use more than max: lower {key} to {max} at most"
                     );
                     self.wrong(line, why);
                 }

@@ -30,8 +30,8 @@ impl Compiler<'_> {
             self.wrong(
                 stanza.group.line,
                 format!(
-                    "template '{}' makes a group for each unix group, but rule {number} names \
-                     none: add unix_group = [\"NAME\", …]",
+                    "template '{}' makes a group for each unix group, but rule {number} names no \
+                     unix group: add unix_group = [\"NAME\", …]",
                     stanza.group.value
                 ),
             );

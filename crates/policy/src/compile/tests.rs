@@ -274,7 +274,7 @@ fn contradictions_are_reported() {
             2,
             "add [group.\"lab/{user}\"]",
         ),
-        ("[[rule]]\ngroup = '{group}'\n", 2, "names none"),
+        ("[[rule]]\ngroup = '{group}'\n", 2, "names no unix group"),
         ("[[rule]]\ngroup = '{who}'\n", 2, "{user}, {uid} or {group}"),
         (
             "[group.a]\n[[rule]]\nuser = ['*', 'bob']\ngroup = 'a'\n",
@@ -291,7 +291,11 @@ fn contradictions_are_reported() {
             2,
             "rule 1 puts other users into the group",
         ),
-        ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
+        (
+            "[group.'{user}{group}']\nusers = 'bob'\n",
+            2,
+            "names no unix group",
+        ),
         (
             "[group.'{user}']\nusers = '4711'\n[group.'{uid}']\nusers = '4711'\n",
             3,

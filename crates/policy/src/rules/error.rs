@@ -149,8 +149,8 @@ impl fmt::Display for RulesError {
             ),
             Self::Unlisted { uid, rule } => write!(
                 f,
-                "rule {rule} of the administrator's policy has a group for each user, but none for \
-                 user {uid} yet: the administrator makes it with `gpulimit apply`"
+                "rule {rule} of the administrator's policy has a group for each user, but none \
+                 for user {uid} yet: the administrator makes this group with `gpulimit apply`"
             ),
         }
     }
