@@ -215,7 +215,7 @@ impl fmt::Display for GroupError {
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }
-                    io::ErrorKind::StorageFull => f.write_str(": free space on that file system"),
+                    io::ErrorKind::StorageFull => f.write_str(": make room on that file system"),
                     _ => f.write_str(held_signals::remedy(error)),
                 }
             }
