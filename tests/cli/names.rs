@@ -55,7 +55,7 @@ said admin get night max
             assert!(part.contains(answer), "{command}: {answer}\n{out}");
         }
     };
-    let remedy = "make it with `gpulimit create lab/65533/night --max SIZE`";
+    let remedy = "make the group with `gpulimit create lab/65533/night --max SIZE`";
     expect("alice set night", &["no group 'lab/65533/night'", remedy]);
     let made = "\nlab/65533/night: created, max 4GiB";
     expect("alice create night", &[made]);
@@ -70,14 +70,14 @@ said admin get night max
     let late = "\nlab/65533/night/late\n";
     expect("alice run --group night --name", &[late]);
     expect("alice run --group night sh", &["\nlab/65533/night/run\n"]);
-    let elsewhere = "'lab/65532' is elsewhere; leave out GPULIMIT_GROUP, --group and --name, \
-        or name a group below lab/65533";
+    let elsewhere = "'lab/65532' is not below lab/65533; leave out GPULIMIT_GROUP, --group and \
+        --name, or name a group below lab/65533";
     expect("alice run --group lab/65532", &[elsewhere, "status 125"]);
     let other = "no group 'lab/65533/other'";
     expect("alice run --name other", &[other]);
     expect("inside day", &["\nlab/65533/day/run\n"]);
     let dawn = "'dawn' means group lab/65533/dawn, which does not exist; \
-        make it with `gpulimit create lab/65533/dawn`";
+        make the group with `gpulimit create lab/65533/dawn`";
     expect("inside dawn", &[dawn]);
     expect("alice rm evening", &[]);
     expect("alice ls night", &["\nlab/65533/night/late\n"]);

@@ -1,4 +1,4 @@
-//! The permissions of a group: which users may be in it.
+//! The permissions of a group: the users who may run programs in the group.
 
 use super::directory::{Directory, Entry};
 use super::user;
@@ -7,29 +7,30 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-/// The users who may run programs in a group, and the one who may make groups below it.
+/// The users who may run programs in a group, and the user who may make groups below that group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Access {
-    /// The user who may do both; `None` means the user who makes the group.
+    /// The user who owns the group: may run programs in the group, and may make groups below the
+    /// group. `None` means the user who makes the group.
     pub owner: Option<u32>,
     /// The other users who may run programs in the group.
     pub members: Members,
 }
 
-/// The users beside its owner who may run programs in a group.
+/// The users besides the group's owner who may run programs in the group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Members {
     /// Only the group's owner may run programs in the group.
     #[default]
     Owner,
-    /// The members of this unix group.
+    /// The members of this unix group may also run programs in the group.
     UnixGroup(u32),
     /// All users of the machine.
     All,
 }
 
 impl Members {
-    /// Returns the permissions of the files that members open.
+    /// Returns the permissions of those files of a group that its members open for writing.
     const fn mode(self) -> u32 {
         match self {
             Self::Owner => 0o600,
@@ -40,10 +41,11 @@ impl Members {
 }
 
 impl Access {
-    /// Gives the members access to a file that they open.
+    /// Gives the owner and the members of the group access to the group's file `name`.
     ///
-    /// The file is changed by its descriptor, and only if the file has the same owner as its
-    /// directory or the directory belongs to root. No other user can have put another file there.
+    /// The permissions are set on the open file, and only if the file has the same owner as its
+    /// directory or the directory belongs to root. Another user therefore cannot have put a
+    /// different file there.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());
@@ -51,15 +53,15 @@ impl Access {
             return Err(io::Error::new(
                 ErrorKind::PermissionDenied,
                 format!(
-                    "{name} belongs to user {whose}, but its directory to user {place}: remove \
-                     {name}"
+                    "the file {name} belongs to user {whose}, but its directory belongs to user \
+                     {place}: remove {name}"
                 ),
             ));
         }
         self.give(&file)
     }
 
-    /// As [`Self::give_file`], for a file that was just made.
+    /// As [`Self::give_file`], for an open file that this process has just made.
     pub(super) fn give(&self, file: &File) -> io::Result<()> {
         let gid = match self.members {
             Members::UnixGroup(gid) => Some(gid),
@@ -71,7 +73,7 @@ impl Access {
         file.set_permissions(Permissions::from_mode(self.members.mode()))
     }
 
-    /// Gives the directory of the groups below to the group's owner.
+    /// Gives the directory `sub`, which holds the groups below a group, to the group's owner.
     pub(super) fn give_directory(&self, below: &Directory) -> io::Result<()> {
         match self.owner {
             Some(owner) => below.set_owner(owner),
@@ -90,7 +92,7 @@ impl Access {
         Self::from(about.uid(), about.gid(), about.mode())
     }
 
-    /// Reads the access to a group from the permissions of a directory's entry.
+    /// Reads the access to a group from the permissions of an entry of the group's directory.
     pub(super) fn of_entry(entry: &Entry) -> Self {
         Self::from(entry.owner, entry.group, entry.mode)
     }
@@ -109,7 +111,7 @@ impl Access {
         }
     }
 
-    /// Returns whether this user may be in the group, as far as the user id alone tells.
+    /// Returns whether this user may run programs in the group, as far as the user id alone tells.
     pub fn admits(&self, uid: u32) -> bool {
         let owner = self.owner.unwrap_or_else(user::effective);
         uid == 0 || uid == owner || self.members == Members::All

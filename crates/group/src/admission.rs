@@ -1,8 +1,9 @@
-//! Makes the files of a group, and sets which users may be in the group and in the groups above it.
+//! Makes the files of a group, and sets which users may run programs in the group and in the groups
+//! above it.
 //!
-//! Owners and permissions are changed by descriptor, in an open directory ([`Descent`]). For each
-//! group root takes the rights of the user to whom that group's directory belongs. A link that a
-//! user puts into one group's directory therefore cannot affect another group.
+//! Owners and permissions are changed through open files, in an open directory ([`Descent`]). While
+//! root works in a group's directory, root has only the rights of the user who owns that directory.
+//! A link that a user puts into the directory of one group therefore cannot affect another group.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -14,21 +15,22 @@ use gpulimit_limits::{LimitSet, Limits};
 use std::io::{self, ErrorKind};
 
 impl Group {
-    /// Makes the file `lock`, where it does not exist.
+    /// Makes the group's file `lock`, unless the file exists.
     pub(super) fn make_lock(&self, here: &Directory, access: Access) -> Result<(), GroupError> {
         let made = match here.create_file(LOCK, 0o600) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
             made => made.and_then(|file| access.give(&file)),
         };
         made.map_err(|error| match error.kind() {
-            // A removal or a clean-up has taken away the directory, or the new file.
+            // A removal of the group or a clean-up has taken away the directory, or the new lock
+            // file.
             ErrorKind::NotFound => self.missing(),
             _ => self.failed("create", error),
         })
     }
 
-    /// Makes the content of the group's directory, and returns whether the limits were made now.
-    /// The caller holds the group's lock.
+    /// Makes the files of the group that are missing, and returns whether its limits file was made
+    /// by this call. The caller holds the group's lock.
     pub(super) fn fill(
         &self,
         place: Descent,
@@ -50,13 +52,14 @@ impl Group {
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
-        // The groups above may belong to root or to another user: their changes need other rights.
+        // The groups above may belong to root or to another user. Root cannot change them with the
+        // lowered rights that it has while `place` lives.
         drop(place);
         if !is_group {
             self.admit_above(access)?;
         }
         let _power = Descent::to(self)?;
-        // The limits are made last, because with them the directory is a group.
+        // The limits file is made last, because a directory becomes a group by its limits file.
         let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
         if new && limits.protects() {
             self.notify_parent();
@@ -64,13 +67,14 @@ impl Group {
         Ok(new)
     }
 
-    /// Returns which users may be in the group, from the permissions of its ledger.
+    /// Returns which users may run programs in the group, from the permissions of the group's
+    /// ledger.
     pub fn access(&self) -> Result<Access, GroupError> {
         Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
     }
 
-    /// Lets the users of `access` into the group and the groups above it, besides those who may be
-    /// there already.
+    /// Lets the users of `access` run programs in the group and the groups above it, besides the
+    /// users who may already do so.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
         self.change(|here| {
             access.give_file(here, LEDGER)?;
@@ -80,14 +84,14 @@ impl Group {
         self.admit_above(access)
     }
 
-    /// Changes the content of the group's directory with the rights of the directory's owner.
+    /// Changes the files in the group's directory, with the rights of the directory's owner.
     fn change(&self, change: impl FnOnce(&Directory) -> io::Result<()>) -> Result<(), GroupError> {
         let place = Descent::to(self)?;
         change(&place.directory).map_err(|error| self.failed("change", error))
     }
 
-    /// Lets the users of `access` write the ledgers of all groups above: a member is charged in
-    /// each.
+    /// Lets the users of `access` write the ledgers of all groups above this one, because a member
+    /// of a group is also charged in the groups above.
     fn admit_above(&self, access: Access) -> Result<(), GroupError> {
         let user = access.owner.filter(|uid| *uid != user::effective());
         for above in self.upwards().skip(1) {

@@ -1,7 +1,7 @@
-//! What a group does with a request that does not fit, in this order: the process gives back its
-//! unused memory, dead members are cleaned away, the other members are asked for their unused
-//! memory (`contend` of the ledger), the request waits, processes are killed, the request is
-//! refused. The group's options say how many of these steps are taken.
+//! The steps that a group takes when a memory request does not fit, in this order: the process
+//! gives back its unused memory, dead members are cleaned away, the other members are asked for
+//! their unused memory (`contend` of the ledger), the request waits, processes are killed, the
+//! request is refused. The group's options say how many of these steps are taken.
 
 use super::kill::{Target, Targets};
 use super::look;
@@ -20,35 +20,36 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long one request looks at processes that it may kill. A process whose memory map does not
-/// answer costs a second.
+/// How long one request may look for processes to kill. The look takes a second for each process
+/// whose memory map cannot be read in time.
 const LOOKS: Duration = Duration::from_secs(4);
-/// The most times that a request starts over because the limits have changed meanwhile. The request
-/// is refused after that. A thousand changes last longer than any request, unless a program changes
-/// the limits for that purpose.
+/// The most times that a request starts over because the limits have changed since its start. After
+/// that the request is refused. A program would have to change the limits on purpose and without
+/// pause to reach this number.
 pub(super) const CHANGES: u32 = 1_000;
-/// The most processes that are killed for one request.
+/// The most rounds of killing for one request.
 const VICTIMS: u32 = 64;
-/// The most killed processes that the message names.
+/// The most killed processes that the message about the kill names.
 const NAMED: usize = 3;
-/// How often the other threads of a waiting process try again. Only one thread of a process has a
-/// place in the line.
+/// The pause between two attempts of a waiting thread that has no place in the line. Only one
+/// thread of a process has a place in the line.
 const NAP: Duration = Duration::from_millis(50);
 
-/// How many of a group's steps at the limit a request takes.
+/// How many of a group's steps at its limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
-    /// Only the steps that neither wait in line nor kill: the caller has another way to get memory.
+    /// The request neither waits in line nor has processes killed, because the caller has another
+    /// way to get memory.
     None,
-    /// All steps that the group's options allow.
+    /// The request takes all steps that the group's options allow.
     Full,
 }
 
 impl Member {
-    /// Charges `bytes` at every level, or at none.
+    /// Charges `bytes` in the group and in all groups above it, or in none of them.
     ///
-    /// At a level without room the request may wait, or have processes killed, as the level's
-    /// options say.
+    /// If the request does not fit in one of these groups, the request may wait or have processes
+    /// killed, as the options of that group say.
     #[inline]
     pub fn charge(
         &self,
@@ -64,7 +65,7 @@ impl Member {
     }
 
     /// As [`Member::charge`], for bytes that are not in use yet: they are added to `idle` at the
-    /// moment when they are granted.
+    /// moment when they are charged.
     pub fn charge_ahead(
         &self,
         device: &MemberDevice,
@@ -80,7 +81,7 @@ impl Member {
     }
 }
 
-/// Charges a request that did not fit at the first attempt.
+/// Charges a request that did not fit at its first attempt.
 #[cold]
 fn charge<'a>(
     member: &'a Member,
@@ -109,8 +110,8 @@ fn charge<'a>(
     .map_err(|refused| request.refusal(refused))
 }
 
-/// The pressure of a request, with the generation of the limits that the request was judged by. A
-/// request that waits for dead processes starts over when the limits change.
+/// The pressure (the callbacks of a request), with the generation of the limits at the start of the
+/// attempt. An attempt that waits for dead processes starts over when the limits change.
 struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
@@ -172,7 +173,8 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Makes the refusal of this level, with the level's current figures.
+    /// Makes the refusal of the request by the group at `level` (0 is the process's own group),
+    /// with that group's current charge and limit.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -182,8 +184,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Above `high`, gives back this process's unused memory before it grows, and asks the other
-    /// members to give back theirs.
+    /// If a group would be above its limit `high`, gives back this process's unused memory before
+    /// the process grows, and asks the other members to give back theirs.
     fn restrain(&self) {
         let mut above = false;
         for (at, station) in self.member.levels.iter().enumerate() {
@@ -207,8 +209,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Returns the level at which other requests wait in line, if the group's requests wait
-    /// (`on_limit`).
+    /// Returns the level of the group in which other requests already wait in line, if that group
+    /// has the option `on_limit=wait`. Level 0 is the process's own group.
     fn line_ahead(&self) -> Option<usize> {
         let waits = |(at, station): &(usize, &Station)| {
             station
@@ -220,8 +222,9 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Reclaims unused memory, cleans up dead members and asks the others. Memory that is protected
-    /// by `low` is touched only if that is not enough.
+    /// Tries to charge the request: reclaims unused memory, cleans up dead members and asks the
+    /// other members for their unused memory. Memory of other groups that `low` protects is taken
+    /// only if all of this is not enough.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |spared| {
             for _ in 0..CHANGES {
@@ -235,7 +238,8 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // The charge was granted under a limit that no longer holds.
+                // The charge was granted under a limit that has changed since, so undo the charge
+                // and try again.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
@@ -249,7 +253,7 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Waits and kills, as the options of the refusing group say.
+    /// Waits and kills, as the options of the group that refused the request say.
     fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
         let mut waited = false;
         for _ in 0..=VICTIMS {
@@ -273,7 +277,8 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line, unless no other member has memory that it could give back.
+    /// Waits in line for room in the group, unless the other members have nothing charged that they
+    /// could give back.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
         let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
@@ -289,8 +294,8 @@ impl<'a> Request<'a, '_> {
         waited
     }
 
-    /// Waits until the request is granted, the time is over, a signal comes, or no other member has
-    /// memory that it could give back.
+    /// Waits until the request is granted, the time is over, a signal comes, or the other members
+    /// have nothing charged that they could give back.
     fn wait_in_line(
         &self,
         station: &Station,
@@ -299,7 +304,8 @@ impl<'a> Request<'a, '_> {
     ) -> Result<(), Refused> {
         let level = refused.level;
         let index = self.device.index[level];
-        // Signal handlers run when this value is dropped, and may jump away; no lock is held then.
+        // Dropping `signals` runs the program's handlers of pending signals, which may jump out of
+        // this function. No lock is held at that point.
         let signals = Deferred::new();
         let mut line = Line::join(&station.slot, index, until);
         self.record(EventKind::Wait, &refused);
@@ -333,10 +339,12 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills processes as the group's `oom` says, and returns whether it killed any. The kill is
-    /// recorded and reported before it happens, because this process may be one of those that end.
+    /// Kills processes as the group's option `oom` says, and returns whether any process was
+    /// killed. The kill is recorded and reported before it happens, because this process may be one
+    /// of the killed ones.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
-        // A refusal that follows from tampering with the ledger kills no process.
+        // A user may have tampered with the ledger to cause this refusal, so no process is killed
+        // for it.
         let station = self.station(level);
         if oom == Oom::None || station.slot.distrusts() {
             return false;
@@ -357,7 +365,8 @@ impl<'a> Request<'a, '_> {
                 processes.truncate(1);
                 processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
-            // This process is killed last.
+            // This process comes last, so that it has killed the other processes of the group
+            // before it ends.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),
@@ -420,7 +429,7 @@ impl<'a> Request<'a, '_> {
     }
 }
 
-/// The processes that are killed, as text: `pid 4711 (python), pid 4712 (python) and 3 more`.
+/// The killed processes as text: `pid 4711 (python), pid 4712 (python) and 3 more`.
 struct Victims<'a>(&'a [(Target, ProcessUsage)]);
 
 impl fmt::Display for Victims<'_> {

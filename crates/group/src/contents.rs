@@ -1,8 +1,9 @@
-//! Classifies the content of a group's directory, to decide whether gpulimit may remove it.
+//! Classifies the content of a directory, to decide whether the directory is a group that gpulimit
+//! may remove.
 //!
-//! A root may be any directory that a user named by mistake, so a name alone does not make a file
-//! part of a group. A directory is proven to be a group by a file that begins with the magic number
-//! of a limits file or a ledger, of any version.
+//! A user may have named any directory as the root by mistake, so a file's name alone does not make
+//! the file part of a group. A directory is proven to be a group by a file that begins with the
+//! magic number of a limits file or a ledger, of any version of gpulimit.
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
@@ -11,40 +12,41 @@ use gpulimit_limits::Limits;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read};
 
-/// The kind of a directory below a root.
+/// The kind of a directory below a root of groups.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Verdict {
-    /// A group, or the remains of one.
+    /// A group, or the remains of a group that was not fully removed.
     Group,
-    /// A group that was never completed or is almost removed: it holds only files that gpulimit
-    /// wrote.
+    /// A group that was never completed or is almost removed: the directory holds only files that
+    /// gpulimit wrote.
     Unfinished,
     /// A directory that gpulimit did not make.
     Foreign,
 }
 
-/// The entries of a directory, sorted by who made them.
+/// The entries of a directory, sorted into those that gpulimit made and all others.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// Whether a file proves that the directory is a group.
+    /// Whether a file in the directory proves that the directory is a group.
     proven: bool,
-    /// Whether the directory has files that gpulimit makes but that prove nothing by themselves.
+    /// Whether the directory has files that gpulimit makes but that do not prove alone that the
+    /// directory is a group.
     signs: bool,
-    /// Whether the directory has a limits file, which an administrator may have written.
+    /// Whether the directory has a limits file, whose content an administrator may have written.
     pub limits: bool,
-    /// Whether the directory has a directory for the groups below.
+    /// Whether the directory has a subdirectory for the groups below.
     pub below: bool,
-    /// The group's files beside its limits, ledger and lock.
+    /// The names of the group's files other than its limits, ledger and lock.
     pub others: Vec<OsString>,
-    /// The entries that gpulimit did not make, in no order.
+    /// The names of the entries that gpulimit did not make, in no particular order.
     pub foreign: Vec<OsString>,
-    /// A file of the group that another program has a lease on, so that its first bytes cannot be
-    /// read.
+    /// The name of a file of the group on which another program has a lease, so that the file's
+    /// first bytes cannot be read.
     pub leased: Option<OsString>,
 }
 
 impl Contents {
-    /// Reads a directory; changes nothing.
+    /// Reads the entries of a directory; changes nothing in the directory.
     pub fn of(directory: &Directory) -> io::Result<Self> {
         let mut contents = Self::default();
         let mut named = Vec::new();
@@ -53,7 +55,7 @@ impl Contents {
             if is_hidden(&name) {
                 continue;
             }
-            // The entry was removed after it was listed.
+            // The entry was removed after this process had listed the directory.
             let Some(entry) = directory.entry(&name)? else {
                 continue;
             };
@@ -101,13 +103,13 @@ impl Contents {
                 _ => contents.foreign.push(name),
             }
         }
-        // In a proven group these names belong to the group, even if the files are damaged. In any
-        // other directory the files may be a user's own.
+        // In a proven group, files with these names belong to the group, even if the files are
+        // damaged. In any other directory such files may be a user's own.
         if !contents.proven {
             contents.foreign.append(&mut named);
         }
-        // Other processes make and remove the group at the same time. A file that is gone or
-        // complete by now belongs to the group.
+        // Other processes may be making or removing the group at the same time. A file that has
+        // been removed or completed since the directory was listed belongs to the group.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
@@ -118,8 +120,9 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Decides what the directory of this name is. An empty directory is a job's new group if its
-    /// name says so, and foreign otherwise.
+    /// Decides what kind of directory this is; `name` is the directory's own name. An empty
+    /// directory counts as a job's new group if `name` is that of a job's group, and as foreign
+    /// otherwise.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven || self.leased.is_some() {
@@ -137,8 +140,8 @@ impl Contents {
     }
 }
 
-/// Returns whether a directory has the limits of a group: proven by their first bytes or by the
-/// ledger, or not readable for the caller.
+/// Returns whether a directory has a limits file of a group: the limits file or the ledger begins
+/// with its magic number, or the caller may not read the limits file.
 pub(super) fn has_limits(directory: &Directory) -> bool {
     let there = directory.entry(LIMITS).ok().flatten();
     there.is_some_and(|limits| limits.kind == EntryKind::File)
@@ -146,8 +149,8 @@ pub(super) fn has_limits(directory: &Directory) -> bool {
             || head(directory, LEDGER).is_ok_and(Ledger::begins_with))
 }
 
-/// The beginnings of the names of gpulimit's own files in a root, beside its groups. The drafts of
-/// these files begin in the same way.
+/// The prefixes of the names of gpulimit's own files in a root, besides the directories of groups.
+/// Drafts of these files have the same prefixes.
 const IN_ROOT: [&str; 6] = [
     ".apply",
     ".rules",
@@ -166,8 +169,8 @@ pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     })
 }
 
-/// Returns whether this is a removed file that a file system in user space (FUSE) keeps until its
-/// last mapping is gone.
+/// Returns whether the name is that of a removed file which a file system in user space (FUSE)
+/// keeps until the last mapping of the file is gone.
 pub(super) fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".fuse_hidden")
 }
@@ -178,8 +181,8 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
     has_draft_name(OsStr::new(name)) && is_drafts(head(directory, name))
 }
 
-/// Returns whether the first bytes of a file are those of a draft. A draft that is not found has
-/// got its final name since it was listed.
+/// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A file that is
+/// not found counts as a draft: it has got its final name since the directory was listed.
 fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
     match head {
         Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
@@ -203,7 +206,7 @@ pub(super) fn has_draft_name(name: &OsStr) -> bool {
     limits || ledger() == Some(true)
 }
 
-/// Returns the first bytes of a file, padded with zeros.
+/// Returns the first eight bytes of a file, padded with zeros.
 fn head(directory: &Directory, name: &str) -> Result<[u8; 8], ErrorKind> {
     let mut bytes = Vec::with_capacity(8);
     directory

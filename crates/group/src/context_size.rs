@@ -1,9 +1,10 @@
-//! The size of a CUDA context on each GPU of this machine, as first measured by a member of any
-//! group below a root.
+//! The size of a CUDA context on each GPU of this machine, stored in the root by the first process
+//! that measured it.
 //!
-//! The driver does not tell this size. With the stored figure a context is charged before it is
-//! made, and need not be measured at once. There is one small file per GPU. The file is a hint: the
-//! next measurement corrects a process's charge, and failing to write the file is not an error.
+//! The driver does not report this size. With the stored size a process can charge a context before
+//! the context is made, and need not measure it at once. The root has one small file per GPU. The
+//! stored size is only a hint: the next measurement corrects the process's charge, and a failure to
+//! write the file is not an error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;
@@ -13,10 +14,11 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The most bytes that a context takes. A file with a larger number is damaged.
+/// The largest size of a context that is believed, in bytes. A file with a larger number is
+/// damaged.
 const MOST: u64 = 64 << 30;
 
-/// The most bytes that a file may have; a longer file holds no number.
+/// The most bytes that the text of a stored size may have; a longer file is not one of gpulimit's.
 const LONGEST: u64 = 64;
 
 const PREFIX: &str = ".context-";
@@ -25,7 +27,7 @@ fn file(root: &Path, device: &DeviceId) -> PathBuf {
     root.join(format!("{PREFIX}{device}"))
 }
 
-/// Reads the size of a context on this GPU, in bytes; 0 where it is not known.
+/// Reads the stored size of a context on this GPU, in bytes; 0 where no size is stored.
 pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
     let bytes = text_file::read(&file(root, device), LONGEST).unwrap_or_default();
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
@@ -36,10 +38,10 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Replaces the file as a whole, so that readers never find half a number. Only a file that holds a
-/// number is replaced.
+/// Stores the size of a context on this GPU. The file is replaced as a whole, so that readers never
+/// find half a number. An existing file is replaced only if it holds a number.
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
-    // A failure to write the hint is ignored; the next measurement tries again.
+    // A failure to store the hint is ignored; the next measurement tries again.
     let _ = replace(root, device, bytes);
 }
 
@@ -50,7 +52,7 @@ fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
     if !is_hint(&root, &name)? || !is_hint(&root, &draft)? {
         return Err(ErrorKind::AlreadyExists.into());
     }
-    // A process with the same pid may have left this draft.
+    // A process with the same pid may have left this draft of the file.
     let _ = root.remove_file(&draft);
     let written = root
         .create_file(&draft, 0o644)
@@ -62,7 +64,7 @@ fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
     written
 }
 
-/// Returns whether a file of the root is a draft of [`write`].
+/// Returns whether a file in the root is a draft that [`write`] has made.
 pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
     let rest = name.strip_prefix(PREFIX);
     let pid = rest.and_then(|rest| Some(rest.rsplit_once('.')?.1));
@@ -70,7 +72,8 @@ pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
         && is_hint(root, name).unwrap_or(false)
 }
 
-/// Returns whether the name is free, or belongs to an empty file or to one that holds a number.
+/// Returns whether `write` may use this name: there is no file of this name, or the file is empty
+/// or holds a number.
 fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
     let mut text = String::new();
     match root.open_file(name, false) {
@@ -81,13 +84,13 @@ fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
     Ok(text.is_empty() || text.parse::<u64>().is_ok())
 }
 
-/// Copies the sizes of contexts that this root knows into another root.
+/// Copies the stored sizes of contexts from this root into another root.
 pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(root)? {
         let entry = entry?;
         let name = entry.file_name();
         if name.to_string_lossy().starts_with(PREFIX) && entry.file_type()?.is_file() {
-            // A hint that was removed or replaced meanwhile is left out.
+            // A stored size that is removed or replaced during the copying is left out.
             let _ = fs::copy(entry.path(), to.join(name));
         }
     }
@@ -123,7 +126,8 @@ mod tests {
             1,
             "nothing else is left behind"
         );
-        // Neither name is taken from somebody else.
+        // Neither the stored size nor its draft replaces a file of the same name that gpulimit did
+        // not write.
         let draft = format!("{PREFIX}{device}.{}", std::process::id());
         for name in [format!("{PREFIX}{device}"), draft] {
             let path = root.join(&name);

@@ -1,4 +1,4 @@
-//! The way down to a group's directory, opened step by step.
+//! The path from the root down to a group's directory, opened one directory at a time.
 
 use super::directory::Directory;
 use super::power::{Lowered, Rights};
@@ -7,24 +7,25 @@ use super::{BELOW, Group, GroupError, user};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
-/// A group's directory and its parent directory, both open and checked, reached from the root
-/// without symbolic links.
+/// A group's directory and its parent directory, both open and checked, reached from the root of
+/// groups without symbolic links.
 ///
-/// Until this value is dropped, root has only the rights of the first user on the way who owns a
-/// directory. Root then does nothing in that user's directories that the user could not do.
+/// Until this value is dropped, the user root has only the rights of the first user who owns a
+/// directory on this path. Root then cannot do more in that user's directories than the user could.
 #[derive(Debug)]
 pub(super) struct Descent {
-    /// The directory that contains the group's directory.
+    /// The open directory that contains the group's directory.
     pub parent: Directory,
     /// The group's directory.
     pub directory: Directory,
-    /// The lowered rights of root, restored last.
+    /// The lowered rights of the user root. The field is the last one, so that the rights are
+    /// restored last.
     power: Option<Lowered>,
 }
 
 impl Descent {
-    /// Opens the way to this group. Fails with [`GroupError::Missing`] where a directory is
-    /// missing.
+    /// Opens the directories down to this group. Fails with [`GroupError::Missing`] where one of
+    /// them does not exist.
     pub fn to(group: &Group) -> Result<Self, GroupError> {
         let mut power = None;
         let mut enter = |directory: io::Result<Directory>| -> Result<Directory, GroupError> {
@@ -56,8 +57,8 @@ impl Descent {
         })
     }
 
-    /// Returns the user whose rights root has taken; `None` where root has its own, and for other
-    /// users.
+    /// Returns the user whose rights the user root has taken; `None` where root has its own rights,
+    /// and where the caller is not root.
     pub fn user(&self) -> Option<u32> {
         self.power.as_ref().map(Lowered::user)
     }

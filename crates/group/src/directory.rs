@@ -1,9 +1,9 @@
-//! Open directories, and operations in them that need no path.
+//! Open directories, and operations on their entries that need no path.
 //!
-//! The kernel looks up a path anew at each call, and a user who can write a directory on the way
-//! decides where the path leads. An open directory stays the one that was checked. Every name here
-//! is one component, and symbolic links are not followed, so that work below a directory never
-//! leaves it.
+//! The kernel resolves a path anew in each system call, and a user who can write one of the
+//! directories in a path decides where the path leads. An open directory stays the directory that
+//! was checked. Every name here is a single path component, and symbolic links are not followed, so
+//! that work in a directory never leads out of it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -18,8 +18,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-/// Flags for every file and directory that is opened here: follow no links, do not wait for the
-/// other end of a pipe, get no controlling terminal.
+/// Flags for opening every file and directory: follow no symbolic links, do not wait for the other
+/// end of a pipe, get no controlling terminal.
 const CAREFUL: OFlags = OFlags::NOFOLLOW
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -32,7 +32,8 @@ pub struct Directory {
     path: PathBuf,
 }
 
-/// An entry of a directory. A symbolic link is described itself, not its target.
+/// The properties of a directory's entry. For a symbolic link they are those of the link itself,
+/// not of its target.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
     /// The kind of the entry.
@@ -41,7 +42,7 @@ pub struct Entry {
     pub owner: u32,
     /// The unix group of the entry.
     pub group: u32,
-    /// The permissions, with the set-id and sticky bits.
+    /// The permission bits of the entry, with the set-id and sticky bits.
     pub mode: u32,
     /// The size in bytes.
     pub size: u64,
@@ -51,7 +52,7 @@ pub struct Entry {
     pub id: (u64, u64),
 }
 
-/// The kinds of files that are told apart here.
+/// The kinds of files that gpulimit tells apart.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum EntryKind {
     /// A regular file.
@@ -63,10 +64,11 @@ pub enum EntryKind {
 }
 
 impl Directory {
-    /// Opens the directory at this path. Links may be on the way to the last component, but the
-    /// last component itself must not be one.
+    /// Opens the directory at this path. Symbolic links are followed in the path, except for its
+    /// last component.
     ///
-    /// Fails with `NotADirectory` where the path leads to something else, such as a symbolic link.
+    /// Fails with `NotADirectory` where the path does not lead to a directory, or its last
+    /// component is a symbolic link.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = CAREFUL | OFlags::DIRECTORY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(not_directory)?;
@@ -76,7 +78,7 @@ impl Directory {
         })
     }
 
-    /// Opens the directory of this name in this one, like [`Directory::open`].
+    /// Opens the directory called `name` in this directory, like [`Directory::open`].
     pub fn open_directory(&self, name: impl AsRef<OsStr>) -> io::Result<Self> {
         let name = name.as_ref();
         let flags = CAREFUL | OFlags::DIRECTORY;
@@ -87,8 +89,8 @@ impl Directory {
         })
     }
 
-    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` where the
-    /// name is taken.
+    /// Makes a directory with exactly this mode, and opens it. Fails with `AlreadyExists` if an
+    /// entry of this name exists.
     pub fn create_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Self> {
         let name = name.as_ref();
         rustix::fs::mkdirat(&self.file, &component(name)?, Mode::RWXU)?;
@@ -97,10 +99,10 @@ impl Directory {
         Ok(made)
     }
 
-    /// Opens the regular file of this name for reading, with `write` for writing as well.
+    /// Opens the regular file called `name` for reading, and for writing as well if `write` is set.
     ///
-    /// Fails with `InvalidInput` where the name is that of something else, and with `WouldBlock`
-    /// where another program has a lease on the file.
+    /// Fails with `InvalidInput` where the name belongs to anything but a regular file, and with
+    /// `WouldBlock` where another program has a lease on the file.
     pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
@@ -116,14 +118,14 @@ impl Directory {
         }
     }
 
-    /// Opens the regular file of this name, for reading and writing where the caller may, and waits
-    /// until `until` while another program has a lease (`F_SETLEASE`) on the file. Fails with
-    /// `WouldBlock` where the lease lasts longer.
+    /// Opens the regular file called `name`, for reading and writing where the caller may. While
+    /// another program has a lease (`F_SETLEASE`) on the file, waits at most until `until`. Fails
+    /// with `WouldBlock` where the lease lasts longer.
     ///
-    /// The kernel ends a lease `fs.lease-break-time` after the first attempt to open the file. It
-    /// grants no new lease while another program waits in `open` or has the file open. So the wait
-    /// is one blocking call: between two attempts the holder could take a new lease. A thread makes
-    /// the call, because that setting may also mean "never".
+    /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
+    /// file. It grants no new lease while another program waits in `open` or has the file open. So
+    /// the wait is one blocking call of `open`: between two attempts the lease's holder could take
+    /// a new lease. A thread makes the call, because `fs.lease-break-time` may also mean "never".
     pub fn open_leased(&self, name: impl AsRef<OsStr>, until: Instant) -> io::Result<File> {
         let name = name.as_ref();
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
@@ -144,7 +146,7 @@ impl Directory {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let place = rustix::fs::openat(&self.file, component(name)?, flags, Mode::empty())?;
         let place = File::from(place);
-        // A blocking open of a pipe would wait for its other end.
+        // A blocking `open` of a pipe would wait for the pipe's other end.
         if !place.metadata()?.is_file() {
             return Err(not_regular(Errno::LOOP));
         }
@@ -152,7 +154,8 @@ impl Directory {
         thread::Builder::new().spawn(move || {
             let path = format!("/proc/self/fd/{}", place.as_raw_fd());
             let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
-            // The send fails where this function has given up the wait.
+            // The send fails if the function that started this thread has stopped waiting for the
+            // result.
             let _ = done.send(rustix::fs::open(path, flags, Mode::empty()));
         })?;
         let left = until.saturating_duration_since(Instant::now());
@@ -173,7 +176,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Describes the entry of this name; `None` where there is none.
+    /// Returns the properties of the entry called `name`; `None` where there is no such entry.
     pub fn entry(&self, name: impl AsRef<OsStr>) -> io::Result<Option<Entry>> {
         let name = component(name.as_ref())?;
         let about = match rustix::fs::statat(&self.file, &name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -195,8 +198,8 @@ impl Directory {
         }))
     }
 
-    /// Iterates over the names in the directory, in no order, without `.` and `..`. Each call
-    /// starts from the beginning.
+    /// Iterates over the names in the directory, in no particular order, without `.` and `..`. Each
+    /// call starts from the beginning of the directory.
     pub fn names(&self) -> io::Result<impl Iterator<Item = io::Result<OsString>> + use<>> {
         let name = |entry: Result<rustix::fs::DirEntry, Errno>| match entry {
             Err(error) => Some(Err(error.into())),
@@ -208,19 +211,21 @@ impl Directory {
         Ok(Dir::read_from(&self.file)?.filter_map(name))
     }
 
-    /// Removes an entry that is not a directory. Fails with `NotFound` where there is none.
+    /// Removes the entry called `name`, which is not a directory. Fails with `NotFound` where there
+    /// is no such entry.
     pub fn remove_file(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = component(name.as_ref())?;
         Ok(rustix::fs::unlinkat(&self.file, &name, AtFlags::empty())?)
     }
 
-    /// Removes an empty directory. Fails with `NotFound` where there is none.
+    /// Removes the empty directory called `name`. Fails with `NotFound` where there is no such
+    /// entry.
     pub fn remove_directory(&self, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = component(name.as_ref())?;
         Ok(rustix::fs::unlinkat(&self.file, &name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Renames `from` to `to`, in place of whatever file has that name.
+    /// Renames the entry `from` to `to`, and replaces any file called `to`.
     pub fn rename(&self, from: impl AsRef<OsStr>, to: impl AsRef<OsStr>) -> io::Result<()> {
         let (from, to) = (component(from.as_ref())?, component(to.as_ref())?);
         Ok(rustix::fs::renameat(&self.file, &from, &self.file, &to)?)
@@ -246,14 +251,15 @@ impl Directory {
         fchown(&self.file, None, Some(group))
     }
 
-    /// Returns the path by which the directory was opened, for messages. The path may lead
-    /// elsewhere by now.
+    /// Returns the path by which the directory was opened, for messages. The path may lead to
+    /// another directory by now.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Checks that a name is one component that stays in its directory, and returns it for the kernel.
+/// Checks that a name is a single path component that does not lead out of its directory, and
+/// returns the name as a C string.
 fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
@@ -262,8 +268,8 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// Turns `ELOOP` into `ENOTDIR`: for a symbolic link the kernel answers either, by which check
-/// comes first.
+/// Turns the error `ELOOP` into `ENOTDIR`: for a symbolic link in place of a directory the kernel
+/// returns one or the other, depending on which check comes first.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),
@@ -271,7 +277,8 @@ fn not_directory(error: Errno) -> io::Error {
     }
 }
 
-/// Makes one error for links, directories, pipes, sockets and devices in place of a file.
+/// Makes the error for a link, directory, pipe, socket or device that is in the place of a regular
+/// file.
 fn not_regular(error: Errno) -> io::Error {
     match error {
         Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV => io::Error::new(

@@ -1,4 +1,4 @@
-//! Drafts that killed processes have left: files that never got their final names.
+//! Removes drafts that killed processes have left: new files that never got their final names.
 
 use super::contents::{self, Contents};
 use super::descent::Descent;
@@ -10,8 +10,8 @@ use std::io;
 use std::path::PathBuf;
 
 impl Root {
-    /// Removes the drafts in the root and in these groups, and returns their paths. Drafts stay in
-    /// a group that has members, and where the caller may not remove them.
+    /// Removes the drafts in the root and in the groups of `survey`, and returns their paths. A
+    /// draft stays where its group has members, and where the caller may not remove the draft.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
         let in_root = self.remove_hints().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);
@@ -19,8 +19,8 @@ impl Root {
         in_root.into_iter().chain(in_groups).collect()
     }
 
-    /// Removes the drafts of the files with context sizes. A process that is writing one fails, and
-    /// writes it again later.
+    /// Removes the drafts of the files that store the sizes of contexts. A process that is just
+    /// writing such a draft fails to store the size, and stores it at its next measurement.
     fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
         let names = Self::names(&root, &mut Survey::default(), &mut None)?;
@@ -46,7 +46,8 @@ impl Group {
         if drafts().map_err(failed)?.is_empty() {
             return Ok(Vec::new());
         }
-        // A process that makes files of the group holds the group's lock.
+        // A process that makes files of a group holds the group's lock, so its drafts are not
+        // removed.
         let Some(_alone) = Hold::alone_in(directory, LOCK).map_err(failed)? else {
             return Ok(Vec::new());
         };

@@ -21,27 +21,27 @@ pub enum GroupError {
     },
     /// A system call failed.
     Io {
-        /// The operation that failed: `open`, `create`, `list`, `remove`.
+        /// The operation on the path that failed: `open`, `create`, `list`, `remove`.
         what: &'static str,
-        /// The root, the group or a file in it.
+        /// The path of the root, of the group, or of a file in the group.
         path: PathBuf,
         /// The error of the system call.
         error: io::Error,
     },
-    /// Other users could tamper with the directory.
+    /// Users other than the owner could tamper with the directory.
     Unsafe {
-        /// The unsafe directory.
+        /// The path of the unsafe directory.
         path: PathBuf,
         /// The reason why the directory is unsafe.
         why: Fault,
     },
     /// The group does not exist.
     Missing {
-        /// The name that was asked for.
+        /// The name of the group that the user asked for.
         name: String,
-        /// The root in which the group was looked for.
+        /// The root in which gpulimit looked for the group.
         root: PathBuf,
-        /// The groups that exist in the root.
+        /// The names of the groups that exist in the root.
         known: Vec<String>,
     },
     /// There are groups below the group.
@@ -51,9 +51,9 @@ pub enum GroupError {
         /// The name of one of the groups below.
         below: String,
     },
-    /// The directory of a group, or of one to be made, holds files that gpulimit did not make.
+    /// The directory of an existing or new group holds files that gpulimit did not make.
     Foreign {
-        /// The first of these files.
+        /// The path of the first file that gpulimit did not make.
         path: PathBuf,
     },
     /// Programs run in the group.
@@ -61,11 +61,11 @@ pub enum GroupError {
         /// The name of the group.
         name: String,
     },
-    /// The group would belong to another user than the directory that it is in.
+    /// The group to be made would not belong to the user who owns the directory above it.
     Delegated {
         /// The name of the group to be made.
         name: String,
-        /// The user to whom the directory belongs.
+        /// The user who owns the directory above the group.
         owner: u32,
     },
     /// The group cannot get another owner, because a group below it belongs to another user.
@@ -77,29 +77,29 @@ pub enum GroupError {
         /// The user to whom the group below belongs.
         owner: u32,
     },
-    /// Another process that makes or removes the group takes too long.
+    /// Another process has been making or removing the group for too long.
     Held {
         /// The directory of the group.
         path: PathBuf,
     },
-    /// The file system of the root or the group cannot hold groups.
+    /// The file system of the root or the group is not suitable for groups.
     FileSystem(Unsuitable),
-    /// The group's limits cannot be used.
+    /// The group's limits file cannot be used.
     Limits(LimitsError),
     /// The group's ledger cannot be used.
     Ledger(LedgerError),
 }
 
-/// The reason why a directory is not trusted.
+/// The reason why gpulimit does not trust a directory.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
     /// The path is a symbolic link.
     Symlink,
-    /// The path leads to something else than a directory.
+    /// The path does not lead to a directory.
     NotDirectory,
     /// The directory belongs to this user, who is neither the caller nor root.
     Owner(u32),
-    /// Other users may write the directory, which has these permissions.
+    /// Users other than the owner may write the directory, which has these permissions.
     Writable(u32),
 }
 
@@ -108,31 +108,32 @@ impl fmt::Display for Fault {
         match self {
             Self::Symlink => f.write_str("is a symbolic link"),
             Self::NotDirectory => f.write_str("is not a directory"),
-            Self::Owner(uid) => write!(f, "belongs to user {uid}"),
-            Self::Writable(mode) => write!(f, "may be written by others (mode {mode:04o})"),
+            Self::Owner(uid) => write!(f, "belongs to user {uid}, not to you"),
+            Self::Writable(mode) => write!(f, "may be written by other users (mode {mode:04o})"),
         }
     }
 }
 
 impl Fault {
-    /// Returns what the user can do about it.
+    /// Returns the advice to the user on how to make the directory safe.
     const fn remedy(self) -> &'static str {
         match self {
             Self::Symlink | Self::NotDirectory => {
-                "remove it, or set GPULIMIT_ROOT to a directory of your own"
+                "remove this path, or set GPULIMIT_ROOT to a directory of your own"
             }
             Self::Owner(_) => {
-                "have its owner or root remove it, or set GPULIMIT_ROOT to a directory of your own"
+                "let that user or root remove the directory, or set GPULIMIT_ROOT to a directory \
+                 of your own"
             }
             Self::Writable(_) => {
-                "run `chmod go-w` on it, or set GPULIMIT_ROOT to another directory"
+                "run `chmod go-w` on the directory, or set GPULIMIT_ROOT to another directory"
             }
         }
     }
 }
 
 impl GroupError {
-    /// Returns whether the group does not exist, or no longer exists.
+    /// Returns whether the error says that the group does not exist, or no longer exists.
     pub fn is_missing(&self) -> bool {
         match self {
             Self::Missing { .. } => true,
@@ -141,8 +142,9 @@ impl GroupError {
         }
     }
 
-    /// Returns whether another program's lease (`F_SETLEASE`) keeps a file of the group from being
-    /// opened; see [`Group::past_leases`](super::Group::past_leases).
+    /// Returns whether the error is that a file of the group cannot be opened because another
+    /// program has a lease (`F_SETLEASE`) on the file; see
+    /// [`Group::past_leases`](super::Group::past_leases).
     pub fn is_leased(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -163,8 +165,8 @@ impl GroupError {
 }
 
 impl GroupError {
-    /// Writes that the group does not exist, and which name was probably meant, but not how to make
-    /// it.
+    /// Formats that the group does not exist, and which existing name the user probably meant, but
+    /// not how to make the group.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);
@@ -176,14 +178,15 @@ impl GroupError {
         let first = known.iter().take(8).map(String::as_str);
         let first = first.collect::<Vec<_>>().join(", ");
         match known.len() {
-            0 => f.write_str(" (it has no groups)"),
+            0 => f.write_str(" (this root has no groups)"),
             1..=8 => write!(f, " (known: {first})"),
             more => write!(f, " (known: {first} and {} more)", more - 8),
         }
     }
 }
 
-/// Displays an error of a group without the advice to make the group, for verbs that only look.
+/// Displays an error of a group without the advice to make the group, for commands that change
+/// nothing.
 pub struct WithoutCreateHint<'a>(pub &'a GroupError);
 
 impl fmt::Display for WithoutCreateHint<'_> {
@@ -206,13 +209,13 @@ impl fmt::Display for GroupError {
                 match error.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
                         .write_str(
-                            ": ask its administrator, or set GPULIMIT_ROOT to a directory of your \
-                             own",
+                            ": ask the administrator for access, or set GPULIMIT_ROOT to a \
+                             directory of your own",
                         ),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }
-                    io::ErrorKind::StorageFull => f.write_str(": free some space there"),
+                    io::ErrorKind::StorageFull => f.write_str(": make room on that file system"),
                     _ => f.write_str(held_signals::remedy(error)),
                 }
             }
@@ -221,17 +224,20 @@ impl fmt::Display for GroupError {
             }
             Self::Missing { name, .. } => {
                 self.absence(f)?;
-                write!(f, ": make it with `gpulimit create {name} --max SIZE`")
+                write!(
+                    f,
+                    ": make the group with `gpulimit create {name} --max SIZE`"
+                )
             }
             Self::HasGroups { name, below } => write!(
                 f,
-                "group '{name}' has groups below it, such as {below}: remove those first, or all \
-                 with `gpulimit rm --recursive {name}`"
+                "group '{name}' has groups below it, such as {below}: remove the groups below \
+                 first, or remove all of them with `gpulimit rm --recursive {name}`"
             ),
             Self::Foreign { path } => write!(
                 f,
-                "{} was not made by gpulimit, so it and its directory stay: move it elsewhere \
-                 first",
+                "{} was not made by gpulimit, so gpulimit does not remove it or its directory: \
+                 move {0} to another place first",
                 path.display()
             ),
             Self::InUse { name } => {
@@ -244,7 +250,7 @@ impl fmt::Display for GroupError {
             Self::Delegated { name, owner } => write!(
                 f,
                 "group '{name}' would be in a directory of user {owner}, where all groups belong \
-                 to that user: name no other owner, or make the group elsewhere"
+                 to that user: leave out the owner, or give the group another name"
             ),
             Self::OwnedBelow { name, below, owner } => write!(
                 f,
@@ -254,7 +260,8 @@ impl fmt::Display for GroupError {
             ),
             Self::Held { path } => write!(
                 f,
-                "another program is making or removing {}: try again, or end a stopped gpulimit",
+                "another program is making or removing the group in {}: try again, or end a \
+                 `gpulimit` command that is stopped",
                 path.display()
             ),
             Self::FileSystem(unsuitable) => unsuitable.fmt(f),

@@ -1,10 +1,11 @@
-//! The kernel's lock on a group.
+//! The lock on a group, which its members and its removal take.
 //!
-//! A process that makes or joins a group, or wants the group to stay, holds the lock shared. A
-//! process that removes the group holds it alone. So a group is never removed while a process is
-//! joining it. The lock is a `flock` on a file in the group's directory. Only users who may be in
-//! the group can open that file: a lock that every user could take would let any user keep the
-//! members out. The kernel releases the lock when its process ends.
+//! A process that makes or joins a group, or wants the group to stay, holds the lock together with
+//! other such processes (shared). A process that removes the group holds the lock alone
+//! (exclusive). So a group is never removed while a process is joining it. The lock is a `flock` on
+//! a file in the group's directory. Only users who may run programs in the group can open that
+//! file: if every user could take the lock, any user could keep members from joining. The kernel
+//! releases the lock when the process that holds it ends.
 #![allow(unsafe_code)]
 
 use super::directory::{Directory, leased};
@@ -16,23 +17,24 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A lock on a group, which keeps the group from being removed until the value is dropped.
+/// A lock on a group, which keeps other processes from removing the group until the value is
+/// dropped.
 #[derive(Debug)]
 pub struct Hold {
     file: File,
 }
 
-/// How long a process waits for another one that removes the group.
+/// How long a process waits for another process that is removing the group.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Hold {
-    /// Locks the group shared with other processes. Waits a bounded time for a removal, and then
-    /// fails with `TimedOut`.
+    /// Takes a group's lock shared with other processes. Waits a bounded time while another process
+    /// removes the group, and then fails with `TimedOut`.
     pub(super) fn with_others(path: &Path) -> io::Result<Self> {
         Self::wait_for(|| Self::take(path, libc::LOCK_SH))
     }
 
-    /// As [`Hold::with_others`], by a file of this name in an open directory.
+    /// As [`Hold::with_others`], with the lock file called `name` in an open directory.
     pub(super) fn with_others_in(directory: &Directory, name: &str) -> io::Result<Self> {
         Self::wait_for(|| Self::take_in(directory, name, libc::LOCK_SH))
     }
@@ -50,14 +52,15 @@ impl Hold {
         }
     }
 
-    /// Locks the group alone, without waiting. Fails with `WouldBlock` while another process has
-    /// the lock.
+    /// Takes a group's lock exclusively, without waiting. Fails with `WouldBlock` while another
+    /// process has the lock.
     pub(super) fn alone(path: &Path) -> io::Result<Self> {
         Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// As [`Hold::alone`], by a file of this name in an open directory. Returns `None` while
-    /// another process has the lock; `WouldBlock` means that a program has a lease on the file.
+    /// As [`Hold::alone`], with the lock file called `name` in an open directory. Returns `None`
+    /// while another process has the lock; `WouldBlock` means that a program has a lease on the
+    /// lock file.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
     }
@@ -86,9 +89,10 @@ impl Hold {
 
     /// Locks an open file.
     ///
-    /// Returns `None` while another process has the lock. Also returns `None` where `there` finds
-    /// another device and inode under the file's name: the group may have been removed, and even
-    /// made again, between the opening and the lock.
+    /// Returns `None` while another process has the lock. Also returns `None` if `there`, the
+    /// device number and inode that the lock file's name has now, are not those of `file`: the
+    /// group may have been removed, and even made again, between the opening and the locking of the
+    /// file.
     fn lock(
         file: File,
         how: libc::c_int,

@@ -17,37 +17,39 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 
 const HEAD: &str = "gpulimit-job 1";
-/// The most bytes of a record; a longer file was not written by gpulimit.
+/// The most bytes of a record that gpulimit writes; a longer file is not one of gpulimit's.
 const LONGEST: u64 = 256;
 /// The inode of the first pid namespace of every machine (the kernel's `PROC_PID_INIT_INO`). A
 /// process in that namespace sees all processes.
 const FIRST_PID_NS: u64 = 0xeffffffc;
 
-/// Whether the process that a group was made for still lives.
+/// Whether the process for which a group was made still lives.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum JobState {
     /// The process lives.
     Lives,
-    /// The process has ended, or the group has no record.
+    /// The process has ended, or the group has no record of a process.
     Ended,
-    /// The caller does not see the processes of that pid namespace, so the process may live.
+    /// The caller does not see the processes of the process's pid namespace, so the process may
+    /// live.
     Unseen,
 }
 
-/// A process, described so that it is never taken for another one.
+/// The process for which a job's group was made, described so that another process that later gets
+/// the same pid is not taken for it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
-    /// The id of the machine's boot; "-" where it is unknown.
+    /// The id of the machine's current boot; "-" where the id is unknown.
     boot: String,
     /// The pid in the process's own pid namespace.
     pid: u32,
-    /// The inode of the pid namespace; 0 where it is unknown.
+    /// The inode of the process's pid namespace; 0 where it is unknown.
     pid_ns: u64,
-    /// The start time in clock ticks since boot, as the process's time namespace counts them; 0
-    /// where it is unknown.
+    /// The start time of the process in clock ticks since boot, as the process's time namespace
+    /// counts them; 0 where the start time is unknown.
     start: u64,
-    /// The inode of the time namespace; 0 where it is unknown. Start times of different time
-    /// namespaces cannot be compared.
+    /// The inode of the process's time namespace; 0 where it is unknown. Start times of different
+    /// time namespaces cannot be compared.
     time_ns: u64,
 }
 
@@ -85,7 +87,7 @@ impl Job {
         words.next().is_none().then_some(job)
     }
 
-    /// Returns whether the process lives, as far as the caller can see.
+    /// Returns whether the recorded process lives, as far as the caller can see.
     fn state(&self, everybody: &Everybody) -> JobState {
         let known = |one: &str, other: &str| one != "-" && other != "-";
         let now = boot();
@@ -109,13 +111,14 @@ impl Job {
         }
     }
 
-    /// Returns whether the process may be in this pid namespace. The kernel does not show the
-    /// namespaces of other users' processes.
+    /// Returns whether a process in the pid namespace `pid_ns` may be the recorded process.
+    /// `pid_ns` is `None` where the kernel does not show the namespace, as for other users'
+    /// processes.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
     }
 
-    /// Returns whether the process may be the one that started at this time.
+    /// Returns whether a process that started at the time `then` may be the recorded process.
     fn has_started(&self, then: Option<u64>) -> bool {
         then.is_none_or(|then| then == self.start)
             || self.start == 0
@@ -125,24 +128,27 @@ impl Job {
 
 /// A living process.
 struct Seen {
-    /// The inode of its pid namespace; `None` where the kernel does not show it.
+    /// The inode of the process's pid namespace; `None` where the kernel does not show it.
     pid_ns: Option<u64>,
-    /// Its start time in clock ticks since boot; `None` where the kernel does not show it.
+    /// The start time of the process in clock ticks since boot; `None` where the kernel does not
+    /// show it.
     start: Option<u64>,
 }
 
 impl Seen {
-    /// Finds the process that has this pid in the caller's namespace; `None` where it has ended.
+    /// Finds the process that has this pid in the caller's pid namespace; `None` where the process
+    /// has ended.
     fn by_pid(pid: u32) -> Option<Self> {
         let stat = proc::read(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
-        // The process's name, in parentheses, may contain any characters.
+        // The process's name stands in parentheses and may itself contain parentheses and spaces.
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let mut fields = fields.split_ascii_whitespace();
         let start = match fields.next() {
-            // The process has ended, or `/proc` hides it from the caller.
+            // An empty `stat` means that the process has ended, or that `/proc` hides the process
+            // from the caller.
             None if !process::exists(pid) => return None,
             None => None,
-            // Other threads go on after the first thread has ended.
+            // A process whose first thread has ended still lives while its other threads run.
             Some("Z" | "X")
                 if fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 =>
             {
@@ -158,15 +164,17 @@ impl Seen {
     }
 }
 
-/// All living processes with the pids in their own namespaces, read at the first question.
+/// All living processes, each with the pid in its own pid namespace. `/proc` is read when the list
+/// is first needed.
 ///
-/// Reading them takes several files per process, and a user can have thousands of recorded jobs. So
-/// one look serves all records that were read before it.
+/// Listing the processes reads several files per process, and a user can have thousands of recorded
+/// jobs. So one list serves all records of jobs that were read before the list was made.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
 impl Everybody {
-    /// Returns all living processes; `None` where the caller does not see them all.
+    /// Returns all living processes; `None` where the caller does not see all processes of the
+    /// machine.
     fn all(&self) -> Option<&[(u32, Seen)]> {
         self.0.get_or_init(Self::look).as_deref()
     }
@@ -195,18 +203,19 @@ impl Everybody {
     }
 }
 
-/// Returns the pid, in its own namespace, of the process that has this pid here.
+/// Returns the pid that a process has in its own pid namespace, given the pid that the caller sees.
 fn pid_in_its_namespace(pid: u32) -> Option<u32> {
     innermost_pid(&fs::read(format!("/proc/{pid}/status")).ok()?)
 }
 
-/// The record of a job in a group's directory.
+/// The record of a job, read from a group's directory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Record {
     Job(Job),
-    /// The group has no record, or its writer was killed.
+    /// The group has no complete record of a job, for example because the process that wrote the
+    /// record was killed.
     None,
-    /// The caller may not read the record, or another program has a lease on the file.
+    /// The caller may not read the record, or another program has a lease on the record's file.
     Hidden,
 }
 
@@ -230,8 +239,8 @@ impl Record {
         }
     }
 
-    /// Returns whether the job's process lives. The record must have been read before the look at
-    /// all processes.
+    /// Returns whether the job's process lives. The record must have been read before `everybody`
+    /// lists the processes, so that a process that is recorded later is not missed.
     pub fn state(&self, everybody: &Everybody) -> JobState {
         match self {
             Self::Job(job) => job.state(everybody),
@@ -241,7 +250,7 @@ impl Record {
     }
 }
 
-/// The records of several groups, with one look at all processes for them.
+/// The records of the jobs of several groups, with one list of all processes for all of them.
 pub(super) struct Records {
     records: Vec<Record>,
     everybody: Everybody,
@@ -270,7 +279,7 @@ impl Records {
 }
 
 impl Group {
-    /// Records that the group was made for the calling process, and for the program that this
+    /// Records that the group was made for the calling process, or for the program that this
     /// process becomes by `exec`.
     pub fn record_job(&self) -> Result<(), GroupError> {
         let descent = Descent::to(self)?;
@@ -287,7 +296,8 @@ impl Group {
             .map_err(|error| self.failed("create", error))
     }
 
-    /// Removes the record, when the process does not become a command or the command has ended.
+    /// Removes the record of the job, when the calling process did not become the job's command or
+    /// the command has ended.
     pub fn forget_job(&self) -> Result<(), GroupError> {
         let descent = Descent::to(self)?;
         match descent.directory.remove_file(JOB) {
@@ -302,7 +312,7 @@ impl Group {
         Self::ended(std::slice::from_ref(self)) == [true]
     }
 
-    /// Returns the answer of [`Group::has_ended`] for each of these groups, in their order.
+    /// Returns the answers of [`Group::has_ended`] for several groups, in the order of `groups`.
     pub fn ended(groups: &[Self]) -> Vec<bool> {
         let records = Records::of(groups);
         let states = groups.iter().zip(records.states());
@@ -314,7 +324,7 @@ impl Group {
     }
 
     /// Returns whether the group has no living member, and the driver has freed the memory of its
-    /// dead ones.
+    /// dead members.
     fn is_idle(&self) -> bool {
         match self.clean(&NoWitness) {
             Ok(left) if left.draining > 0 => return false,
@@ -330,7 +340,7 @@ impl Group {
     }
 }
 
-/// Returns the inode of a namespace of this process; 0 where it is unknown.
+/// Returns the inode of a namespace that this process is in; 0 where it is unknown.
 fn namespace(kind: &str) -> u64 {
     fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |about| about.ino())
 }
@@ -353,7 +363,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     thread_local! {
-        /// The number of looks at all processes that this thread has taken.
+        /// The number of times that this thread has listed all processes.
         pub(super) static LOOKS: Cell<u32> = const { Cell::new(0) };
     }
 

@@ -1,8 +1,8 @@
-//! Signals for the processes that hold slots of a ledger, and only for these.
+//! Sends signals to the processes that hold slots of a ledger, and only to these processes.
 //!
-//! A user who may be charged in a ledger can write the number of any process into it. So a signal
-//! goes only to a process that has the ledger mapped as members do. A signal of root's also needs a
-//! process that the owner of the group could signal.
+//! A user who may be charged in a ledger can write the pid of any process into the ledger. So a
+//! signal goes only to a process that has the ledger mapped as members do. If root sends the
+//! signal, the owner of the group must also be allowed to signal the process.
 #![allow(unsafe_code)]
 
 use super::access::{Access, Members};
@@ -15,32 +15,33 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A process of a group. A signal reaches this process or none, even if its pid is used again.
+/// A process of a group. A signal to this value reaches this process or none, even if the kernel
+/// has given the pid to another process.
 #[derive(Debug)]
 pub struct Target {
     /// The process's pid in the caller's pid namespace.
     pub pid: u32,
-    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds: the
-    /// signal then goes by pid, right after the look at the process.
+    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds: a signal
+    /// then goes by pid, right after gpulimit has checked the process.
     descriptor: Option<OwnedFd>,
 }
 
-/// A function that tells, for each number in `/proc`, whether the process is a member of a ledger.
-/// `TimedOut` means that the process's memory map did not answer.
+/// A function that tells, for each process number in `/proc`, whether the process is a member of a
+/// ledger. `TimedOut` means that the process's memory map could not be read in time.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
-/// The processes of one ledger that are proven to be members.
+/// The member processes of one ledger, to which signals may be sent.
 pub struct Targets<'a> {
     ledger: &'a Ledger,
     file: MappedFile,
     access: Access,
     look: &'a Look<'a>,
-    /// The processes whose memory maps did not answer. They are not looked at again.
+    /// The processes whose memory maps could not be read in time. They are not checked again.
     silent: RefCell<Vec<SeenProcess>>,
 }
 
 impl<'a> Targets<'a> {
-    /// Prepares signals for the members of this ledger.
+    /// Prepares to send signals to the members of this ledger.
     pub fn of(ledger: &'a Ledger, look: &'a Look<'a>) -> io::Result<Self> {
         Ok(Self {
             file: ledger.mapped_file()?,
@@ -51,7 +52,7 @@ impl<'a> Targets<'a> {
         })
     }
 
-    /// Finds the processes that hold slots, by what the slots say of them.
+    /// Finds the processes that hold slots, by the identities that the slots state.
     ///
     /// `NotFound`: the process has ended, or cannot be seen from here, or the process that the slot
     /// names is not a member. `PermissionDenied`: the caller may not see whether the process is a
@@ -76,9 +77,9 @@ impl<'a> Targets<'a> {
 
     /// Finds the processes that hold these slots, as [`Self::named`].
     ///
-    /// If some slot does not name its holder, returns two more lists: the members that no slot
-    /// names, each of which holds one of those slots, and the pids of processes that may be such
-    /// members and whose memory maps do not answer.
+    /// If the process that a slot names cannot be found, returns two more lists: the members that
+    /// none of the slots name, each of which holds one of the remaining slots, and the pids of
+    /// processes that may be such members but whose memory maps could not be read in time.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -101,12 +102,12 @@ impl<'a> Targets<'a> {
         (named, unnamed, silent)
     }
 
-    /// Returns whether a process still holds the slot.
+    /// Returns whether a process still holds the slot of `process`.
     pub fn is_held(&self, process: &ProcessUsage) -> bool {
         self.ledger.is_held(process.slot)
     }
 
-    /// Proves that processes are members, all in one look.
+    /// Checks that the processes are members, with one call of `look` for all of them.
     fn prove(&self, candidates: Vec<io::Result<Candidate>>) -> Vec<io::Result<Target>> {
         let admitted = |candidate: Candidate| {
             if self.silent.borrow().contains(&candidate.seen) {
@@ -151,12 +152,12 @@ impl<'a> Targets<'a> {
     }
 }
 
-/// A process that may be a member.
+/// A process that may be a member of the ledger's group.
 struct Candidate {
     pid: u32,
-    /// The process's number in `/proc`.
+    /// The process's number in this process's `/proc`.
     number: u32,
-    /// The process as it was before the look.
+    /// The process as it was before its memory map was read.
     seen: SeenProcess,
 }
 
@@ -170,11 +171,12 @@ impl Candidate {
         })
     }
 
-    /// Returns the process if it is still the one that was seen before the look.
+    /// Returns the process if the pid still belongs to the process that was seen before its memory
+    /// map was read.
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
-        // A pid that the kernel uses again within one clock tick would look the same. The kernel
-        // cannot make that many processes in a tick.
+        // If the kernel gave the pid to another process within one clock tick, the two processes
+        // would look the same. The kernel cannot make that many processes in one tick.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),
@@ -183,8 +185,9 @@ impl Candidate {
     }
 }
 
-/// Returns whether the owner of a group could signal the process, or the process may be in the
-/// group. Compares the real and saved user of the process, as the kernel does for a signal.
+/// Returns whether a process may get signals that root sends for a group: the group's owner could
+/// signal the process, or the process's user may run programs in the group. Compares the real and
+/// saved user ids of the process, as the kernel does for a signal.
 fn may_be_signalled(access: &Access, status: &str) -> bool {
     let numbers = |name: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -227,8 +230,8 @@ impl Target {
         Ok(Self { pid, descriptor })
     }
 
-    /// Returns the process's number in `/proc`, which differs from its pid where `/proc` belongs to
-    /// an outer pid namespace.
+    /// Returns the process's number in `/proc`, which differs from the process's pid where `/proc`
+    /// belongs to an outer pid namespace.
     fn number_in_proc(&self) -> u32 {
         let of = |descriptor: &OwnedFd| {
             let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
@@ -240,7 +243,7 @@ impl Target {
         self.descriptor.as_ref().and_then(of).unwrap_or(self.pid)
     }
 
-    /// Reads `/proc/PID/task/TID/status` of the process's threads that have not ended.
+    /// Reads `/proc/PID/task/TID/status` of those threads of the process that have not ended.
     pub fn threads(&self) -> Vec<String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.number_in_proc()));
         let statuses = tasks.into_iter().flatten().filter_map(|task| {
@@ -248,15 +251,15 @@ impl Target {
             (!status.contains("\nState:\tZ")).then_some(status)
         });
         let statuses = statuses.collect();
-        // Signal 0 only asks whether the process still exists. If it does not, another process may
-        // have the number by now.
+        // Signal 0 only checks whether the process still exists. If the process has ended, its
+        // number in `/proc` may already belong to another process.
         match self.send(0) {
             Ok(()) => statuses,
             Err(_) => Vec::new(),
         }
     }
 
-    /// Sends a signal. Fails with `NotFound` where the process has ended.
+    /// Sends a signal to the process. Fails with `NotFound` where the process has ended.
     pub fn send(&self, signal: i32) -> io::Result<()> {
         let sent = match &self.descriptor {
             Some(descriptor) => {

@@ -1,4 +1,4 @@
-//! Groups on disk: each group is a directory below a root.
+//! Groups on disk: each group is a directory below a root directory.
 //!
 //! ```text
 //! lab/limits        the limits of the group; the file's owner administers the group
@@ -61,17 +61,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The name of the directory that holds the groups below a group, in the group's directory.
+/// The name of the subdirectory of a group's directory that holds the groups below the group.
 const BELOW: &str = "sub";
 /// The names of a group's files in its directory.
 const LIMITS: &str = "limits";
 const LEDGER: &str = "ledger";
 const LOCK: &str = "lock";
-/// The file that writers of the limits lock.
+/// The name of the file that writers of the group's limits lock.
 const LIMITS_LOCK: &str = ".limits.lock";
-/// The file that names the process for which a job's group was made.
+/// The name of the file that records the process for which a job's group was made.
 const JOB: &str = "job";
-/// The most drafts in one group whose leases are waited for. A user can make any number of drafts.
+/// The most drafts in one group for whose leases gpulimit waits. The number is bounded because a
+/// user can make any number of drafts.
 const MAX_DRAFTS: usize = 64;
 
 /// A group on disk.
@@ -142,12 +143,12 @@ impl Group {
         name::upwards(&self.name).map(|name| Self::at(&self.root, name))
     }
 
-    /// Returns the group directly above this one; `None` at the top.
+    /// Returns the group directly above this one; `None` for a group at the top of the root.
     pub fn parent(&self) -> Option<Self> {
         name::parent(&self.name).map(|name| Self::at(&self.root, name))
     }
 
-    /// Iterates over the directories on the way to the group's files, from the root downwards.
+    /// Iterates over the directories on the path to the group's files, from the root downwards.
     fn directories(&self) -> impl Iterator<Item = PathBuf> {
         let mut upwards = vec![self.path.clone()];
         for above in self.upwards().skip(1) {
@@ -162,7 +163,8 @@ impl Group {
         Ok(Limits::open(&self.limits_path())?)
     }
 
-    /// Changes the group's limits. The change holds at once for programs that run in the group.
+    /// Changes the group's limits. The change takes effect at once for programs that run in the
+    /// group.
     pub fn write_limits(&self, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, GroupError> {
         let _power = Lowered::to_owner_of(self)?;
         let mut before = false;
@@ -176,8 +178,9 @@ impl Group {
         Ok(now)
     }
 
-    /// Tells the members of the group above that the protection of this group has changed. Where
-    /// the caller may not write the ledger of the group above, its members see the change later.
+    /// Tells the members of the group above that the protection (`min` or `low`) of this group has
+    /// changed. If the caller may not write the ledger of the group above, its members notice the
+    /// change later.
     fn notify_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
@@ -191,12 +194,13 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Runs `act`. If another program's lease (`F_SETLEASE`) on a file of the group, or of a group
-    /// above it, makes `act` fail, waits for the end of the leases, at most until `until`, and runs
-    /// `act` once more.
+    /// Runs `act`. If `act` fails because another program has a lease (`F_SETLEASE`) on a file of
+    /// the group, or of a group above it, waits for the end of the leases, at most until `until`,
+    /// and runs `act` once more.
     ///
-    /// For administrators: a lease must not keep them from changing or removing a group. The
-    /// preloaded library does not call this function, because it starts threads.
+    /// For the commands of administrators: a lease must not keep them from changing or removing a
+    /// group. The preloaded library does not call this function, because the function starts
+    /// threads.
     pub fn past_leases<T>(
         &self,
         until: Instant,
@@ -204,7 +208,8 @@ impl Group {
     ) -> Result<T, GroupError> {
         match act() {
             Err(error) if error.is_leased() => {
-                // The kernel grants no new lease on a file that is open.
+                // Keep the files open while `act` runs: the kernel grants no new lease on an open
+                // file.
                 let _open = self.await_leases(until)?;
                 act()
             }
@@ -212,9 +217,9 @@ impl Group {
         }
     }
 
-    /// Opens the files of the group and of the groups above it, and waits until `until` while other
-    /// programs have leases on the files. Files that cannot be opened for another reason are left
-    /// out.
+    /// Opens the files of the group and of the groups above it, and waits at most until `until`
+    /// while other programs have leases on the files. Files that cannot be opened for another
+    /// reason are left out.
     fn await_leases(&self, until: Instant) -> Result<Vec<File>, GroupError> {
         let mut open = Vec::new();
         for group in self.upwards() {
@@ -225,8 +230,8 @@ impl Group {
             let drafts = drafts.filter(|name| contents::has_draft_name(name));
             let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
             let names: Vec<_> = names.into_iter().chain(drafts.take(MAX_DRAFTS)).collect();
-            // Each attempt to open a file starts the end of its lease, so that all leases end
-            // together.
+            // Each thread's attempt to open a file makes the kernel break the lease on that file,
+            // so that all leases end at about the same time.
             for name in &names {
                 drop(directory.open_file(name, true));
             }
@@ -242,8 +247,9 @@ impl Group {
         Ok(open)
     }
 
-    /// Returns whether an open ledger is this group's own. A user can replace the ledger in their
-    /// own directory by a link to the ledger of another group, whose processes are not theirs.
+    /// Returns whether an open ledger is really the file of this group. A user can replace the
+    /// ledger in their own directory by a link to the ledger of another group, and the processes in
+    /// that ledger are not theirs.
     #[cfg(not(all(test, loom)))]
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
@@ -261,8 +267,8 @@ impl Group {
     }
 
     /// As [`Group::hold`], for the group's directory that is open as `here`. Fails with
-    /// [`GroupError::Missing`] where the group in `here` was removed, even if another directory has
-    /// its path now.
+    /// [`GroupError::Missing`] where the group whose directory is open was removed, even if a new
+    /// group has the same path now.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
         self.held(Hold::with_others_in(here, LOCK))
     }
@@ -277,7 +283,7 @@ impl Group {
         })
     }
 
-    /// Makes the error for a group that does not exist, or whose path lacks a directory.
+    /// Makes the error for a group that does not exist, or whose path contains a missing directory.
     fn missing(&self) -> GroupError {
         GroupError::Missing {
             name: self.name.clone(),
@@ -286,7 +292,7 @@ impl Group {
         }
     }
 
-    /// Makes the error for a group in which a program runs, or which a program is joining.
+    /// Makes the error for a group in which a program runs, or which a program is just joining.
     fn in_use(&self) -> GroupError {
         GroupError::InUse {
             name: self.name.clone(),

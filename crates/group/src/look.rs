@@ -1,10 +1,12 @@
-//! A look at the mappings of another process. The look always ends, whatever that process does.
+//! Reads the memory map of another process, in a way that always ends, whatever the other process
+//! does.
 //!
-//! A read of `/proc/PID/maps` waits for the lock of that process's memory. The process's user can
-//! have that lock held for ever, for example by a file system of their own that does not answer.
-//! Only a signal that ends the reader ends the wait (since Linux 5.3). So a child process reads the
-//! file and sets an alarm. The library may start neither a thread nor a program for this; the child
-//! shares the memory of this process, as a child of `posix_spawn` does.
+//! A read of `/proc/PID/maps` waits for a lock on the other process's memory. The other process's
+//! user can keep that lock taken for ever, for example by a file system of their own that does not
+//! answer. Only a signal that ends the reading process ends the wait (since Linux 5.3). So a child
+//! process reads the file, with an alarm set. The preloaded library may not start a thread or
+//! another program for this; the child shares the memory of this process, as a child of
+//! `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;
@@ -15,20 +17,20 @@ use std::io;
 use std::ptr;
 use std::time::Instant;
 
-/// The longest time of one look at a process, in seconds.
+/// The longest time for reading the memory map of one process, in seconds.
 const SECONDS: libc::time_t = 1;
-/// The stack of the child, which only makes system calls; in words of 16 bytes, the alignment of
-/// stacks.
+/// The size of the child's stack, in words of 16 bytes, the alignment of stacks. The child only
+/// makes system calls.
 const STACK: usize = (64 << 10) / 16;
 
-/// The exit status of the child: no member, or a member; any other value is an error number of the
-/// kernel.
+/// The exit status of the child: the process is not a member, or it is; any other value is an error
+/// number of the kernel.
 const NO: c_int = 0;
 const YES: c_int = 255;
 
 /// Returns a function that tells which processes are members of a ledger, for [`super::Targets`].
-/// The function does not look at processes that it comes to after `end`, and answers `TimedOut` for
-/// them.
+/// After the time `end` the function reads no more memory maps, and answers `TimedOut` for the
+/// remaining processes.
 pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, numbers| {
         let look = |number: &u32| match Instant::now() < end {
@@ -44,8 +46,8 @@ struct Task<'a> {
     mappings: Mappings,
 }
 
-/// Returns whether the process that has this number in `/proc` is a member of a ledger. Fails with
-/// `TimedOut` where the look did not end.
+/// Returns whether the process with this number in `/proc` is a member of a ledger. Fails with
+/// `TimedOut` where its memory map could not be read in time.
 fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     let task = Task {
         file,
@@ -53,8 +55,8 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // Neither a signal handler of the program nor a cancellation may run in the child: it would go
-    // on in the memory of this process.
+    // The child must not run a signal handler of the program or be cancelled, because code of the
+    // program would then run in the child, in the memory of this process.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
@@ -85,7 +87,7 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     }
 }
 
-/// Looks at the mappings of one process; runs in the child process.
+/// Reads the memory map of one process; runs in the child process.
 extern "C" fn look(task: *mut c_void) -> c_int {
     // SAFETY: `task` points to the task of [`has_member`], which waits for this process.
     let task = unsafe { &*task.cast::<Task<'_>>() };
@@ -99,8 +101,8 @@ extern "C" fn look(task: *mut c_void) -> c_int {
             tv_usec: 0,
         },
     };
-    // SAFETY: changes the effect of one signal for this process alone, and reads `alarm`, a local
-    // value.
+    // SAFETY: the calls change the effect of one signal for this process alone, and read `alarm`, a
+    // local value.
     let is_set = unsafe {
         libc::signal(libc::SIGALRM, libc::SIG_DFL) != libc::SIG_ERR
             && libc::setitimer(libc::ITIMER_REAL, &raw const alarm, ptr::null_mut()) == 0

@@ -16,26 +16,30 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The most levels on the path from a group to the root.
+/// The most levels of groups: a group and the groups above it are at most this many.
 pub const MAX_DEPTH: usize = 8;
 
-/// How often a process tries again to join a group that is being removed and made again.
+/// How often a process tries again to join a group that is removed and made again at the same time.
 const ATTEMPTS: u32 = 16;
 
-/// The membership of a process in a group, which ends when the value is dropped.
+/// The membership of this process in a group and in the groups above it, which ends when the value
+/// is dropped.
 pub struct Member {
-    /// The levels from the group itself upwards; at least one, at most [`MAX_DEPTH`].
+    /// The process's own group and the groups above it, from the own group upwards; at least one,
+    /// at most [`MAX_DEPTH`].
     pub(super) levels: Vec<Station>,
-    /// The root, whose files hold the sizes of contexts.
+    /// The root of the group, whose files store the sizes of contexts.
     root: Box<Path>,
 }
 
-/// A device as a member charges it. Cheap to copy; belongs to the [`Member`] that made it.
+/// A device on which a member is charged. Cheap to copy; may be used only with the [`Member`] that
+/// made it.
 #[derive(Copy, Clone, Debug)]
 pub struct MemberDevice {
     id: DeviceId,
     capacity: u64,
-    /// The device's index in the ledger of each level.
+    /// The device's index in the ledger of the process's own group, and in those of the groups
+    /// above it.
     pub(super) index: [DeviceIndex; MAX_DEPTH],
 }
 
@@ -51,34 +55,36 @@ impl MemberDevice {
     }
 }
 
-/// The memory that a request must leave free.
+/// The memory that a charge must leave to other groups.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Spared {
-    /// The memory above `high`, and memory that `low` or `min` protects for other groups.
+    /// The memory above the limit `high`, and memory that `low` or `min` protects for other groups.
     High,
     /// Memory that `low` or `min` protects for other groups.
     Low,
     /// Memory that `min` protects for other groups.
     Min,
-    /// None: the operation needs no free memory.
+    /// No memory: the operation does not depend on free memory.
     Nothing,
 }
 
-/// One group on the path: its limits, and this process's slot in its ledger.
+/// One of the groups in which a process is charged (its own group and those above it): the group's
+/// limits, and this process's slot in the group's ledger.
 pub(super) struct Station {
     pub(super) name: Box<str>,
     pub(super) limits: Limits,
-    // Dropped before the ledger that holds the slot.
+    // This process's slot; dropped before the ledger that holds the slot.
     pub(super) slot: Slot,
     pub(super) ledger: Arc<Ledger>,
     bounds: [Remembered; MAX_DEVICES],
-    /// The protection of the groups directly below this one.
+    /// The protection (`min` and `low`) of the groups directly below this group.
     protected: ProtectedGroups,
-    /// The number of the last request for unused memory that this process has answered.
+    /// The number of the last request to the members for unused memory that this process has
+    /// answered.
     answered: AtomicU64,
 }
 
-/// A process and its usage of one device.
+/// A process of a group and its usage of one device.
 #[derive(Clone, Debug)]
 pub struct Holder {
     /// The identity of the process.
@@ -89,14 +95,14 @@ pub struct Holder {
     pub usage: DeviceUsage,
 }
 
-/// A charge that a group did not allow.
+/// A refusal: a charge that a group did not allow.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Refusal<'a> {
     /// The name of the group that refused.
     pub group: &'a str,
-    /// The bytes that were charged in the group at that moment.
+    /// The bytes that were charged in the group at the moment of the refusal.
     pub charged: u64,
-    /// The group's limit at that moment, in bytes.
+    /// The group's limit at the moment of the refusal, in bytes.
     pub max: u64,
 }
 
@@ -113,8 +119,8 @@ impl Error for Refusal<'_> {}
 impl Member {
     /// Makes this process a member of the group.
     ///
-    /// Call once per process, and again in a forked child that uses devices of its own. Waits a
-    /// bounded time for a group that is being removed.
+    /// Call once per process, and once more in a forked child that uses devices of its own. Waits a
+    /// bounded time while another process removes the group.
     pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
@@ -122,8 +128,8 @@ impl Member {
             match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
-                // The group was removed by hand meanwhile: this process would charge in files that
-                // others do not see.
+                // If the group's files were removed by hand while this process joined, this process
+                // would be charged in files that other processes do not see.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
@@ -136,7 +142,7 @@ impl Member {
         Err(root.missing(name))
     }
 
-    /// Returns the name of the group itself.
+    /// Returns the name of this process's own group.
     pub fn group(&self) -> &str {
         &self.leaf().name
     }
@@ -145,15 +151,16 @@ impl Member {
         &self.levels[0]
     }
 
-    /// Returns whether the group was removed by hand while this process is a member.
+    /// Returns whether the files of the process's group, or of a group above it, were removed by
+    /// hand while this process was a member.
     pub fn is_orphaned(&self) -> bool {
         self.levels
             .iter()
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// Returns the damage to the files of the group or of a group above it, if these files can hold
-    /// no more charges. All requests are refused then.
+    /// Returns the damage to the files of the process's group or of a group above it, if these
+    /// files are too damaged for further charges. All requests are then refused.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -173,7 +180,7 @@ impl Member {
     }
 
     /// As [`Member::try_charge`], for bytes that are added to `idle` at the moment when they are
-    /// granted.
+    /// charged.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Spared::High, |path| {
@@ -181,23 +188,23 @@ impl Member {
             })
     }
 
-    /// As [`Member::charge`], but with one attempt only: does not reclaim or wait, and takes
-    /// neither memory above `high` nor memory that is protected for other groups.
+    /// As [`Member::charge`], but makes a single attempt: does not reclaim or wait, and takes
+    /// neither memory above the limit `high` nor memory that is protected for other groups.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Spared::High, |path| ledger::try_charge(path, bytes))
     }
 
-    /// Charges `bytes` that the driver has already taken, whatever the limits.
+    /// Charges `bytes` that the driver has already allocated, even above the limits.
     pub fn charge_unchecked(&self, device: &MemberDevice, bytes: u64) {
         self.on_path(device, Spared::Nothing, |path| {
             ledger::charge_unchecked(path, bytes)
         });
     }
 
-    /// Updates the peaks with the current usage, after bytes that were charged ahead have come into
-    /// use.
+    /// Updates the groups' peaks with their current usage, after bytes that were charged in advance
+    /// have come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
         self.on_path(device, Spared::Nothing, ledger::note_usage);
     }
@@ -209,22 +216,24 @@ impl Member {
         });
     }
 
-    /// Uncharges `bytes` that were charged ahead and not used. They are removed from `idle` at the
-    /// same moment.
+    /// Uncharges `bytes` that were charged in advance and not used. The bytes are removed from
+    /// `idle` at the same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
         self.on_path(device, Spared::Nothing, |path| {
             ledger::uncharge_idle(path, bytes, idle);
         });
     }
 
-    /// Returns whether all requests of this process for the device are decided. Only then do the
-    /// charged and the idle bytes fit together.
+    /// Returns whether all requests of this process for the device have been granted or refused.
+    /// Only then do this process's charged and idle bytes match.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
-        // The levels above are decided before this one.
+        // The groups above the process's own group decide on a request before the process's own
+        // group.
         self.leaf().slot.is_decided(device.index[0])
     }
 
-    /// Runs `run` with the levels of a charge, from the group itself upwards.
+    /// Runs `run` with the levels of a charge: one for the process's own group, and one for each
+    /// group above it, upwards.
     #[inline]
     pub(super) fn on_path<T>(
         &self,
@@ -240,7 +249,8 @@ impl Member {
         }
     }
 
-    /// Returns the first `N` levels; the last level is repeated where there are fewer.
+    /// Returns the first `N` levels of the path; the last level is repeated where the path has
+    /// fewer.
     #[inline]
     fn path<const N: usize>(&self, device: &MemberDevice, spared: Spared) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
@@ -257,28 +267,29 @@ impl Member {
         self.levels.iter().zip(device.index.iter().copied())
     }
 
-    /// Runs `run` with this process's slot at each level.
+    /// Runs `run` with this process's slots, in its own group and in each group above it.
     fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
         for (station, index) in self.stations(device) {
             run(&station.slot, index);
         }
     }
 
-    /// Returns whether the memory of contexts is charged: unless every group on the path says
-    /// `count_context=no`.
+    /// Returns whether the memory of contexts is charged: yes, unless the process's group and all
+    /// groups above it have the option `count_context=no`.
     pub fn counts_contexts(&self) -> bool {
         let counts = |station: &Station| station.limits.options().count_context;
         self.levels.iter().any(counts)
     }
 
-    /// Returns a number that changes with the limits of any group on the path.
+    /// Returns a number that changes whenever the limits of the process's group or of a group above
+    /// it change.
     pub(super) fn generations(&self) -> u64 {
         let all = self.levels.iter().map(|level| level.limits.generation());
         all.fold(0, u64::wrapping_add)
     }
 
-    /// Returns the smallest limit on the path, in bytes; `u64::MAX` where there is none. Follows
-    /// changes of the limits at once.
+    /// Returns the smallest limit of the process's group and the groups above it, in bytes;
+    /// `u64::MAX` where they have no limit. Follows changes of the limits at once.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
@@ -286,8 +297,9 @@ impl Member {
         limits.min().unwrap_or(u64::MAX)
     }
 
-    /// Returns whether another process has asked the members for unused memory since this function
-    /// last returned true. One load per level.
+    /// Returns whether another process has asked the members of the process's group, or of a group
+    /// above it, for unused memory since this function last returned true. Costs one load per
+    /// group.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -296,7 +308,7 @@ impl Member {
             && self.take_asked()
     }
 
-    /// Marks all requests for unused memory as answered.
+    /// Marks all requests to the members for unused memory as answered by this process.
     #[cold]
     fn take_asked(&self) -> bool {
         for level in &self.levels {
@@ -307,8 +319,8 @@ impl Member {
         true
     }
 
-    /// Returns whether a group on the path uses no more than its `low` or `min`. Such a group is
-    /// not asked to give memory back.
+    /// Returns whether the process's group, or a group above it, uses no more than its own `low` or
+    /// `min`. The members of such a group are not asked to give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -316,13 +328,14 @@ impl Member {
         })
     }
 
-    /// Returns the bytes that could still be charged; `u64::MAX` where there is no limit.
+    /// Returns the bytes that could still be charged on the device; `u64::MAX` where the process's
+    /// group and the groups above it have no limit.
     pub fn free(&self, device: &MemberDevice) -> u64 {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
     }
 
-    /// Returns the bytes charged at the level with the least free memory; without any limit, in the
-    /// group itself.
+    /// Returns the bytes charged in the group that has the least free memory, among the process's
+    /// group and the groups above it; without any limit, the bytes charged in the process's group.
     pub fn charged(&self, device: &MemberDevice) -> u64 {
         match self.tightest(device) {
             Some((_, charged)) => charged,
@@ -330,16 +343,17 @@ impl Member {
         }
     }
 
-    /// Returns the bytes that are charged but not in use in the group of this name, on the path.
-    /// `gpulimit show` does not count them as usage.
+    /// Returns the bytes that are charged but not in use in the group called `group`, which is the
+    /// process's group or one above it. `gpulimit show` does not count these bytes as usage.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// Returns the free and the charged bytes at the level with the least free memory; `None` where
-    /// there is no limit. Memory that is protected for other groups is not free.
+    /// Returns the free and the charged bytes of the group that has the least free memory, among
+    /// the process's group and the groups above it; `None` where the groups have no limit. Memory
+    /// that is protected for other groups is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -363,18 +377,18 @@ impl Member {
         limited.min()
     }
 
-    /// Publishes how many bytes of this process are of this category: the whole figure, not a
-    /// difference.
+    /// Publishes in the ledgers how many bytes of this process belong to this category: the total,
+    /// not a change of it.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
 
-    /// Publishes how many charged bytes of this process are not in use.
+    /// Publishes in the ledgers how many charged bytes of this process are not in use.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish_idle(index, bytes));
     }
 
-    /// Publishes the most charged bytes that this process could give back.
+    /// Publishes in the ledgers the most charged bytes that this process could give back.
     pub fn publish_reclaimable(&self, device: &MemberDevice, bytes: u64) {
         let bytes = if bytes > 0 && self.is_low(device) {
             0
@@ -384,34 +398,37 @@ impl Member {
         self.each_slot(device, |slot, index| slot.publish_reclaimable(index, bytes));
     }
 
-    /// Marks `bytes` more (or less) of the charge as shareable with other processes.
+    /// Marks `bytes` more (or, if negative, less) of this process's charge as shareable with other
+    /// processes.
     pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
         self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
     }
 
-    /// Turns `bytes` of this process's charge into orphans: the process has let go of memory that
-    /// another member may still have. Orphans stay charged until any member calls
+    /// Turns `bytes` of this process's charge into orphans: this process has freed its share of
+    /// memory that another member may still use. Orphans stay charged until any member calls
     /// [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
         self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
-    /// Returns the most orphaned bytes that are still charged to this process at any level.
+    /// Returns the orphaned bytes that are still charged to this process: the largest figure of its
+    /// group and the groups above it.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// Returns the orphaned bytes of all processes at the level that has the most.
+    /// Returns the orphaned bytes of all processes of a group: the largest figure of this process's
+    /// group and the groups above it.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Gives orphans back at every level. `keep` gets a level's orphaned bytes and its living
-    /// processes, and returns how many bytes must stay charged. Returns whether any bytes were
-    /// given back.
+    /// Uncharges orphans in the process's group and in every group above it. `keep` gets a group's
+    /// orphaned bytes and living processes, and returns how many bytes must stay charged. Returns
+    /// whether any bytes were uncharged.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -428,9 +445,9 @@ impl Member {
         released
     }
 
-    /// Returns the living processes of all groups below the highest one on the path. Processes that
-    /// have charged nothing on this device are included: they may have memory there that other
-    /// processes have shared.
+    /// Returns the living processes of the highest group in which this process is charged, and of
+    /// all groups below that group. Processes that have charged nothing on this device are
+    /// included: they may use memory on the device that other processes have shared with them.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -448,7 +465,8 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal at every level, and records it as an event in the group that refused.
+    /// Counts a refusal in the process's group and in every group above it, and records the refusal
+    /// as an event in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
@@ -459,9 +477,9 @@ impl Member {
         }
     }
 
-    /// Returns the bytes that a context takes, as last measured by a member of the group or of any
-    /// group of the root; 0 where none has measured it. Reads a file where the ledger has no
-    /// figure.
+    /// Returns the size of a context in bytes, as last measured by a member of the group or of any
+    /// group in the root; 0 where no process has measured it. Reads a file of the root where the
+    /// ledger has no measured size.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -469,7 +487,7 @@ impl Member {
         }
     }
 
-    /// Publishes the size of a context for other members.
+    /// Publishes the size of a context for other processes.
     pub fn set_context_hint(&self, device: &MemberDevice, bytes: u64) {
         if context_size::read(&self.root, &device.id) != bytes {
             context_size::write(&self.root, &device.id, bytes);
@@ -479,7 +497,7 @@ impl Member {
         }
     }
 
-    /// Returns the processes of the group that have a charge on this device.
+    /// Returns the processes of the process's own group that have a charge on this device.
     pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
         let index = device.index[0];
         let of_device = |process: ProcessUsage| {
@@ -501,17 +519,18 @@ impl Member {
             .collect()
     }
 
-    /// Returns the ledger of the group itself.
+    /// Returns the ledger of the process's own group.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.leaf().ledger
     }
 }
 
 impl Station {
-    /// Joins one of the groups on the path of this process, whose own group is `leaf`.
+    /// Joins `group`, which is this process's own group, called `leaf`, or one of the groups above
+    /// it.
     fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
-        // Both are checked, because either file may be a mount of its own.
+        // Check the file systems of both files, because either file may be a mount of its own.
         for file in [group.limits_path(), group.ledger_path()] {
             file_system::check(&file)?;
         }
@@ -529,12 +548,14 @@ impl Station {
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
         };
-        // A user may have cut the files short between the opening and the mapping.
+        // A user may have cut the limits file or the ledger short between the opening and the
+        // mapping of the file.
         station.damage().map_or(Ok(station), Err)
     }
 
-    /// Returns whether a path of the group leads to another file than the mapped one. What other
-    /// processes charge or set in that file does not reach this process.
+    /// Returns whether the path of the group's limits file or ledger leads to another file than the
+    /// mapped one. Charges and limits that other processes write to that file do not reach this
+    /// process.
     fn is_unlinked(&self) -> bool {
         self.ledger.is_unlinked() || self.limits.is_unlinked()
     }
@@ -544,7 +565,8 @@ impl Station {
         ledger.or_else(|| self.limits.damage().map(GroupError::Limits))
     }
 
-    /// Returns this group as a level of a charge; `at` is its place on the path.
+    /// Returns this group as one level of a charge; `at` is the group's level, where 0 is the
+    /// process's own group.
     #[inline]
     pub(super) fn level(&self, device: &MemberDevice, at: usize, spared: Spared) -> Level<'_> {
         let index = device.index[at];
@@ -569,8 +591,8 @@ impl Station {
         }
     }
 
-    /// Records an event of this process here: a request for `bytes`, with the charged bytes and the
-    /// limit at that moment.
+    /// Records an event of this process in the group's ledger: a request for `bytes`, with the
+    /// charged bytes and the limit at the moment of the event.
     pub(super) fn record(
         &self,
         kind: EventKind,
@@ -589,7 +611,7 @@ impl Station {
         });
     }
 
-    /// Returns whether other members have anything charged.
+    /// Returns whether members other than this process have anything charged on the device.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)
     }
@@ -604,13 +626,14 @@ impl Station {
     }
 }
 
-/// The limits of a device, worked out for one generation of the rules.
+/// The limits and the protection on a device in bytes, as computed for one generation of the rules.
 ///
-/// A sequence lock whose writers give up instead of waiting: a thread that finds another thread
-/// storing works the limits out itself.
+/// Protected by a sequence lock whose writers give up instead of waiting: a thread that finds
+/// another thread storing computes the values itself and does not store them.
 #[derive(Default)]
 struct Remembered {
-    /// Twice (the generation plus 1), plus 1 while a thread stores; 0 while nothing is stored.
+    /// Twice (the generation plus 1), plus 1 while a thread stores values; 0 before the first
+    /// values are stored.
     stamp: AtomicU64,
     /// The values of max, high, low and min.
     words: [AtomicU64; 4],

@@ -3,12 +3,13 @@
 use super::{GroupError, MAX_DEPTH};
 pub(super) use gpulimit_base::name::is_part;
 
-/// The kinds of groups, which differ in how long a group stays.
+/// The kinds of groups, which differ in when the group is removed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// A group that stays until a user removes it.
     Named,
-    /// A job's group, which stays as long as a program runs in it, or the command that made it.
+    /// A job's group, which is removed by a clean-up after the programs in it, and the command that
+    /// made it, have ended.
     Job,
 }
 
@@ -32,8 +33,8 @@ impl Kind {
     }
 }
 
-/// Accepts up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}` and not starting
-/// with `.` or `-`.
+/// Accepts a group's name of up to [`MAX_DEPTH`] parts separated by `/`, each
+/// `[A-Za-z0-9._-]{1,64}` and not starting with `.` or `-`.
 pub fn check(name: &str) -> Result<(), GroupError> {
     let parts = name.split('/').count();
     if parts <= MAX_DEPTH && name.split('/').all(is_part) {
@@ -43,22 +44,22 @@ pub fn check(name: &str) -> Result<(), GroupError> {
     }
 }
 
-/// Returns the name of the group directly above; `None` at the top.
+/// Returns the name of the group directly above the group `name`; `None` at the top of the root.
 pub fn parent(name: &str) -> Option<&str> {
     name.rsplit_once('/').map(|(parent, _)| parent)
 }
 
-/// Returns the last part of a name.
+/// Returns the last part of a group's name.
 pub fn last(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, last)| last)
 }
 
-/// Iterates over the name and the names of all groups above it, from itself upwards.
+/// Iterates over the group's name and the names of all groups above it, from the group upwards.
 pub fn upwards(name: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(Some(name), |name| parent(name))
 }
 
-/// Returns whether `name` is `group` or below it.
+/// Returns whether the group called `name` is `group` or below it.
 pub fn is_within(name: &str, group: &str) -> bool {
     upwards(name).any(|above| above == group)
 }

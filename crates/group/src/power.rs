@@ -1,7 +1,8 @@
-//! Lowered rights: below a user's directory root has no more power over files than that user.
+//! Lowers the rights of the user root: in a user's directory, root then has no more power over
+//! files than that user.
 //!
-//! The user can put a symbolic link, or another directory, in the place of what root has just
-//! looked at. With lowered rights root then does only what the user could have done alone.
+//! A user can put a symbolic link, or another directory, in the place of a directory that root has
+//! just checked. With lowered rights root then does only what the user could also have done.
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
@@ -10,22 +11,22 @@ use std::io::{self, ErrorKind};
 use std::marker::PhantomData;
 use std::os::unix::fs::MetadataExt;
 
-/// A group id to which no file belongs.
+/// A unix group id to which no file belongs.
 const NOBODY: libc::gid_t = 65_534;
 
-/// The ids by which the kernel judges a thread's access to files.
+/// The user and group ids by which the kernel decides on a thread's access to files.
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// The user whose files the thread may handle.
+    /// The user whose files the thread may use.
     pub user: u32,
     /// The unix group of files that the thread makes.
     pub group: u32,
-    /// The other unix groups that the kernel considers.
+    /// The supplementary unix groups, which the kernel also considers.
     pub groups: Vec<u32>,
 }
 
 impl Rights {
-    /// Returns the rights of a user who is in no unix group.
+    /// Returns the rights of a user who is not a member of any unix group.
     pub(super) fn of_user(user: u32) -> Self {
         Self {
             user,
@@ -35,23 +36,23 @@ impl Rights {
     }
 }
 
-/// Lowered rights of this thread: until the value is dropped, the thread handles files as that user
-/// does. Other threads keep their rights. A value that is made within the life of another one must
-/// be dropped first.
+/// Lowered rights of this thread: until the value is dropped, the thread can do with files only
+/// what the given user could do. Other threads keep their rights. If a second value is made while a
+/// first one lives, the second must be dropped first.
 #[derive(Debug)]
 pub struct Lowered {
     user: u32,
     before: Rights,
-    /// The rights belong to one thread, so the value stays in it.
+    /// Keeps the value from moving to another thread, because the rights belong to this thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of the first user on the way down to the group's files who
-    /// owns a directory. Returns `None` where all directories are root's, and for callers other
-    /// than root.
+    /// Lowers root's rights to those of the first user who owns one of the directories from the
+    /// root down to the group's files. Returns `None` where all these directories belong to the
+    /// user root, and where the caller is not root.
     ///
-    /// Only root can change what lies above that directory, so the answer stays true.
+    /// Only root can change the path above that user's directory, so the user stays the right one.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {
         if user::effective() != 0 {
             return Ok(None);
@@ -71,7 +72,7 @@ impl Lowered {
         Ok(None)
     }
 
-    /// Lowers this thread to these rights. Fails where the process may not give up its own.
+    /// Lowers this thread's rights to `rights`. Fails where the process may not change its rights.
     pub fn to(rights: &Rights) -> io::Result<Self> {
         let before = Rights {
             user: current(libc::SYS_setfsuid),
@@ -79,7 +80,7 @@ impl Lowered {
             groups: groups()?,
         };
         set_groups(&rights.groups)?;
-        // From here on, dropping the value restores what was changed.
+        // From this line on, dropping the value restores the rights that were changed.
         let lowered = Self {
             user: rights.user,
             before,
@@ -90,7 +91,7 @@ impl Lowered {
         Ok(lowered)
     }
 
-    /// Returns the user whose rights the thread has.
+    /// Returns the user whose rights the thread has taken.
     pub(super) fn user(&self) -> u32 {
         self.user
     }
@@ -98,15 +99,15 @@ impl Lowered {
 
 impl Drop for Lowered {
     fn drop(&mut self) {
-        // The errors can be ignored: a thread that could give up these rights may take them back.
+        // The errors are ignored: a thread that could give up these rights may take them back.
         let _ = set(libc::SYS_setfsuid, self.before.user);
         let _ = set(libc::SYS_setfsgid, self.before.group);
         let _ = set_groups(&self.before.groups);
     }
 }
 
-/// Sets a file-system id of this thread by a system call. The C library's function would change all
-/// threads.
+/// Sets a file-system user or group id of this thread by a system call, because the C library's
+/// function would change all threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
     // SAFETY: the call gets plain numbers. It returns the previous id, even if the id stays.
     unsafe { libc::syscall(call, libc::c_long::from(id)) };

@@ -1,5 +1,5 @@
-//! The protection of the groups directly below a group, their `min` and `low`, as a member of the
-//! group reads it.
+//! The protection (`min` and `low`) of the groups directly below a group, as a member of the group
+//! reads it.
 
 use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
 use gpulimit_limits::Limits;
@@ -10,15 +10,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The protected groups directly below one of the groups on this process's path.
+/// Those groups directly below one of the groups on this process's path that have protected memory.
 pub(super) struct ProtectedGroups {
-    /// The directory that holds the groups.
+    /// The directory that holds the groups below.
     below: PathBuf,
-    /// The key of the group that contains this process; 0 where none does.
+    /// The key of the group, among the groups below, to which this process belongs and whose
+    /// protection therefore does not limit the process; 0 where the process belongs to none of
+    /// them.
     own: u64,
     /// The value of [`Ledger::children`] plus 1 when `groups` was read; 0 before the first read.
     read_at: AtomicU64,
-    /// Whether any group is protected.
+    /// Whether any of the groups has protected memory.
     any: AtomicBool,
     groups: Mutex<Vec<(u64, Limits)>>,
 }
@@ -34,7 +36,8 @@ impl ProtectedGroups {
         }
     }
 
-    /// Returns the protected groups; `None` where there are none. Costs two loads.
+    /// Returns the protection of the groups below; `None` where none of them has any. Costs two
+    /// loads.
     #[inline]
     pub(super) fn protection(&self, ledger: &Ledger) -> Option<&dyn Protection> {
         if self.read_at.load(Ordering::Acquire) != ledger.children().wrapping_add(1) {
@@ -43,8 +46,8 @@ impl ProtectedGroups {
         self.any.load(Ordering::Relaxed).then_some(self)
     }
 
-    /// Reads which groups below are protected. A group whose limits cannot be read counts as
-    /// unprotected.
+    /// Reads which of the groups below have protected memory. A group whose limits cannot be read
+    /// counts as unprotected.
     #[cold]
     fn read(&self, ledger: &Ledger) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);

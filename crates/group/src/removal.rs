@@ -1,7 +1,7 @@
-//! Removes groups, and finds groups that are no longer needed.
+//! Removes groups, and finds groups that are no longer used.
 //!
-//! Everything here works on open directories ([`Descent`]) and removes only what [`Contents`]
-//! recognises as gpulimit's own. A directory that holds anything else stays as it is.
+//! All functions work on open directories ([`Descent`]) and remove only what [`Contents`]
+//! recognises as made by gpulimit. A directory that holds any other file stays as it is.
 
 use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most names that are read below each directory of another user. What that user puts there
-/// then costs every other user's clean-up a bounded time.
+/// The most names that a clean-up reads below each directory that belongs to another user, so that
+/// the files of one user cannot make the clean-ups of other users slow.
 pub const MAX_USER_NAMES: usize = 4_096;
 
 /// The part of a root that a clean-up covers.
@@ -28,26 +28,27 @@ pub const MAX_USER_NAMES: usize = 4_096;
 pub enum Garbage<'a> {
     /// All groups of the root.
     Everywhere,
-    /// The groups directly below this group, or at the top.
+    /// The groups directly below the named group, or at the top of the root.
     Below(Option<&'a str>),
 }
 
-/// The content of a root.
+/// The groups of a root, and the other entries found in its directories.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// The groups by name, each before those below it.
+    /// The groups by name, each before the groups below it.
     pub groups: Vec<Group>,
-    /// The incomplete groups, left by processes that were killed while they made or removed them.
+    /// The incomplete groups, left by processes that were killed while they made or removed the
+    /// groups.
     pub unfinished: Vec<Group>,
     /// The files and directories that gpulimit did not make, at most [`Survey::MAX_FOREIGN`].
     pub foreign: Vec<PathBuf>,
-    /// Other users' directories with more than [`MAX_USER_NAMES`] names; the rest of the names were
-    /// not looked at.
+    /// The paths of other users' directories with more than [`MAX_USER_NAMES`] names, whose
+    /// remaining names were not read.
     pub cut_short: Vec<PathBuf>,
 }
 
 impl Survey {
-    /// The most foreign paths that are reported.
+    /// The most paths of foreign files and directories that are reported.
     pub const MAX_FOREIGN: usize = 64;
 
     fn foreign(&mut self, path: PathBuf) {
@@ -57,12 +58,12 @@ impl Survey {
     }
 }
 
-/// The number of names that may still be read below another user's directory; `None` outside of
-/// one.
+/// The number of names that may still be read below the current directory of another user; `None`
+/// in all other directories.
 type Budget = Option<usize>;
 
 impl Root {
-    /// Looks at everything in the root. Directories that the caller may not read are left out.
+    /// Reads all directories of the root. Directories that the caller may not read are left out.
     pub fn survey(&self) -> Result<Survey, GroupError> {
         let mut survey = Survey::default();
         let failed = |error| GroupError::io("list", self.path(), error);
@@ -79,7 +80,8 @@ impl Root {
                 (Some(text), EntryKind::Directory) if name::is_part(text) => {
                     self.survey_group(&root, text, text, &mut survey, &mut budget);
                 }
-                // The directory `lost+found` was made with the file system.
+                // The directory `lost+found` belongs to the file system, so it is not reported as
+                // foreign.
                 (Some("lost+found"), EntryKind::Directory)
                     if entry.owner == 0 && file_system::is_mount_point(self.path()) => {}
                 (_, kind) if !contents::belongs_in_root(&name, kind) => {
@@ -91,7 +93,7 @@ impl Root {
         Ok(survey)
     }
 
-    /// Returns the sorted names in a directory, as far as the budget allows.
+    /// Returns the sorted names in a directory, at most as many as the budget allows.
     pub(super) fn names(
         directory: &Directory,
         survey: &mut Survey,
@@ -117,8 +119,8 @@ impl Root {
         Ok(names)
     }
 
-    /// Looks at one directory that may be a group, called `part` in `parent`, and at the
-    /// directories below it. Returns whether any of them holds foreign files.
+    /// Reads one directory that may be a group, called `part` in `parent`, and the directories
+    /// below it. Returns whether any of these directories holds foreign files.
     fn survey_group(
         &self,
         parent: &Directory,
@@ -152,14 +154,15 @@ impl Root {
             has_foreign |= self.survey_below(&directory, name, survey, budget);
         }
         if has_foreign && verdict == Verdict::Unfinished {
-            // The directory holds foreign files, which have been reported, so it is not gpulimit's
-            // to remove.
+            // The directory holds foreign files, which have been reported, so gpulimit must not
+            // remove it.
             survey.unfinished.remove(number);
         }
         has_foreign
     }
 
-    /// Looks at the directories below a group. Returns whether any of them holds foreign files.
+    /// Reads the directories below a group. Returns whether any of these directories holds foreign
+    /// files.
     fn survey_below(
         &self,
         group: &Directory,
@@ -171,7 +174,7 @@ impl Root {
             return false;
         };
         let mut has_foreign = false;
-        // Each directory that root leaves to a user has a budget of its own.
+        // Each directory that root has given to a user has a budget of its own.
         let outer = *budget;
         if let Ok(names) = Self::names(&below, survey, budget) {
             for part in names {
@@ -212,31 +215,31 @@ impl Root {
 
     /// Removes a group in which no program runs, together with the groups of ended jobs below it.
     ///
-    /// Fails with [`GroupError::Foreign`], with nothing changed, where the directory holds files
-    /// that gpulimit did not make.
+    /// Fails with [`GroupError::Foreign`] where the directory holds files that gpulimit did not
+    /// make; the group's own files then stay as they are.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
-        // A user who names a job's group may remove it even if this process cannot see whether the
-        // job lives.
+        // A user who gives the name of a job's group may remove the group even if this process
+        // cannot see whether the job still runs.
         let may_end = |job: &Record| {
             group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
         };
         self.remove_if(&group, may_end, |_| true)
     }
 
-    /// Removes the groups of ended jobs anywhere below a group. If one cannot be removed, the
-    /// removal of the group above it fails and says so.
+    /// Removes the groups of ended jobs anywhere below a group. A failure is not reported here: the
+    /// later removal of the group above fails and reports it.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
         self.remove_ended(below.unwrap_or_default());
     }
 
-    /// Removes the groups of ended jobs, of the whole root or directly below one group, and returns
+    /// Removes the groups of ended jobs, in the whole root or directly below one group, and returns
     /// their names.
     ///
-    /// A group stays while its job or a member lives, while a process holds its lock, while there
-    /// are groups below it, and while the driver may still hold memory of its dead processes.
+    /// A job's group stays while its job or a member lives, while a process holds its lock, while
+    /// it has groups below it, and while the driver may still hold memory of its dead processes.
     pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
         let groups = match within {
             Garbage::Everywhere => {
@@ -253,18 +256,19 @@ impl Root {
     }
 
     /// Removes those of the groups whose jobs have ended, and returns their names. A group whose
-    /// job may live stays.
+    /// job may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
-        // Groups come before the group that they are in.
+        // Sort each group before the group above it, because a group must be removed before the
+        // group above it.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
         let mut states = records.states();
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
-            // A record that was written since then, by a process that makes the group again, is
-            // left to the next clean-up.
+            // If the record has changed since the check, a process is making the group again, and
+            // the group is left to the next clean-up.
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
@@ -273,7 +277,8 @@ impl Root {
         groups.into_iter().map(|group| group.name).collect()
     }
 
-    /// Removes incomplete groups that no process is making, and returns their paths.
+    /// Removes incomplete groups that other processes are not making at the moment, and returns
+    /// their paths.
     ///
     /// A directory with a limits file stays, because an administrator may have written the limits.
     pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
@@ -297,7 +302,8 @@ impl Root {
         remove_held(group, &descent, alone, |_| true).map(|()| true)
     }
 
-    /// Removes a group, if `job` accepts the record of its job.
+    /// Removes a group, if `job` accepts the record of the group's job and `idle` accepts its
+    /// ledger.
     fn remove_if(
         &self,
         group: &Group,
@@ -309,8 +315,8 @@ impl Root {
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(());
         };
-        // The record is read only now, because a process that makes the group holds the lock until
-        // it has recorded the job.
+        // The record is read only after the lock is taken, because a process that makes the group
+        // holds the lock until it has recorded the job.
         if !job(&Record::of(&descent.directory)) {
             return Err(group.in_use());
         }
@@ -319,7 +325,7 @@ impl Root {
 }
 
 impl Group {
-    /// Takes the slots of dead processes out of the group's ledger, with the rights of the group's
+    /// Removes the slots of dead processes from the group's ledger, with the rights of the group's
     /// owner.
     pub fn clean(&self, witness: &dyn Witness) -> Result<Cleaned, GroupError> {
         let _descent = Descent::to(self)?;
@@ -331,7 +337,8 @@ fn path(group: &Group) -> PathBuf {
     group.path.clone()
 }
 
-/// Returns the content of a group's directory; fails where any of it is foreign or has a lease.
+/// Returns the content of a group's directory; fails where the directory holds foreign files or
+/// files with a lease.
 fn own_contents(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     let contents = Contents::of(directory).map_err(|error| group.failed("list", error))?;
     if let Some(name) = &contents.leased {
@@ -350,14 +357,15 @@ fn own_contents(group: &Group, directory: &Directory) -> Result<Contents, GroupE
     }
 }
 
-/// Locks a group alone. Fails with [`GroupError::InUse`] while another process holds the group.
-/// Returns `None` where the directory was empty and has been removed.
+/// Takes a group's lock exclusively. Fails with [`GroupError::InUse`] while another process holds
+/// the lock. Returns `None` where the directory was empty and has been removed.
 fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupError> {
     let failed = |error| group.failed("remove", error);
     let Descent { directory, .. } = descent;
     if Contents::of(directory).map_err(failed)?.is_empty() {
-        // An empty directory needs no lock: a process that makes a group in it finds the directory
-        // gone, or has already made the lock file.
+        // An empty directory can be removed without the lock: a process that is making a group in
+        // it either finds the directory gone, or has already made the lock file, and then the
+        // directory is not empty.
         return match remove_directory(group, descent) {
             Ok(()) => Ok(None),
             Err(error) => Err(failed(error)),
@@ -384,13 +392,13 @@ fn remove_held(
     let contents = own_contents(group, directory)?;
     check_below(group, directory)?;
     let ledger = match Ledger::open(&group.ledger_path()).map_err(GroupError::from) {
-        // A leased ledger does not tell whether the group has members.
+        // gpulimit cannot read from a ledger with a lease whether the group has members.
         Err(error) if error.is_leased() => return Err(error),
         ledger => ledger.ok(),
     };
     let removal = match &ledger {
-        // The group may have members of another version. If the group were removed and made again,
-        // they would go on charging in the old ledger.
+        // The group may have members that run another version of gpulimit. If the group were
+        // removed and made again, these members would still charge in the old ledger.
         None if Ledger::is_used(&group.ledger_path()) => return Err(group.in_use()),
         Some(ledger) if !idle(ledger) => return Err(group.in_use()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
@@ -403,20 +411,21 @@ fn remove_held(
         .limits()
         .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
     if_there(directory.remove_directory(BELOW)).map_err(failed)?;
-    // The limits are removed first, because no process joins a group without limits.
+    // The limits file is removed first, because a process cannot join a group without limits.
     if_there(directory.remove_file(LIMITS)).map_err(failed)?;
     for name in &contents.others {
         if_there(directory.remove_file(name)).map_err(failed)?;
     }
-    // The ledger proves that the directory is a group, so it stays until the other files are gone.
+    // The ledger proves that the directory is a group, so the ledger stays until the other files
+    // are gone.
     if_there(directory.remove_file(LEDGER)).map_err(failed)?;
-    // The lock is the last file to be removed. Until then no process can join.
+    // The lock file is removed last, because while it exists no process can join.
     if_there(directory.remove_file(LOCK)).map_err(failed)?;
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // Since the lock file was removed, another process has begun to make the group again, or to
-        // clean up. The directory is that process's now.
+        // After the lock file was removed, another process has begun to make the group again, or to
+        // clean up. The directory now belongs to that process.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -428,7 +437,8 @@ fn remove_held(
     Ok(())
 }
 
-/// Fails if there is anything below the group, before anything is removed.
+/// Fails if the group's directory `sub` is not empty; called before any file of the group is
+/// removed.
 fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     let below = match directory.open_directory(BELOW) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -459,7 +469,8 @@ fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     }
 }
 
-/// Removes the group's own empty directory, unless its name belongs to another directory by now.
+/// Removes the group's own empty directory, unless its name belongs to a different directory by
+/// now.
 fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     let Descent {
         parent, directory, ..
@@ -474,8 +485,9 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits a bounded time for removed files that a file system in user space (FUSE) keeps under
-/// another name until their last mapping is gone. This process has just dropped its own mappings.
+/// Waits a bounded time until a file system in user space (FUSE) has deleted the removed files that
+/// it keeps under another name until their last mapping is gone. This process has just dropped its
+/// own mappings.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     let has_hidden = || {
@@ -488,7 +500,7 @@ fn await_hidden(directory: &Directory) {
     }
 }
 
-/// Turns the failure to remove a missing entry into success.
+/// Treats the removal of an entry that does not exist as a success.
 fn if_there(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

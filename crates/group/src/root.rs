@@ -1,4 +1,4 @@
-//! The root: the directory below which all groups of a user, or of a machine, are.
+//! The root: the directory that holds all groups of a user, or of the machine.
 
 use super::contents::{self, Contents};
 use super::descent::Descent;
@@ -17,10 +17,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The root for all users of a machine, which the administrator makes.
+/// The root for all users of a machine, which the user root makes.
 pub const SYSTEM: &str = "/run/gpulimit";
 
-/// How often the making of a group starts over when the group is removed meanwhile.
+/// How often gpulimit tries again to make a group that another process removes at the same time.
 const TRIES: u32 = 1_000;
 
 /// The directory that holds all groups of a user or of the machine.
@@ -29,7 +29,8 @@ pub struct Root {
     pub(super) path: PathBuf,
 }
 
-/// The permissions of what is made below a root, except for files that members open.
+/// The permissions of the directories and limits files below a root. Files that members write have
+/// other permissions.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub(super) struct Modes {
     pub directory: u32,
@@ -40,7 +41,7 @@ const PRIVATE: Modes = Modes {
     directory: 0o700,
     limits: 0o600,
 };
-/// In a system root every user may see the groups and their limits.
+/// In the system root every user may see the groups and their limits.
 const PUBLIC: Modes = Modes {
     directory: 0o755,
     limits: 0o644,
@@ -50,12 +51,13 @@ impl Root {
     /// Finds the root for new groups: `GPULIMIT_ROOT`, else [`SYSTEM`] if the caller may make
     /// groups there, else `/dev/shm/gpulimit-<uid>`.
     ///
-    /// The user root makes [`SYSTEM`] with the first group, because any user may take a name in
-    /// `/dev/shm` first. In a user namespace, and in a container whose `/run` cannot hold groups,
-    /// root uses a directory in `/dev/shm` as other users do.
+    /// The user root makes [`SYSTEM`] together with the first group. Root does not use `/dev/shm`,
+    /// because there any user could take the name of root's directory first. Only in a user
+    /// namespace, and in a container whose `/run` cannot hold groups, does root use a directory in
+    /// `/dev/shm` as other users do.
     ///
-    /// Refuses a directory that others could tamper with, and a default directory that another user
-    /// has made. The directory need not exist: it is made with the first group.
+    /// Refuses a directory that other users could tamper with, and a default directory that another
+    /// user has made. The directory need not exist yet: it is made with the first group.
     pub fn locate(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, GroupError> {
         let path: PathBuf = match env("GPULIMIT_ROOT") {
             Some(path) if Path::new(&path).is_absolute() => path.into(),
@@ -75,8 +77,8 @@ impl Root {
         Self::at(path)
     }
 
-    /// Finds the root that has a group of this name, [`SYSTEM`] before the caller's own; as
-    /// [`Root::locate`] if neither has one.
+    /// Finds the root that has a group of this name: [`SYSTEM`], else the caller's own root.
+    /// Without such a group returns the root that [`Root::locate`] finds.
     pub fn locate_group(
         env: &dyn Fn(&str) -> Option<OsString>,
         name: &str,
@@ -89,8 +91,8 @@ impl Root {
         Self::locate(env)
     }
 
-    /// Returns the roots to look for groups in: [`SYSTEM`] if it exists, then the caller's own;
-    /// only `GPULIMIT_ROOT` if it is set.
+    /// Returns the roots in which the caller looks for groups: [`SYSTEM`] if it exists, then the
+    /// caller's own root; only `GPULIMIT_ROOT` if that variable is set.
     pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
         let own = Self::locate(env)?;
         let system = Path::new(SYSTEM);
@@ -100,7 +102,7 @@ impl Root {
         Ok(vec![own])
     }
 
-    /// Returns the root at this path; see [`Root::locate`].
+    /// Returns the root at this path, with the same checks as [`Root::locate`].
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, GroupError> {
         let root = Self { path: path.into() };
         match root.modes() {
@@ -114,28 +116,29 @@ impl Root {
         &self.path
     }
 
-    /// Returns whether the directory exists.
+    /// Returns whether the root's directory exists.
     pub fn exists(&self) -> bool {
         is_directory(&self.path)
     }
 
-    /// Returns all groups by name, each before those below it. Leaves out what the caller may not
-    /// read.
+    /// Returns all groups of the root by name, each before the groups below it. Groups that the
+    /// caller may not read are left out.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
         self.directories_below(None).map(with_limits)
     }
 
-    /// Returns the groups directly below one, or at the top, by name.
+    /// Returns the groups directly below `parent`, or at the top of the root, by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         self.directories_in(parent).map(with_limits)
     }
 
-    /// Returns all groups below one by name, each before those below it.
+    /// Returns all groups below `group` by name, each before the groups below it.
     pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
         self.directories_below(Some(group)).map(with_limits)
     }
 
-    /// Returns every directory that could hold a group, each before those below it.
+    /// Returns every directory below `group`, or in the whole root, that could hold a group, each
+    /// before the directories below it.
     pub(super) fn directories_below(
         &self,
         group: Option<&Group>,
@@ -181,12 +184,13 @@ impl Root {
             .collect())
     }
 
-    /// Returns the group of this name. Fails with [`GroupError::Missing`] where it does not exist.
+    /// Returns the group called `name`. Fails with [`GroupError::Missing`] where the group does not
+    /// exist.
     pub fn group(&self, name: &str) -> Result<Group, GroupError> {
         name::check(name)?;
         let group = Group::at(&self.path, name);
-        // A user who could replace a directory on the way could put another group in this one's
-        // place.
+        // A user who could replace a directory between the root and the group could put another
+        // group in the group's place.
         for directory in group.directories().skip(1) {
             let about = fs::symlink_metadata(&directory);
             if about.is_ok_and(|about| about.is_dir() || about.is_symlink()) {
@@ -207,7 +211,8 @@ impl Root {
 
     pub(super) fn missing(&self, name: &str) -> GroupError {
         let known = self.groups().unwrap_or_default();
-        // A user who gives a wrong name does not mean the group of an ended job.
+        // A user who gives a wrong name does not mean the group of an ended job, so such groups are
+        // not suggested.
         let ended = Group::ended(&known);
         let known = known.into_iter().zip(ended).filter(|(_, ended)| !ended);
         GroupError::Missing {
@@ -217,19 +222,19 @@ impl Root {
         }
     }
 
-    /// Makes a group of the caller's own with these limits, or finds the existing one, whose limits
-    /// stay as they are. The group above it must exist.
+    /// Makes a group owned by the caller with these limits, or finds the existing group, whose
+    /// limits stay as they are. The group above it must exist.
     ///
-    /// The group cannot be removed before the [`Created`] is dropped. Permissions do not depend on
-    /// the umask.
+    /// The group cannot be removed before the returned [`Created`] is dropped. The permissions of
+    /// the group's files do not depend on the umask.
     pub fn create(&self, name: &str, limits: &LimitSet) -> Result<Created, GroupError> {
         self.create_for(name, limits, Access::default())
     }
 
-    /// As [`Root::create`], for the users of `access`, who may then be in the groups above it as
+    /// As [`Root::create`], for the users of `access`, who are then admitted to the groups above as
     /// well.
     ///
-    /// Below a directory that belongs to a user, everything belongs to that user.
+    /// In a directory that belongs to a user, all groups belong to that user.
     pub fn create_for(
         &self,
         name: &str,
@@ -241,12 +246,14 @@ impl Root {
         let group = Group::at(&self.path, name);
         let mut limits = limits.clone();
         if let Some(parent) = group.parent() {
-            // Contexts are not counted only if every group on the path says so.
+            // The memory of contexts stays uncharged only if a group and all groups above it have
+            // `count_context=no`.
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
-        // A clean-up may remove the directory between any two steps. Some file systems, such as
-        // procfs, always say that a name cannot be made because it does not exist.
+        // A clean-up by another process may remove the directory between any two steps, so try
+        // again. The second condition is needed because some file systems, such as procfs, refuse
+        // to make any name with the error that the name does not exist.
         let is_in_directory = || group.path().parent().is_some_and(is_directory);
         let was_removed =
             |error: &GroupError| error.is_missing() || is_not_found(error) && is_in_directory();
@@ -258,7 +265,8 @@ impl Root {
             }
         };
         if made.is_err() {
-            // A half-made group is removed. If that fails as well, `leftovers` names it.
+            // Remove the incomplete group. If the removal fails as well, `leftovers` returns the
+            // group.
             let _ = self.remove_leftover(&group);
         }
         made
@@ -276,7 +284,8 @@ impl Root {
         make_directory(group.path(), modes.directory)?;
         drop(power);
         let place = Descent::to(group)?;
-        // In a directory such as /dev/shm another user may have made the group meanwhile.
+        // In a directory such as `/dev/shm` another user may have made the group since the first
+        // check.
         check_delegation(group.name(), place.user(), access)?;
         group.check_content()?;
         group.make_lock(&place.directory, access)?;
@@ -296,8 +305,9 @@ impl Root {
         Group::at(&self.path, name).past_leases(until, act)
     }
 
-    /// Checks that a group can get another owner. Fails if a group in it belongs to a different
-    /// user: root, with the rights of either user, could neither change nor remove that group.
+    /// Checks that a group can be given to the user `owner`. Fails if a group directly below
+    /// belongs to another user: root lowers its rights to those of one user, and with these it
+    /// could not change or remove the group of the other.
     pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
         for below in self.directories_in(Some(group))? {
             let about = fs::symlink_metadata(below.path());
@@ -313,8 +323,8 @@ impl Root {
         Ok(())
     }
 
-    /// Makes the root if it does not exist. A root that the user root makes is readable for all
-    /// users.
+    /// Makes the root's directory if it does not exist. If the user root makes the directory, all
+    /// users may read it.
     pub fn make(&self) -> Result<(), GroupError> {
         if !self.exists() {
             let modes = if user::effective() == 0 {
@@ -327,8 +337,8 @@ impl Root {
         self.modes().map(|_| ())
     }
 
-    /// Locks a file of the root alone, without waiting (`WouldBlock`). The file is made if it does
-    /// not exist.
+    /// Takes the exclusive lock on a file of the root's directory, without waiting (`WouldBlock`).
+    /// The file is made if it does not exist.
     pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
         let path = self.path.join(file);
         let mut options = fs::OpenOptions::new();
@@ -340,8 +350,8 @@ impl Root {
         Hold::alone(&path)
     }
 
-    /// Returns whether users other than the owner can find groups here: the directory belongs to
-    /// the user root and is readable for all.
+    /// Returns whether users other than the owner can find groups in this root: the root's
+    /// directory belongs to the user root and is readable for all.
     pub fn is_public(&self) -> bool {
         match self.modes() {
             Ok(modes) => modes == PUBLIC,
@@ -349,10 +359,11 @@ impl Root {
         }
     }
 
-    /// Makes the root's directory, and returns `false` if the name is taken.
+    /// Makes the root's directory, and returns `false` if a file or directory of that name exists.
     ///
-    /// In a user's directory root makes it with that user's rights, so that it belongs to the user,
-    /// and sets the permissions by descriptor, so that no other file gets them.
+    /// If the parent directory belongs to a user, the user root makes the new directory with that
+    /// user's rights, so that it belongs to the user. The permissions are set on the open
+    /// directory, so that they cannot go to another file.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
@@ -370,12 +381,12 @@ impl Root {
         }
     }
 
-    /// Returns whether this is the machine's root and the caller may make it.
+    /// Returns whether this is the root for all users of the machine and the caller may make it.
     fn is_system_root(&self) -> bool {
         user::effective() == 0 && self.path == Path::new(SYSTEM)
     }
 
-    /// Makes the root if it does not exist, and checks it.
+    /// Makes the root's directory if it does not exist, and checks it.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {
             let modes = if self.is_system_root() {
@@ -389,11 +400,12 @@ impl Root {
         self.modes()
     }
 
-    /// Checks the root, and returns the permissions for what is made in it.
+    /// Checks the root's directory, and returns the permissions for directories and limits files in
+    /// it.
     fn modes(&self) -> Result<Modes, GroupError> {
         let about = check(&self.path)?;
-        // The user root may use another user's root, but only one that is named, never as the
-        // default.
+        // The user root may use a root that belongs to another user, but only if root gives its
+        // path, never as root's default.
         if about.uid() != user::effective() && self.path == own_default() {
             return Err(GroupError::Unsafe {
                 path: self.path.clone(),
@@ -410,8 +422,8 @@ fn own_default() -> PathBuf {
     format!("/dev/shm/gpulimit-{}", user::effective()).into()
 }
 
-/// Returns whether this process is root and [`SYSTEM`] does not exist yet, so that its first group
-/// makes it.
+/// Returns whether the caller is the user root and [`SYSTEM`] does not exist yet, so that making
+/// the first group makes [`SYSTEM`].
 fn makes_system_root() -> bool {
     let missing =
         || fs::symlink_metadata(SYSTEM).is_err_and(|error| error.kind() == ErrorKind::NotFound);
@@ -439,7 +451,7 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
     }
 }
 
-/// Leaves out directories without a group's limits, as far as the caller can see.
+/// Leaves out directories that have no limits file of a group, as far as the caller can see.
 fn with_limits(mut groups: Vec<Group>) -> Vec<Group> {
     groups.retain(|group| {
         Directory::open(&group.path).is_ok_and(|there| contents::has_limits(&there))
@@ -447,20 +459,21 @@ fn with_limits(mut groups: Vec<Group>) -> Vec<Group> {
     groups
 }
 
-/// A group that was just made or found, and that cannot be removed before this value is dropped.
+/// A group that was just made or found, and that other processes cannot remove before this value is
+/// dropped.
 #[derive(Debug)]
 pub struct Created {
     /// The group.
     pub group: Group,
-    /// Whether the group was made now. An existing group keeps its own limits.
+    /// Whether the group is new. A group that existed before keeps its own limits.
     pub new: bool,
     /// The lock that keeps the group from being removed.
     pub hold: Hold,
 }
 
 impl Group {
-    /// Checks that the directory holds only gpulimit's own files, so that a group can be made
-    /// there.
+    /// Checks that the directory holds only files that gpulimit has made, so that a group can be
+    /// made in the directory.
     fn check_content(&self) -> Result<(), GroupError> {
         let contents = Directory::open(&self.path).and_then(|there| Contents::of(&there));
         match contents {
@@ -481,8 +494,8 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|about| about.is_dir())
 }
 
-/// Makes a directory with exactly these permissions. An existing directory stays as it is, if it is
-/// safe.
+/// Makes a directory with exactly these permissions. An existing directory stays as it is; if its
+/// owner or permissions are unsafe, the call fails.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
     let failed = |error| GroupError::io("create", path, error);
     match DirBuilder::new().mode(mode).create(path) {

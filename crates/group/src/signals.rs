@@ -1,4 +1,4 @@
-//! Holding back signals while a request waits.
+//! Holds back the program's signals while a request waits.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The signals of faults. The kernel ends a process that causes one of them while it is blocked.
+/// The signals that the kernel sends for a fault of the thread itself. If such a signal is blocked
+/// when the fault happens, the kernel ends the process.
 const FAULTS: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -18,21 +19,22 @@ const FAULTS: [c_int; 6] = [
 /// The highest signal number of Linux on all supported architectures.
 const LAST: c_int = 64;
 
-/// While this value lives, the program's signal handlers do not run in this thread. Signals stay
-/// pending, so that the thread sees each one.
+/// Holds back the program's signal handlers in this thread until the value is dropped. Signals stay
+/// pending, so that the thread can find out that a signal has arrived.
 pub(super) struct Deferred {
-    /// The thread's signal mask before.
+    /// The thread's signal mask from before this value was made.
     before: libc::sigset_t,
-    /// The mask belongs to one thread, so the value stays in it.
+    /// Keeps the value from moving to another thread, because the signal mask belongs to this
+    /// thread.
     _here: PhantomData<*const ()>,
 }
 
 impl Deferred {
-    /// Blocks all signals of this thread but those of its faults.
+    /// Blocks all signals of this thread except those of faults.
     pub(super) fn new() -> Self {
         let mut all = full();
         for fault in FAULTS {
-            // SAFETY: writes `all`, a local set.
+            // SAFETY: the call writes only `all`, a local set.
             unsafe { libc::sigdelset(&raw mut all, fault) };
         }
         Self {
@@ -41,11 +43,12 @@ impl Deferred {
         }
     }
 
-    /// Returns whether a signal is pending that the program handles. A pending signal without a
-    /// handler takes effect now: the process ends or stops, or the signal is ignored.
+    /// Returns whether a signal is pending for which the program has a handler. A pending signal
+    /// without a handler takes effect during this call: the process ends or stops, or the signal is
+    /// ignored.
     pub(super) fn has_pending(&self) -> bool {
         let mut pending = empty();
-        // SAFETY: writes `pending`, a local set.
+        // SAFETY: the call writes only `pending`, a local set.
         unsafe { libc::sigpending(&raw mut pending) };
         let mut others = empty();
         let mut any = false;
@@ -69,16 +72,17 @@ impl Deferred {
 
 impl Drop for Deferred {
     fn drop(&mut self) {
-        // Pending handlers run in this call, and may jump away.
+        // This call runs the handlers of pending signals. A handler may jump out of the call.
         change(libc::SIG_SETMASK, &self.before);
     }
 }
 
-/// While this value lives, this thread, and processes that it makes, get no signal but SIGKILL and
-/// SIGSTOP.
+/// Holds back all signals except SIGKILL and SIGSTOP, in this thread and in the processes that the
+/// thread makes, until the value is dropped.
 pub(super) struct Blocked {
     before: libc::sigset_t,
-    /// The mask belongs to one thread, so the value stays in it.
+    /// Keeps the value from moving to another thread, because the signal mask belongs to this
+    /// thread.
     _here: PhantomData<*const ()>,
 }
 
@@ -91,7 +95,7 @@ impl Blocked {
         }
     }
 
-    /// Lets one signal through again, in a process that was made while signals are blocked.
+    /// Unblocks one signal, in a child process that was made while this value blocked all signals.
     pub(super) fn let_through(signal: c_int) {
         change(libc::SIG_UNBLOCK, &only(signal));
     }
@@ -99,7 +103,7 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // Pending handlers run in this call, and may jump away.
+        // This call runs the handlers of pending signals. A handler may jump out of the call.
         change(libc::SIG_SETMASK, &self.before);
     }
 }
@@ -115,7 +119,7 @@ fn empty() -> libc::sigset_t {
 
 fn full() -> libc::sigset_t {
     let mut set = empty();
-    // SAFETY: writes `set`, a local set.
+    // SAFETY: the call writes only `set`, a local set.
     unsafe { libc::sigfillset(&raw mut set) };
     set
 }
@@ -127,20 +131,21 @@ fn only(signal: c_int) -> libc::sigset_t {
 }
 
 fn add(set: &mut libc::sigset_t, signal: c_int) {
-    // SAFETY: writes a set that the caller has borrowed mutably.
+    // SAFETY: the call writes only a set that the caller has borrowed mutably.
     unsafe { libc::sigaddset(set, signal) };
 }
 
 fn has(set: &libc::sigset_t, signal: c_int) -> bool {
-    // SAFETY: reads a set that the caller has borrowed.
+    // SAFETY: the call only reads a set that the caller has borrowed.
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
-/// Changes the mask of this thread and returns the previous one. Uses `sigprocmask`, which does the
-/// same as `pthread_sigmask` for a thread and is in libc in all versions of glibc.
+/// Changes the signal mask of this thread and returns the previous mask. Uses `sigprocmask`, which
+/// does the same as `pthread_sigmask` for a thread and is in libc in all versions of glibc.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
-    // SAFETY: reads `set`, which the caller has borrowed, and writes `before`, a local set.
+    // SAFETY: the call reads `set`, which the caller has borrowed, and writes `before`, a local
+    // set.
     unsafe { libc::sigprocmask(how, set, &raw mut before) };
     before
 }
@@ -171,7 +176,7 @@ pub(super) mod tests {
         unsafe { libc::signal(signal, handler) };
     }
 
-    /// Sends a signal to this thread only, because other threads run other tests.
+    /// Sends a signal to this thread only, because other threads of the process run other tests.
     fn send(signal: c_int) {
         // SAFETY: the call gets this thread's own handle and a plain number.
         unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
@@ -196,7 +201,8 @@ pub(super) mod tests {
         assert!(signals.has_pending());
         assert!(signals.has_pending(), "it stays");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
-        // One value lives within another, as a caller may itself hold signals back.
+        // The test makes one `Deferred` while another one lives, because a caller may itself hold
+        // signals back.
         assert!(!Deferred::new().has_pending(), "blocked by another");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
         drop(signals);
@@ -213,7 +219,7 @@ pub(super) mod tests {
             send(signal);
             assert!(!signals.has_pending());
             let mut pending = empty();
-            // SAFETY: writes `pending`, a local set.
+            // SAFETY: the call writes only `pending`, a local set.
             unsafe { libc::sigpending(&raw mut pending) };
             assert!(!has(&pending, signal));
             assert!(

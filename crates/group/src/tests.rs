@@ -1,4 +1,5 @@
-//! Tests of members within one process: their charges, their figures, and requests at the limit.
+//! Tests of members within one process: what they charge and publish, and their requests at the
+//! limit.
 
 use super::descent::Descent;
 use super::*;
@@ -16,10 +17,10 @@ use std::time::{Duration, Instant};
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const CAPACITY: u64 = 80 << 30;
 const UNIT: u64 = 4096;
-/// The longest time of a wait in a test; a longer wait has hung.
+/// The longest time of a wait in a test; if a wait takes longer, the tested code hangs.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A root of the test's own, which is removed with the test.
+/// A root of groups for one test, which is removed at the end of the test.
 struct Place(
     Root,
     #[expect(dead_code, reason = "removed when the test ends")] Scratch,
@@ -33,7 +34,7 @@ impl Place {
         Self(Root::at(&scratch.0).expect("a root"), scratch)
     }
 
-    /// Makes a group with these sizes, in units.
+    /// Makes a group with these limits, in units of [`UNIT`] bytes.
     fn group(&self, name: &str, sizes: &[(Key, u64)]) -> Group {
         let mut limits = LimitSet::default();
         for (key, units) in sizes {
@@ -44,7 +45,8 @@ impl Place {
 
     fn join(&self, name: &str) -> (Member, MemberDevice) {
         let member = Member::join(&self.0, name).expect("joined");
-        // Gives the device another index in the ledger of the top level than in the others.
+        // Gives the device different indices in the ledgers of the top group and of the groups
+        // below.
         if let Some(station) = member.levels.last().filter(|_| member.levels.len() > 1) {
             station
                 .ledger
@@ -82,7 +84,7 @@ fn units((member, device): &(Member, MemberDevice)) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the events of a group, oldest first.
+/// Returns the recorded events of a group, oldest first.
 fn happened(group: &Group) -> Vec<Happening> {
     let events = group.ledger().expect("there").events(0);
     events.into_iter().map(|event| event.what).collect()
@@ -92,8 +94,8 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// A process that makes a group, and loses the directory to a removal, must not fill a new
-/// directory under the old lock.
+/// If a process that makes a group loses the directory to a removal, it must not make files in a
+/// new directory under the lock of the old one.
 #[test]
 fn the_lock_of_a_removed_directory_is_not_taken_after_the_group_is_made_again() {
     let place = Place::new();
@@ -221,7 +223,7 @@ fn memory_protected_for_others_is_not_free() {
         (7, 10),
         "alice's own protection does not limit her"
     );
-    // Memory that `low` protects is taken only where there is no other way.
+    // Memory of other groups that `low` protects is taken only if no other memory is left.
     assert!(!bob.0.try_charge(&bob.1, 4 * UNIT) && bob.0.try_charge(&bob.1, 3 * UNIT));
     assert_eq!(
         charge(&bob, 5).expect_err("min stays protected").group,
@@ -231,7 +233,7 @@ fn memory_protected_for_others_is_not_free() {
     assert_eq!(at(&bob), 0);
     charge(&alice, 2).expect("protected for alice");
     assert_eq!((at(&bob), at(&alice)), (0, 1));
-    // A change of the protection is followed at once.
+    // A change of a group's protection takes effect at once.
     let alices = place.0.group("lab/alice").expect("there");
     alices
         .write_limits(|set| {
@@ -240,7 +242,7 @@ fn memory_protected_for_others_is_not_free() {
         })
         .expect("written");
     assert_eq!(at(&bob), 1);
-    // Only carol's group is protected now.
+    // Only carol's group still has protected memory.
     let is_kept = |(member, device): &(Member, MemberDevice)| {
         let level = member.levels[1].level(device, 1, member::Spared::Low);
         level.protection.is_some()
@@ -392,7 +394,7 @@ fn orphans_stay_charged_until_they_are_given_back() {
         )
     };
     assert_eq!((orphans(&alice), orphans(&bob)), ((4, 4), (0, 4)));
-    // The release gives back bytes at the upper level only.
+    // The release uncharges orphans only in the group above, which both processes share.
     let seen = Cell::new(0);
     let released = bob.0.release_orphans(&bob.1, |total, living| {
         seen.set(living.len());
@@ -444,7 +446,7 @@ fn members_of_a_group_removed_by_hand_are_orphaned() {
 
 // Tests of requests at the limit.
 
-/// Runs `act` in a thread of its own as soon as a request waits in the group.
+/// Runs `wait` in this thread, and `act` in another thread as soon as a request waits in the group.
 fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -464,7 +466,7 @@ fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() 
     })
 }
 
-/// Sets the flag when it is dropped, even if the request panics.
+/// Sets the flag when the value is dropped, even if the request panics.
 struct Sets<'a>(&'a AtomicBool);
 
 impl Drop for Sets<'_> {
@@ -564,7 +566,7 @@ fn a_request_does_not_overtake_a_waiter() {
     let (one, other, third) = (place.join("lab"), place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
     let act = || {
-        // There is room for the request, but it is not its turn.
+        // The third member's request would fit, but another request waits ahead of it.
         assert!(!third.0.try_charge(&third.1, UNIT));
         let insists = third
             .0
@@ -714,7 +716,7 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
     );
     assert_eq!(request(1), (true, 1), "still");
     assert!(!request(9).0);
-    // A `high` that is not below `max` has no effect.
+    // A limit `high` that is not below `max` has no effect.
     let place = Place::new();
     let group = place.group("lab", &[(Key::Max, 10), (Key::High, 10)]);
     let member = place.join("lab");
@@ -723,7 +725,7 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
     assert_eq!(kinds(&group), []);
 }
 
-/// Starts another process that joins the group `lab` and charges so many units.
+/// Starts another process that joins the group `lab` and charges `units` units there.
 fn bystander(place: &Place, units: u64) -> std::process::Child {
     let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
         .args(["--exact", "tests::role_of_a_bystander", "--nocapture"])
@@ -733,7 +735,8 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("spawned");
-    // The pipe stays open, because the test runner writes a line after a minute.
+    // Keep the pipe open after this line, because the test runner writes a line to it after a
+    // minute.
     let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
     let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
@@ -741,7 +744,8 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
     child
 }
 
-/// Not a test: a bystander's work, until it is killed or its input ends.
+/// The work of a bystander process, not a test: charges, and waits until it is killed or its input
+/// ends.
 #[test]
 fn role_of_a_bystander() {
     let [Some(root), Some(units)] = ["BYSTANDER_ROOT", "BYSTANDER_UNITS"].map(std::env::var_os)
@@ -774,7 +778,8 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     group
         .write_limits(|set| set.options.oom = Oom::KillLargest)
         .expect("written");
-    // No process is killed for a request that can never fit, or for a caller that has another way.
+    // No process is killed for a request that can never fit, or for a caller that has another way
+    // to get memory.
     charge(&member, 11).expect_err("never");
     let gentle = member
         .0
@@ -795,7 +800,7 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
         .collect();
     assert!(!killed.is_empty() && killed.iter().all(|what| what.process.pid == large_pid));
     assert_eq!((killed[0].bytes, killed[0].max), (4 * UNIT, 10 * UNIT));
-    // This process is the largest one now.
+    // The process that makes the request is now the largest one of the group.
     charge(&member, 5).expect_err("refused");
     assert!(is_running(&mut small));
     small.kill().expect("killed");

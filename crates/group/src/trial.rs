@@ -10,12 +10,12 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
 impl Root {
-    /// Makes a group with all its files, joins it, and removes everything again, as a program does
-    /// that gets a group of its own. A root that does not exist is not made: the trial uses a
-    /// directory beside it, with the same permissions.
+    /// Tests whether groups can be made in this root: makes a group with all its files, joins it,
+    /// and removes everything again. A root that does not exist is not made: the trial uses a
+    /// temporary directory beside it, with the same permissions.
     ///
-    /// Returns `false` if only other users make groups at the top of this root, so that the trial
-    /// tells nothing.
+    /// Returns `false` if only other users may make groups at the top of this root, so that a
+    /// failure of the caller's trial proves nothing.
     pub fn try_out(&self) -> Result<bool, GroupError> {
         if self.exists() {
             return match self.try_group() {
@@ -34,8 +34,8 @@ impl Root {
         tried.and(removed).map(|()| true)
     }
 
-    /// Makes a directory of this process's own. In a place such as `/dev/shm` other users may have
-    /// taken any name that they could guess.
+    /// Makes a temporary directory beside the root. Tries several names, because in a directory
+    /// such as `/dev/shm` other users may have taken any name that they could guess.
     fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
         const NAMES: u32 = 1_000;
         let me = Identity::of_self();
@@ -54,8 +54,8 @@ impl Root {
         ))
     }
 
-    /// Makes, joins and removes a group. The group has the name of a job's, so that the usual
-    /// clean-up removes its remains if this process is killed.
+    /// Makes, joins and removes a group. The group's name is that of a job's group, so that the
+    /// usual clean-up removes the remains if this process is killed.
     fn try_group(&self) -> Result<(), GroupError> {
         let me = Identity::of_self();
         let name = format!("run-{}-{}", me.pid, me.start_time);
@@ -67,7 +67,8 @@ impl Root {
         joined.and(self.remove(&name))
     }
 
-    /// Returns whether the error only says that the caller may not write another user's directory.
+    /// Returns whether the error says only that the caller may not write in a directory that
+    /// belongs to another user.
     fn is_for_others(&self, error: &GroupError) -> bool {
         let is_denied = |error: &io::Error| error.kind() == ErrorKind::PermissionDenied;
         matches!(error, GroupError::Io { error, .. } if is_denied(error))

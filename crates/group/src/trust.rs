@@ -1,4 +1,4 @@
-//! Which directories are trusted: those whose files no other user can replace.
+//! Decides which directories are trusted: those whose files other users cannot replace.
 
 use super::directory::Directory;
 use super::error::{Fault, GroupError};
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Checks that a directory belongs to the caller or to root, and that no other user can put files
+/// Checks that a directory belongs to the caller or to root, and that other users cannot put files
 /// into it.
 ///
 /// The user root may use the directories of all users.
@@ -16,7 +16,7 @@ pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
     is_safe(path, &about).map(|()| about)
 }
 
-/// As [`check`], for an open directory.
+/// As [`check`], for a directory that is already open.
 pub(super) fn check_open(directory: &Directory) -> Result<fs::Metadata, GroupError> {
     let path = directory.path();
     let about = directory

@@ -1,4 +1,4 @@
-//! Protection from `pthread_cancel` for work that must be finished.
+//! Protects work that must be finished from `pthread_cancel`.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -8,24 +8,25 @@ use std::marker::PhantomData;
 const DISABLE: c_int = 1;
 
 unsafe extern "C" {
-    // The libc crate does not declare this function.
+    // The libc crate does not declare `pthread_setcancelstate`.
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// While this value lives, `pthread_cancel` does not end this thread.
+/// Keeps `pthread_cancel` from ending this thread until the value is dropped.
 ///
 /// A cancelled thread ends at its next cancellation point (a call that opens, reads, writes or
-/// sleeps), by unwinding its stack. Rust code that catches panics then ends the whole process. So
-/// code that makes such calls in the program's threads holds one of these values. The thread ends
-/// at its first cancellation point after that.
+/// sleeps), by unwinding its stack. If the unwinding meets Rust code that catches panics, the whole
+/// process ends. So gpulimit's code that makes such calls in the program's threads holds a value of
+/// this type. A cancelled thread ends at its first cancellation point after the value is dropped.
 pub struct Undisturbed {
     before: c_int,
-    /// The state belongs to one thread, so the value stays in it.
+    /// Keeps the value from moving to another thread, because the cancellation state belongs to
+    /// this thread.
     _here: PhantomData<*const ()>,
 }
 
 impl Undisturbed {
-    /// Puts cancellation of this thread off.
+    /// Disables cancellation of this thread.
     #[expect(clippy::new_without_default, reason = "it does something")]
     pub fn new() -> Self {
         let mut before = DISABLE;

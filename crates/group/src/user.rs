@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Returns the effective user id, to which files that this process makes belong.
+/// Returns the caller's effective user id, which owns the files that this process makes.
 pub fn effective() -> u32 {
     // SAFETY: the call takes no arguments and cannot fail.
     unsafe { libc::geteuid() }

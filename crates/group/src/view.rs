@@ -1,7 +1,8 @@
-//! A view: a root that holds one group and the groups above it, for a container.
+//! A container's view of the groups: a root that holds one group and the groups above it, for use
+//! in a container.
 //!
-//! The files in a view are hard links to the group's own, so a member of the group in the view is a
-//! member of the group itself.
+//! The ledger, lock and limits in a view are hard links to the group's own files, so a process that
+//! joins the group in the view is a member of the group itself.
 
 use super::root::make_directory;
 use super::{Group, GroupError, context_size};
@@ -9,15 +10,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// The permissions of directories: all users in the container may read them.
+/// The permissions of a view's directories: all users in the container may read them.
 const DIRECTORY: u32 = 0o755;
 
 impl Group {
-    /// Makes a view of the group at `place`, which must not exist and must be on the group's file
-    /// system. Returns the paths of the ledgers in the view, which members write.
+    /// Makes a view of this group at the path `place`, which must not exist and must be on the
+    /// group's file system. Returns the paths of the ledgers in the view, which members write.
     ///
-    /// The view has the files of the groups above, but no groups below. It knows the sizes of
-    /// contexts that the group's own root knows.
+    /// The view has the files of this group and of the groups above it, but no groups below it. The
+    /// sizes of contexts that the group's root has stored are copied into the view.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
         let failed = |error| GroupError::io("create", place, error);
         fs::create_dir(place)

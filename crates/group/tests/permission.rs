@@ -1,8 +1,8 @@
-//! Attacks on groups by users who do not own them, or own only a part of them. Each attack is run
-//! as an unprivileged user, and must have no effect.
+//! Attacks on groups by users who do not own the groups, or own only a part of them. Each attack is
+//! run as an unprivileged user, and must have no effect.
 //!
 //! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts
-//! as one of them.
+//! as one of these users.
 #![allow(unsafe_code)]
 
 #[path = "../../../tests/groups/nothing.rs"]
@@ -33,8 +33,8 @@ const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
 const CAPACITY: u64 = 80 << 30;
 const GIB: u64 = 1 << 30;
 
-/// A root as an administrator makes it: the group `lab`, with a group for each of two users below
-/// it.
+/// A root of groups as an administrator makes it: the group `lab`, with a group for each of two
+/// users below it.
 struct Lab(PathBuf);
 
 impl Lab {
@@ -72,9 +72,9 @@ impl Lab {
         self.root().group(name).expect("there")
     }
 
-    /// Starts a process of another user that does what the role says.
+    /// Starts a process as another user, which does what `role` says.
     fn start(&self, uid: u32, role: &str) -> Actor {
-        // This path to the test binary works for users who may not read its directory.
+        // The path `/proc/self/exe` works for users who may not read the test binary's directory.
         let mut child = Command::new("/proc/self/exe")
             .args(["--exact", "role", "--nocapture"])
             .env("PERMISSION_ROLE", role)
@@ -91,8 +91,8 @@ impl Lab {
         Actor { child, input, out }
     }
 
-    /// Describes every file by its name, owner, permissions, kind and limits, without the content
-    /// of ledgers.
+    /// Describes every file below a directory by its name, owner, permissions, kind and limits,
+    /// without the content of ledgers.
     fn picture(&self, below: &str) -> Vec<String> {
         let mut seen = Vec::new();
         let mut ahead = vec![self.0.join(below)];
@@ -136,7 +136,8 @@ struct Actor {
 }
 
 impl Actor {
-    /// Returns the rest of the next line that contains this mark.
+    /// Waits for the process's next output line that contains this mark, and returns the rest of
+    /// the line.
     fn hear(&mut self, mark: &str) -> String {
         let mut line = String::new();
         loop {
@@ -146,14 +147,15 @@ impl Actor {
                 0,
                 "the other user's process has ended"
             );
-            // The test harness writes its own text into the first line.
+            // The test harness writes its own text before the process's first line, so the mark may
+            // be inside a line.
             if let Some((_, rest)) = line.split_once(&format!("#{mark}")) {
                 return rest.trim().to_owned();
             }
         }
     }
 
-    /// Lets the process end, and returns its output.
+    /// Lets the process end, and returns its remaining output.
     fn end(mut self) -> String {
         drop(self.input.take());
         let mut said = String::new();
@@ -183,7 +185,7 @@ fn wait_for_the_end() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Not a test: the work of the other users.
+/// The work of the other users' processes, not a test.
 #[test]
 fn role() {
     let (Some(role), Some(root)) = (
@@ -205,7 +207,8 @@ fn role() {
 
 // Attacks that permissions must stop.
 
-/// Tries everything that alice must not be able to do, and prints how many attempts there were.
+/// Tries everything that the user alice must not be able to do, and prints how many attempts there
+/// were.
 fn break_in(root: &Path) {
     let mut tried = 0;
     let mut refused = |what: String, done: Result<(), String>| {
@@ -354,7 +357,7 @@ fn break_in(root: &Path) {
 #[test]
 fn a_user_cannot_change_the_files_of_others() {
     let Some(lab) = Lab::new() else { return };
-    // A change of the limits makes the file that writers lock.
+    // A change of the limits makes the file `.limits.lock`, so that it exists for the attacks.
     for name in ["lab", "lab/alice", "lab/bob"] {
         lab.group(name).write_limits(|_| {}).expect("written");
     }
@@ -372,13 +375,13 @@ fn a_user_cannot_change_the_files_of_others() {
     assert_eq!(lab.picture(""), before);
 }
 
-/// Locks all files that alice can open, in every way.
+/// Takes every kind of lock on all files that alice can open.
 fn hold_locks(root: &Path) {
     let mut held = Vec::new();
     for group in ["lab/sub/bob", "lab"] {
         for name in ["limits", "lock", "ledger", ".limits.lock"] {
-            // Alice may write these files of `lab`, because her programs are charged there. So she
-            // may lock them as well, which is not a part of this test.
+            // Alice may write these files of `lab`, because her programs are charged in `lab`. So
+            // she may also lock them, which is not a part of this test.
             if group == "lab" && matches!(name, "lock" | "ledger") {
                 continue;
             }
@@ -435,7 +438,7 @@ fn charge(root: &Path) {
     wait_for_the_end();
 }
 
-// Attacks on root while it works in a directory that a user owns.
+// Attacks on root while root works in a directory that a user owns.
 
 /// Swaps a group below alice's own for a link to bob's group and back, again and again.
 fn swap(root: &Path) {
@@ -464,7 +467,8 @@ fn swap(root: &Path) {
 #[test]
 fn root_is_not_led_out_of_a_users_directory() {
     let Some(lab) = Lab::new() else { return };
-    // An attack could only affect bob's group while it is not in use.
+    // Bob runs no program, because an attack could affect bob's group only while the group is not
+    // in use.
     lab.group("lab/bob").write_limits(|_| {}).expect("written");
     let before = lab.picture("lab/sub/bob");
     let mut alice = lab.start(ALICE, "swap");
@@ -474,7 +478,7 @@ fn root_is_not_led_out_of_a_users_directory() {
     let start = Instant::now();
     let mut rounds = 0;
     while start.elapsed() < Duration::from_secs(2) {
-        // Alice can make these calls fail.
+        // Alice's swaps can make these calls fail, so their results are ignored.
         let _ = root.create(name, &set(GIB));
         if let Ok(group) = root.group(name) {
             let _ = group.write_limits(|set| set.set(Selector::All, Key::Max, Size::Max));
@@ -528,7 +532,8 @@ fn below_a_users_directory_everything_is_the_users_and_links_are_not_followed() 
         root.group("lab/alice/bobs")
             .is_err_and(|error| error.is_missing())
     );
-    // A hard link to bob's ledger, which kernels without fs.protected_hardlinks let alice make.
+    // A hard link to bob's ledger, as alice can make it where the kernel setting
+    // `fs.protected_hardlinks` is off.
     let ledger = lab.group("lab/bob").ledger_path();
     let before = lab.picture("lab/sub/bob");
     fs::remove_file(made.ledger_path()).expect("removed");
@@ -539,10 +544,10 @@ fn below_a_users_directory_everything_is_the_users_and_links_are_not_followed() 
     })
     .expect_err("bob's file");
     assert_eq!(lab.picture("lab/sub/bob"), before);
-    // This thread has its former rights again.
+    // After the failure this thread has the full rights of root again.
     fs::write(lab.0.join("lab/new"), "").expect("writable for root");
     fs::remove_file(lab.0.join("lab/new")).expect("writable for root");
-    // Alice may remove the name.
+    // Alice may remove the hard link's name, so root may do so with her rights.
     root.remove("lab/alice/job").expect("removed");
     assert_eq!(lab.picture("lab/sub/bob"), before);
 }
@@ -602,7 +607,7 @@ fn groups_above_are_opened_no_further_than_those_below_need() {
 
 // Attacks on the slots of a ledger.
 
-/// Takes every slot of the group in which both users are charged.
+/// Takes every slot in the ledger of `lab`, the group in which both users are charged.
 fn fill(root: &Path) {
     let root = Root::at(root).expect("a root");
     let ledger = root.group("lab").expect("there").ledger_path();
@@ -632,10 +637,11 @@ fn a_process_that_finds_all_slots_taken_is_refused() {
     assert_eq!(bob.hear("charged"), "in lab/bob");
 }
 
-// Attacks on the words of a ledger. Alice may write the ledger of her own group, because she is
+// Attacks on the content of a ledger. Alice may write the ledger of her own group, because she is
 // charged in it.
 
-/// The offset and the length in bytes of the words in a ledger.
+/// The offset and the length in bytes of that part of a ledger which holds the figures of devices
+/// and slots.
 const WORDS: (u64, usize) = (16 << 10, 1 << 20);
 
 #[test]
@@ -672,9 +678,10 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
         assert_eq!(charged(), Some(0));
         assert!(!charge(2 * GIB), "3 GiB of 4 are taken");
         assert_eq!(charged(), Some(3 * GIB), "restored");
-        // No request is granted for a while, because others may have been granted too much.
+        // After damage to the ledger no request is granted for a while, because other processes may
+        // have been granted too much.
         let granted = charge(GIB);
-        // On a slow machine the while may be over already.
+        // On a slow machine this while may already be over.
         if began.elapsed() < WHILE {
             assert!(!granted);
             break;
@@ -686,11 +693,11 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
     std::thread::sleep(WHILE + Duration::from_millis(100));
     assert!(charge(GIB), "the free memory is granted afterwards");
     assert!(!charge(GIB));
-    // A ledger that hid its slots would make all sums 0.
+    // If the count of slots were believed after this write, all sums over the slots would be 0.
     file.write_all_at(&[0; 8], 64).expect("written");
     assert!(!charge(GIB));
     assert_eq!(charged(), Some(4 * GIB), "the slots are counted again");
-    // An uncharge restores the words as well, and gives back only what was charged.
+    // An uncharge also restores the figures, and uncharges only what was charged.
     file.write_all_at(&vec![0; WORDS.1], WORDS.0)
         .expect("written");
     member.uncharge(&device, GIB);

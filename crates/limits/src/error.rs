@@ -12,33 +12,33 @@ use std::path::{Path, PathBuf};
 pub enum LimitsError {
     /// A system call failed.
     Io {
-        /// The operation that failed: `open`, `create`, `map`, `lock`.
+        /// The operation on the limits file that failed: `open`, `create`, `map`, `lock`.
         what: &'static str,
         /// The path of the limits file.
         path: PathBuf,
         /// The error of the system call.
         error: io::Error,
     },
-    /// The file is not a limits file, is cut short, or is damaged.
+    /// The file at the path is not a limits file, is cut short, or is damaged.
     Damaged {
         /// The path of the limits file.
         path: PathBuf,
-        /// What is wrong with the file.
+        /// What is wrong with the limits file.
         why: &'static str,
     },
-    /// The file was written by another version of gpulimit.
+    /// The limits file was written by a version of gpulimit that uses another file format.
     Format {
         /// The path of the limits file.
         path: PathBuf,
-        /// The format that the file names.
+        /// The file format number that the limits file states.
         found: u64,
     },
-    /// The file cannot hold that many rules.
+    /// The new limits have more rules than a limits file can hold.
     Full {
         /// The path of the limits file.
         path: PathBuf,
     },
-    /// Another process has been changing the file for too long.
+    /// Another process has held the lock for changes of the limits file for too long.
     Busy {
         /// The path of the limits file.
         path: PathBuf,
@@ -63,7 +63,7 @@ impl LimitsError {
         }
     }
 
-    /// Returns whether the file, or its directory, does not exist.
+    /// Returns whether the error says that the limits file, or its directory, does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::NotFound)
     }
@@ -83,24 +83,26 @@ impl fmt::Display for LimitsError {
             Self::Damaged { path, why } => write!(
                 f,
                 "the limits file {} is damaged ({why}): remove the group when no program runs in \
-                 it",
+                 the group",
                 path.display()
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the limits file {} has format {found}, this gpulimit reads format {FORMAT}: use \
-                 matching versions, or remove the group when no program runs in it",
+                "the limits file {} has file format {found}, this gpulimit reads file format \
+                 {FORMAT}: use the same version of gpulimit for all programs, or remove the \
+                 group when no program runs in it",
                 path.display()
             ),
             Self::Full { path } => write!(
                 f,
-                "the limits file {} holds at most {MAX_RULES} rules: use one rule for all GPUs",
+                "the limits file {} cannot hold more than {MAX_RULES} rules: set one limit for \
+                 all GPUs in place of a limit for each GPU",
                 path.display()
             ),
             Self::Busy { path } => write!(
                 f,
-                "another program is changing the limits file {}: try again, or end a stopped \
-                 `gpulimit set`",
+                "another program is changing the limits file {}: try again, or end a `gpulimit \
+                 set` that is stopped",
                 path.display()
             ),
         }

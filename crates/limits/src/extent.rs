@@ -1,4 +1,5 @@
-//! Limits that depend on the size of a GPU, worked out for the GPUs of the machine.
+//! Limits that depend on the size of a GPU ("all but 2 GiB"), turned into bytes for the GPUs of the
+//! machine.
 
 use super::{Key, LimitSet, Selector};
 use gpulimit_base::device::DeviceId;
@@ -6,24 +7,24 @@ use gpulimit_base::units::{Extent, Size, gib};
 use std::error::Error;
 use std::fmt;
 
-/// A GPU and its memory in bytes; `None` where the memory is not known.
+/// A GPU and its memory in bytes; `None` where the size of its memory is not known.
 pub type Capacity = (DeviceId, Option<u64>);
 
-/// The reason why an extent cannot be worked out.
+/// The reason why an extent such as "all but 2 GiB" cannot be turned into bytes.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ExtentError {
-    /// The memory of a GPU is not known, or there is no known GPU.
+    /// The size of a GPU's memory is not known, or there is no known GPU.
     Unknown {
-        /// The extent that was asked for.
+        /// The extent that the user asked for.
         extent: Extent,
-        /// The GPU; `None` where no GPU is known.
+        /// The GPU whose memory size is not known; `None` where no GPU is known.
         gpu: Option<DeviceId>,
     },
-    /// The GPU has no more memory than the extent leaves out.
+    /// "All but N bytes" would leave no memory, because the GPU has N bytes or fewer.
     TooMuch {
-        /// The extent that was asked for.
+        /// The extent that the user asked for.
         extent: Extent,
-        /// The GPU that is too small.
+        /// The GPU that is too small for the extent.
         gpu: DeviceId,
         /// The GPU's memory in bytes.
         capacity: u64,
@@ -35,16 +36,16 @@ impl fmt::Display for ExtentError {
         match self {
             Self::Unknown { extent, gpu: None } => write!(
                 f,
-                "cannot work out {extent}: the GPUs of this machine are not known here; give a \
-                 size such as 6G, or see `gpulimit doctor`"
+                "cannot work out {extent} in bytes: this process cannot find out which GPUs the \
+                 machine has; give a size such as 6G, or see `gpulimit doctor`"
             ),
             Self::Unknown {
                 extent,
                 gpu: Some(gpu),
             } => write!(
                 f,
-                "cannot work out {extent}: the memory of GPU {gpu} is not known here; give a size \
-                 such as 6G"
+                "cannot work out {extent} in bytes: this process cannot find out how much memory \
+                 GPU {gpu} has; give a size such as 6G"
             ),
             Self::TooMuch {
                 extent,
@@ -52,7 +53,7 @@ impl fmt::Display for ExtentError {
                 capacity,
             } => write!(
                 f,
-                "cannot work out {extent}: GPU {gpu} has only {}",
+                "cannot work out {extent} in bytes: GPU {gpu} has only {} of memory",
                 gib(*capacity)
             ),
         }
@@ -62,12 +63,13 @@ impl fmt::Display for ExtentError {
 impl Error for ExtentError {}
 
 impl LimitSet {
-    /// Sets one key to an extent, worked out for `gpus`, which are all GPUs of the machine.
+    /// Sets one key of the rule for `selector` to an extent, turned into bytes for `gpus`, which
+    /// are all GPUs of the machine.
     ///
-    /// The limits file has no form for "all but 2 GiB", so the extent is worked out now. For all
-    /// GPUs the rule gets the smallest result, and GPUs of another size, or with a rule of their
-    /// own, get a rule of their own. With `each` every GPU gets a rule, for callers that see only
-    /// some of the GPUs.
+    /// A limits file cannot express "all but 2 GiB", so the extent is turned into bytes now. With
+    /// [`Selector::All`] the rule for all GPUs gets the smallest result. A GPU whose result is
+    /// different, or that already has a rule of its own, gets its result in a rule of its own. With
+    /// `each` every GPU gets a rule of its own, for callers that see only some of the GPUs.
     pub fn set_extent(
         &mut self,
         selector: Selector,
@@ -150,7 +152,7 @@ mod tests {
             [A, B].map(|id| set.for_device(id, Key::Max))
         };
         assert_eq!(ask(2), [78, 22].map(|n| Some(Size::Bytes(n * GIB))));
-        // The second call overwrites the rules of the first one.
+        // The second call of `set_extent` overwrites the rules that the first call has set.
         assert_eq!(ask(4), [76, 20].map(|n| Some(Size::Bytes(n * GIB))));
         let mut each = LimitSet::default();
         each.set_extent(Selector::All, Key::Max, BUT_TWO, &gpus[..1], true)

@@ -1,4 +1,5 @@
-//! The keys of a group, their defaults, and their form as text.
+//! The keys of a group's limits (`max`, `on_limit` and others), their defaults, and their form as
+//! text.
 
 use gpulimit_base::units::{Extent, Size, SizeError};
 use std::error::Error;
@@ -6,27 +7,29 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A key whose value is a size for each GPU. Names and meanings are those of the memory cgroup.
+/// A key whose value is a size for each GPU. The names and meanings are those of the kernel's
+/// memory cgroup.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 #[repr(u32)]
 pub enum Key {
-    /// The hard limit, which usage never passes. Default: none.
+    /// The hard limit: the group's usage never exceeds this size. Default: no limit.
     Max,
-    /// The soft limit. Above it members give back unused memory before they grow, and an event
-    /// records it. Default: none.
+    /// The soft limit. While the group uses more, its members give back their unused memory before
+    /// they charge more, and an event is recorded. Default: no limit.
     High,
-    /// Soft protection: this memory is not asked back, and the growth of other groups takes it
-    /// last. Default: 0.
+    /// Soft protection: the group's members are not asked to give back unused memory while the
+    /// group uses no more than this size, and other groups get this memory only after all other
+    /// memory is taken. Default: 0.
     Low,
-    /// Hard protection: the growth of other groups below the same ancestor never takes this memory.
-    /// Default: 0.
+    /// Hard protection: other groups below the same ancestor can never charge this memory. Default:
+    /// 0.
     Min,
 }
 
 impl Key {
-    /// The number of keys that take a size.
+    /// The number of keys whose value is a size.
     pub const COUNT: usize = 4;
-    /// All keys that take a size.
+    /// All keys whose value is a size.
     pub const ALL: [Self; Self::COUNT] = [Self::Max, Self::High, Self::Low, Self::Min];
 
     /// Returns the key as text.
@@ -39,7 +42,7 @@ impl Key {
         }
     }
 
-    /// Returns the value of the key in a group that does not set it.
+    /// Returns the value that the key has in a group that does not set the key.
     pub const fn default(self) -> Size {
         match self {
             Self::Max | Self::High => Size::Max,
@@ -54,30 +57,30 @@ impl fmt::Display for Key {
     }
 }
 
-/// The sizes in one rule, by key. A key that a rule does not set has the value of the rule for all
-/// GPUs.
+/// The sizes in one rule, by key. A key that the rule for one GPU does not set has the value from
+/// the rule for all GPUs.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Values([Option<Size>; Key::COUNT]);
 
 impl Values {
-    /// Returns the size that is set for a key.
+    /// Returns the size that the rule sets for a key.
     pub fn get(&self, key: Key) -> Option<Size> {
         self.0[key as usize]
     }
 
-    /// Sets the size for a key; `None` removes it.
+    /// Sets the rule's size for a key; `None` removes the key from the rule.
     pub fn set(&mut self, key: Key, size: Option<Size>) {
         self.0[key as usize] = size;
     }
 
-    /// Iterates over the keys that are set.
+    /// Iterates over the keys that the rule sets, with their sizes.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Size)> {
         Key::ALL
             .into_iter()
             .filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Returns these sizes, with those of `other` for keys that are not set here.
+    /// Returns these sizes; keys without a size in `self` get their sizes from `other`.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|key| self.0[key].or(other.0[key])))
     }
@@ -128,13 +131,13 @@ impl Bounds {
 /// A key whose value holds for the group as a whole.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum OptionKey {
-    /// See [`Options::on_limit`].
+    /// The action of a group at its limit; see [`Options::on_limit`].
     OnLimit,
-    /// See [`Options::wait_timeout`].
+    /// The longest wait of a request; see [`Options::wait_timeout`].
     WaitTimeout,
     /// See [`Options::oom`].
     Oom,
-    /// See [`Options::count_context`].
+    /// Whether the memory of CUDA contexts is charged; see [`Options::count_context`].
     CountContext,
 }
 
@@ -164,30 +167,30 @@ impl fmt::Display for OptionKey {
     }
 }
 
-/// What a group does with a request that does not fit.
+/// What a group does with a memory request that would exceed its limit.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum OnLimit {
-    /// The request is refused: out of memory.
+    /// The group refuses the request: the program gets an out-of-memory error.
     #[default]
     Fail,
     /// The request waits until other members give memory back.
     Wait,
 }
 
-/// The processes that a group kills before it refuses a request.
+/// The processes that a group kills before it refuses a memory request.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum Oom {
-    /// The group kills no process; the request is refused.
+    /// The group does not kill any process; it refuses the request.
     #[default]
     None,
-    /// The process that uses the most memory.
+    /// The process of the group that uses the most memory.
     KillLargest,
     /// All processes of the group.
     KillGroup,
 }
 
 impl Oom {
-    /// Returns the value as text.
+    /// Returns the action as the text that users write.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -202,12 +205,12 @@ impl Oom {
 pub struct Options {
     /// `fail` (default) or `wait`.
     pub on_limit: OnLimit,
-    /// How long a request waits. Default: 10 minutes.
+    /// The longest time that a memory request waits for room in the group. Default: 10 minutes.
     pub wait_timeout: Duration,
     /// `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
-    /// Whether the memory of contexts is counted. Default: yes; a limit then means what nvidia-smi
-    /// shows.
+    /// Whether the memory of CUDA contexts is charged to the group. Default: yes; the limit then
+    /// covers what `nvidia-smi` shows for the group's processes.
     pub count_context: bool,
 }
 
@@ -223,7 +226,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the value of a key as text.
+    /// Returns the value of an option as text.
     pub fn get(&self, key: OptionKey) -> String {
         match key {
             OptionKey::OnLimit => match self.on_limit {
@@ -237,7 +240,7 @@ impl Options {
         }
     }
 
-    /// Sets a key to a value given as text.
+    /// Sets an option to a value given as text.
     pub fn set(&mut self, key: OptionKey, text: &str) -> Result<(), KeyError> {
         let wrong = |expected| KeyError::Value {
             key,
@@ -275,7 +278,7 @@ impl Options {
         Ok(())
     }
 
-    /// Iterates over all keys with their values as text.
+    /// Iterates over all options with their values as text.
     pub fn iter(&self) -> impl Iterator<Item = (OptionKey, String)> {
         OptionKey::ALL.into_iter().map(|key| (key, self.get(key)))
     }
@@ -296,7 +299,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     (millis <= 1_000 * HOUR_MS).then(|| Duration::from_millis(millis))
 }
 
-/// Writes a time in its shortest exact form, which [`parse_duration`] reads back.
+/// Formats a time in its shortest exact form, which [`parse_duration`] reads back.
 fn duration_text(time: Duration) -> String {
     let millis = time.as_millis();
     let exact = |(_, unit): &&(&str, u64)| millis.is_multiple_of(u128::from(*unit));
@@ -309,9 +312,9 @@ fn duration_text(time: Duration) -> String {
 /// A key and a value as a user writes them: `max=4G`, `on_limit=wait`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Setting {
-    /// A size for all GPUs, or for some.
+    /// A size for all GPUs, or for some GPUs.
     Size(Key, Extent),
-    /// A value for the group as a whole, which has been checked.
+    /// An option with its value as text; the value has been checked.
     Option(OptionKey, String),
 }
 
@@ -326,7 +329,7 @@ impl Setting {
 }
 
 impl fmt::Display for Setting {
-    /// Writes KEY=VALUE, which reads back as the same setting.
+    /// Formats the setting as KEY=VALUE, which parses as the same setting.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(key, size) => write!(f, "{key}={size}"),
@@ -335,7 +338,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// The reason why a text is not a valid setting.
+/// The reason why a text is not a valid setting of a group.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum KeyError {
     /// The text is not of the form KEY=VALUE.
@@ -344,7 +347,7 @@ pub enum KeyError {
     Unknown {
         /// The unknown key.
         key: String,
-        /// The key that was probably meant.
+        /// The known key that the user probably meant.
         near: Option<&'static str>,
     },
     /// The value of an option is invalid.
@@ -353,7 +356,7 @@ pub enum KeyError {
         key: OptionKey,
         /// The invalid value.
         text: String,
-        /// The values that the key accepts.
+        /// The values that the option accepts.
         expected: &'static str,
     },
     /// The value of a size is invalid.
@@ -421,15 +424,15 @@ impl FromStr for Setting {
     }
 }
 
-/// Returns whether `text` is likely a slip of `known`: up to two letters wrong, missing or extra,
-/// or the cgroup's longer name, such as `memory.max`.
+/// Returns whether `text` is probably a misspelling of `known`: at most two letters are wrong,
+/// missing or extra, or `text` is the cgroup's longer name, such as `memory.max` for `max`.
 pub fn is_near(text: &str, known: &str) -> bool {
     let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {
         return true;
     }
     let known: Vec<char> = known.chars().collect();
-    // The edit distance, computed row by row.
+    // Compute the edit distance of the two texts row by row.
     let mut row: Vec<usize> = (0..=known.len()).collect();
     for (i, letter) in text.iter().enumerate() {
         let mut diagonal = row[0];

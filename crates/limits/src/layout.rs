@@ -1,14 +1,15 @@
-//! The layout of a limits file, and how a reader gets a consistent look at it while it changes.
+//! The layout of a limits file, and the way in which a reader gets consistent content while a
+//! writer changes the file.
 //!
-//! The file has two banks and a word `active` that counts the changes; the lowest bit of the count
-//! says which bank is valid. A writer fills the other bank and then increases the count, so a
-//! writer that is killed leaves the valid bank as it was. A reader reads `active` before and after.
-//! A bank is written again only after the next change has been counted, so an unchanged count means
-//! that the reader has not seen half a change.
+//! The file has two banks of rules and a word `active` that counts the changes; the lowest bit of
+//! the count says which bank is valid. A writer fills the bank that is not valid and then increases
+//! the count, so a writer that is killed leaves the valid bank unchanged. A reader reads `active`
+//! before and after it reads the valid bank. That bank is written again only after the next change
+//! has been counted, so if the count is the same both times, the reader has not seen half a change.
 //!
-//! A bank carries a sum over its words and over the count of the change that made it valid. The sum
-//! reveals whatever else has written to the file by mistake. Damaged limits allow no memory; they
-//! never mean "no limit".
+//! Each bank has a checksum over its words and over the count of the change that made it valid. The
+//! checksum reveals any other program's stray write to the file. Damaged limits allow no memory;
+//! they never mean "no limit".
 //!
 //! Numbers are in the machine's byte order, because the file never leaves the machine.
 
@@ -22,19 +23,19 @@ use std::time::Duration;
 
 /// The first eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
-/// The format that this code reads and writes.
+/// The number of the file format that this code reads and writes.
 pub(super) const FORMAT: u64 = version::LIMITS;
-/// The most rules that a bank holds.
+/// The most rules that one bank of a limits file holds.
 pub const MAX_RULES: usize = 64;
 
-/// A limits file as it is mapped.
+/// A limits file as it is mapped into memory.
 #[repr(C, align(64))]
 pub(super) struct File {
     pub(super) magic: AtomicU64,
     pub(super) format: AtomicU64,
     pub(super) size: AtomicU64,
     reserved: [AtomicU64; 5],
-    /// The number of changes; its lowest bit is the number of the valid bank.
+    /// The number of changes so far; its lowest bit is the number of the valid bank.
     active: AtomicU64,
     padding: [AtomicU64; 7],
     banks: [Bank; 2],
@@ -43,13 +44,13 @@ pub(super) struct File {
 #[repr(C)]
 struct Bank {
     rules: AtomicU64,
-    /// The group's options; zeros are the defaults.
+    /// The group's options, from this word to `uncounted_context`; zeros are the defaults.
     on_limit: AtomicU64,
-    /// The time in milliseconds, plus 1.
+    /// `wait_timeout` in milliseconds, plus 1.
     wait_timeout: AtomicU64,
     oom: AtomicU64,
     uncounted_context: AtomicU64,
-    /// The sum over the other words of the bank that are used; see [`sum`].
+    /// The checksum over the other used words of the bank; see [`sum`].
     sum: AtomicU64,
     reserved: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
@@ -57,10 +58,10 @@ struct Bank {
 
 #[repr(C)]
 struct Entry {
-    /// The kind of GPUs that the rule is for.
+    /// The kind of GPUs that the rule is for: all, one GPU, or one MIG instance.
     selector: AtomicU64,
     uuid: [AtomicU64; 2],
-    /// The kind of each value, in one byte per key.
+    /// The kind of each key's size (bytes, percent, `max` or not set), in one byte per key.
     tags: AtomicU64,
     values: [AtomicU64; Key::COUNT],
 }
@@ -83,32 +84,34 @@ const _: () = {
     assert!(offset_of!(Entry, values) == 32);
 };
 
-/// The size of the file in bytes.
+/// The size of a limits file in bytes.
 pub(super) const SIZE: usize = 128 + 2 * (64 + MAX_RULES * 64);
 
 const SELECT_ALL: u64 = 1;
 const SELECT_GPU: u64 = 2;
 const SELECT_MIG: u64 = 3;
 
-/// The rule does not set the key.
+/// The tag of a key that the rule does not set.
 const TAG_NONE: u64 = 0;
 const TAG_BYTES: u64 = 1;
 const TAG_PERCENT: u64 = 2;
 const TAG_MAX: u64 = 3;
 
-/// The most attempts of a reader to read a file that keeps changing.
+/// The most attempts of a reader to read a limits file that keeps changing.
 const LOOKS: u32 = 1_000;
 
 impl File {
-    /// Returns the number of changes. Another number means that the rules may be different now.
+    /// Returns the number of changes to the file so far. While the number stays the same, the rules
+    /// do too.
     pub(super) fn generation(&self) -> u64 {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Reads the valid bank consistently, with the generation that it belongs to.
+    /// Reads the valid bank consistently. Returns the result of `read`, and the number of changes
+    /// (the generation) at which the bank had this content.
     ///
     /// The inner `None` means that the bank is damaged. The outer `None` means that the file
-    /// changed during every attempt, which no honest writer causes.
+    /// changed during every attempt, which a well-behaved writer does not cause.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -124,7 +127,8 @@ impl File {
         None
     }
 
-    /// Returns the bounds of `device` and their generation. A damaged file allows no memory.
+    /// Returns the limits and the protection on `device`, and the generation that they belong to. A
+    /// damaged file allows no memory.
     pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         let found = self.look(|bank| {
             let mut own = Values::default();
@@ -145,13 +149,13 @@ impl File {
         }
     }
 
-    /// Returns the group's options; the defaults where the file is damaged.
+    /// Returns the group's options; the default options where the file is damaged.
     pub(super) fn options(&self) -> Options {
         let seen = self.look(Bank::options);
         seen.and_then(|(options, _)| options).unwrap_or_default()
     }
 
-    /// Returns all rules; `None` where the file is damaged.
+    /// Returns all rules and options; `None` where the file is damaged.
     pub(super) fn rules(&self) -> Option<LimitSet> {
         let read = |bank: &Bank| {
             let rule = |entry: &Entry| Some((entry.selector()?, entry.values()?));
@@ -164,11 +168,12 @@ impl File {
         self.look(read)?.0
     }
 
-    /// Makes `set`, of at most [`MAX_RULES`] rules, the valid one. The caller is the only writer.
+    /// Replaces all rules and options by `set`, which has at most [`MAX_RULES`] rules. The caller
+    /// holds the lock for writers.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // A reader that sees a new word of this bank must also see the count that made the other
-        // bank valid.
+        // The bank that is written here was the valid one before the last change. A reader that
+        // sees one of the new words must also see the count of that last change, and so read again.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
         for (word, value) in bank.words().zip(bank_words(set, next)) {
@@ -177,7 +182,7 @@ impl File {
         self.active.store(next, Ordering::Release);
     }
 
-    /// Returns the bytes of a new file that holds `set` as its first change.
+    /// Returns the bytes of a new limits file that holds `set` as its first change.
     pub(super) fn bytes(set: &LimitSet) -> Vec<u8> {
         let mut words = [0; SIZE / 8];
         words[..3].copy_from_slice(&[MAGIC, FORMAT, SIZE as u64]);
@@ -190,8 +195,8 @@ impl File {
     }
 }
 
-/// Returns the words of a bank that holds `set` and that change number `changes` makes valid,
-/// without unused entries.
+/// Returns the words of a bank that holds `set`, up to the last used entry. Change number `changes`
+/// makes the bank valid, which its checksum includes.
 fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
     let options = &set.options;
     let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -237,8 +242,8 @@ fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>()
     words
 }
 
-/// Returns the sum of the words of a bank that change number `changes` makes valid. Each step can
-/// be undone, so a change of a single word always changes the sum.
+/// Returns the checksum of the words of a bank that change number `changes` makes valid. Each step
+/// of the calculation can be undone, so a change of a single word always changes the checksum.
 fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
     words.fold(changes ^ MAGIC, |sum, word| {
         (sum ^ word)
@@ -253,14 +258,14 @@ impl Bank {
         &self.entries[..rules.min(MAX_RULES)]
     }
 
-    /// Returns the sum that this bank must have if change number `changes` has made it valid.
+    /// Returns the checksum that this bank must have if change number `changes` has made it valid.
     fn sum(&self, changes: u64) -> u64 {
         let head = self.words().take(5);
         let words = head.chain(self.used().iter().flat_map(Entry::words));
         sum(changes, words.map(|word| word.load(Ordering::Relaxed)))
     }
 
-    /// Iterates over the words in the order of the file.
+    /// Iterates over the bank's words in the order of the file.
     fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         let head = [
             &self.rules,
@@ -310,7 +315,7 @@ impl Bank {
 }
 
 impl Entry {
-    /// Iterates over the words in the order of the file.
+    /// Iterates over the entry's words in the order of the file.
     fn words(&self) -> impl Iterator<Item = &AtomicU64> {
         let front = [&self.selector].into_iter().chain(&self.uuid);
         front.chain([&self.tags]).chain(&self.values)

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The GPUs that a rule is for.
+/// The GPUs that a rule of a group's limits is for.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 pub enum Selector {
     /// Every GPU that has no rule of its own.
@@ -47,7 +47,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// The rules of a group, one per selector, and its options.
+/// The rules of a group's limits, one per selector, and the group's options.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct LimitSet {
     /// The rules, each with its selector.
@@ -57,20 +57,20 @@ pub struct LimitSet {
 }
 
 impl LimitSet {
-    /// Returns a set with one `max` for every GPU.
+    /// Returns limits with a single rule, which sets `max` for every GPU.
     pub fn all(max: Size) -> Self {
         let mut set = Self::default();
         set.set(Selector::All, Key::Max, max);
         set
     }
 
-    /// Returns the size that the rule with exactly this selector sets.
+    /// Returns the size that the rule with exactly this selector sets for the key.
     pub fn get(&self, selector: Selector, key: Key) -> Option<Size> {
         let rule = self.rules.iter().find(|(rule, _)| *rule == selector);
         rule.and_then(|(_, values)| values.get(key))
     }
 
-    /// Sets one key of the rule with this selector, and adds the rule if there is none.
+    /// Sets one key of the rule with this selector; adds the rule if it does not exist.
     pub fn set(&mut self, selector: Selector, key: Key, size: Size) {
         match self.rules.iter_mut().find(|(rule, _)| *rule == selector) {
             Some((_, values)) => values.set(key, Some(size)),
@@ -82,14 +82,14 @@ impl LimitSet {
         }
     }
 
-    /// Returns the size that holds for a device: from its own rule, else from the rule for all;
-    /// `None` where neither sets the key.
+    /// Returns the size of a key that holds for a device: from the device's own rule, else from the
+    /// rule for all GPUs; `None` where neither rule sets the key.
     pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
         self.get(Selector::Device(device), key)
             .or_else(|| self.get(Selector::All, key))
     }
 
-    /// Returns whether a rule protects memory for the group (`low` or `min`).
+    /// Returns whether a rule protects memory for the group, with `low` or `min` above 0.
     pub fn protects(&self) -> bool {
         let kept = |(key, size): (Key, Size)| {
             matches!(key, Key::Low | Key::Min) && size.resolve(u64::MAX) > 0
@@ -97,7 +97,7 @@ impl LimitSet {
         self.rules.iter().any(|(_, values)| values.iter().any(kept))
     }
 
-    /// Returns whether both sets have the same rules, in any order, and the same options.
+    /// Returns whether both sets of limits have the same rules, in any order, and the same options.
     pub fn same_as(&self, other: &Self) -> bool {
         let value = |set: &Self, rule: &Selector| {
             set.rules
@@ -114,7 +114,7 @@ impl LimitSet {
 }
 
 impl fmt::Display for LimitSet {
-    /// Writes `max 4GiB`, or `max 4GiB, max 2GiB of GPU-…, on_limit wait`.
+    /// Formats the limits as `max 4GiB`, or `max 4GiB, max 2GiB of GPU-…, on_limit wait`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut comma = "";
         for (selector, values) in &self.rules {
@@ -139,24 +139,24 @@ impl fmt::Display for LimitSet {
     }
 }
 
-/// The limits of a group, open for reading.
+/// The limits file of a group, mapped for reading.
 pub struct Limits {
     map: Map,
     path: PathBuf,
-    /// The device and inode of the mapped file.
+    /// The device number and inode of the mapped file.
     id: (u64, u64),
 }
 
-/// The damage of a file that is shorter than a limits file.
+/// The word for the damage of a file that is shorter than a limits file.
 const CUT_SHORT: &str = "cut short";
-/// How long a writer waits for another one.
+/// How long a writer of a limits file waits for another writer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Limits {
-    /// Creates the file with exactly the permissions `mode`; a killed process never leaves half a
-    /// file.
+    /// Creates a limits file with exactly the permissions `mode`; a process that is killed in this
+    /// function never leaves a half-written file at `path`.
     ///
-    /// Returns `false` if there is a file already, which stays as it is.
+    /// Returns `false` if `path` exists already; the existing file stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
         let failed = LimitsError::io("create", path);
         if set.rules.len() > MAX_RULES {
@@ -164,8 +164,8 @@ impl Limits {
         }
         let (file, draft) = Draft::new(path).map_err(&failed)?;
         let write = |mut file: File| {
-            // The file is written in full, so that every page exists. A hole on a full file system
-            // would end its readers.
+            // Write the whole file, so that every page of it exists. If the file had a hole and the
+            // file system were full, SIGBUS would end the processes that read the hole.
             held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
@@ -176,12 +176,13 @@ impl Limits {
         write(file).map_err(failed)
     }
 
-    /// Returns whether a file with these first bytes holds limits, of this version or another.
+    /// Returns whether a file that begins with these bytes is a limits file, of this version of
+    /// gpulimit or another.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == MAGIC
     }
 
-    /// Opens the limits for reading.
+    /// Opens a limits file for reading.
     pub fn open(path: &Path) -> Result<Self, LimitsError> {
         let (map, id) = open(path, false)?;
         Ok(Self {
@@ -191,8 +192,8 @@ impl Limits {
         })
     }
 
-    /// Returns whether the path leads to another file than the mapped one. [`Limits::write`]
-    /// changes the file at the path.
+    /// Returns whether the path no longer leads to the mapped file. [`Limits::write`] changes the
+    /// file at the path, so this mapping would not show the change.
     pub fn is_unlinked(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(about) => (about.dev(), about.ino()) != self.id,
@@ -203,39 +204,39 @@ impl Limits {
         }
     }
 
-    /// Returns the path of the limits.
+    /// Returns the path of the limits file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the number of changes so far. The limits stay the same as long as this number does.
-    /// One load.
+    /// Returns the number of changes to the limits so far. While the number stays the same, the
+    /// limits do too. Costs one load.
     pub fn generation(&self) -> u64 {
         self.map.generation()
     }
 
-    /// Returns the bounds of `device`, which has `capacity` bytes, as the file's valid bank says.
+    /// Returns the limits and the protection on `device`, which has `capacity` bytes of memory.
     pub fn bounds(&self, device: &DeviceId, capacity: u64) -> Bounds {
         self.map.bounds(device, capacity).0
     }
 
-    /// As [`Limits::bounds`], with the generation that the answer belongs to.
+    /// As [`Limits::bounds`], together with the generation of the limits that the bounds come from.
     pub fn bounds_at(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         self.map.bounds(device, capacity)
     }
 
-    /// Returns what the group does at its limit.
+    /// Returns the group's options: what the group does at its limit.
     pub fn options(&self) -> Options {
         self.map.options()
     }
 
-    /// Returns all rules and options.
+    /// Returns all rules and options of the group.
     pub fn rules(&self) -> Result<LimitSet, LimitsError> {
         rules(&self.map, &self.path)
     }
 
-    /// Returns the damage to the mapped file, if its content is no longer reliable. No memory is
-    /// allowed then.
+    /// Returns the damage to the mapped limits file, if there is any. A damaged file allows no
+    /// memory.
     pub fn damage(&self) -> Option<LimitsError> {
         if self.map.is_lost() {
             Some(LimitsError::damaged(&self.path, CUT_SHORT))
@@ -244,9 +245,10 @@ impl Limits {
         }
     }
 
-    /// Changes the rules; members see all of the change or none of it.
+    /// Applies `change` to the limits in the file at `path`; members see all of the change or none
+    /// of it.
     ///
-    /// Returns the new rules. Waits a bounded time for another writer.
+    /// Returns the new limits. Waits a bounded time while another writer changes the file.
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
         let (mapped, _) = open(path, true)?;
         let failed = LimitsError::io("lock", path);
@@ -271,8 +273,9 @@ impl Limits {
     }
 }
 
-/// Opens the file that writers lock. It is not the limits file itself: other users may read that
-/// one, and a user who may read a file may also lock it against its writers.
+/// Opens the file that writers of the limits lock, a file beside the limits file. The lock is not
+/// on the limits file, because a user who may read a file may also lock it, and other users may
+/// read the limits file.
 fn writers_lock(path: &Path) -> Result<File, LimitsError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let path = path.with_file_name(format!(".{name}.lock"));
@@ -287,14 +290,14 @@ fn writers_lock(path: &Path) -> Result<File, LimitsError> {
         .map_err(LimitsError::io("open", &path))
 }
 
-/// Maps the file, and returns its device and inode.
+/// Maps the limits file; returns the mapping, and the file's device number and inode.
 fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
     let failed = |what| LimitsError::io(what, path);
     let damaged = |why| LimitsError::damaged(path, why);
     let file = OpenOptions::new()
         .read(true)
         .write(write)
-        // The flag keeps the call from waiting for the writer of a FIFO in the file's place.
+        // If the path is a FIFO, `O_NONBLOCK` keeps this call from waiting for the FIFO's writer.
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)
         .map_err(failed("open"))?;
@@ -324,12 +327,12 @@ fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
 }
 
 fn rules(map: &Map, path: &Path) -> Result<LimitSet, LimitsError> {
-    let why = "its rules do not match their sum";
+    let why = "the rules do not match their checksum";
     map.rules().ok_or_else(|| LimitsError::damaged(path, why))
 }
 
-/// A file under a temporary name beside its final path. The name is removed when the value is
-/// dropped.
+/// A new file under a temporary name beside its final path. Dropping the value removes the
+/// temporary name.
 struct Draft(PathBuf);
 
 impl Draft {
@@ -341,8 +344,8 @@ impl Draft {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600);
             match options.open(&draft) {
-                // A killed process has left this name, or a process of another pid namespace has
-                // the same pid.
+                // A killed process has left a file of this name, or a process in another pid
+                // namespace has the same pid: try the next name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => return Ok((file, Self(draft))),
@@ -354,7 +357,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // A remaining name does no harm, so the error is ignored.
+        // A draft whose name cannot be removed does no harm, so the error is ignored.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -505,16 +508,16 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("has format 1, this gpulimit reads format 3");
+        refused("has file format 1, this gpulimit reads file format 3");
         poke(16, 12);
         refused("wrong size");
-        // The valid bank of a new file is the second one.
+        // A new limits file has its rules in the second bank.
         poke(128 + 4160 + 64, 77);
-        refused("do not match their sum");
+        refused("do not match their checksum");
         poke(128 + 4160 + 64 + 24, 77);
-        refused("do not match their sum");
+        refused("do not match their checksum");
         poke(128 + 4160, u64::MAX);
-        refused("do not match their sum");
+        refused("do not match their checksum");
         fs::remove_file(&path).expect("removed");
         symlink("/etc/passwd", &path).expect("linked");
         refused("cannot open");
@@ -534,7 +537,7 @@ mod tests {
             .expect("opened");
         let good = layout::File::bytes(&set());
         // The offsets of the count of changes, of the number of rules, and of the parts of a rule.
-        // The values include those that would mean "no limit" without the sum.
+        // Without the checksum, some of the values below would mean "no limit".
         let bank = 128 + 4160;
         for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
             for value in [0, 2, 77, u64::MAX] {

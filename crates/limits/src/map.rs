@@ -1,4 +1,4 @@
-//! The mapping of a limits file, and its lock: the only unsafe code of this crate.
+//! The mapping of a limits file, and the lock for its writers: the only unsafe code of this crate.
 #![allow(unsafe_code)]
 
 use super::layout::{File, SIZE};
@@ -8,18 +8,20 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
-/// A limits file in memory, shared with all processes that map it.
+/// A limits file mapped into memory, shared with all processes that map it.
 pub(super) struct Map(Pages);
 
 impl Map {
-    /// Maps `file`, which has at least [`SIZE`] bytes; for writing only if `write` is set.
+    /// Maps `file`, which has at least [`SIZE`] bytes, for reading, or for writing as well if
+    /// `write` is set.
     ///
-    /// The mapping does not need the descriptor afterwards.
+    /// The mapping stays valid after `file` is closed.
     pub(super) fn of(file: &fs::File, write: bool) -> io::Result<Self> {
         Pages::of_file(file, SIZE, write).map(Self)
     }
 
-    /// Returns whether the file was cut short. Its content is zeros then, which allow no memory.
+    /// Returns whether the file was cut short after it was mapped. Its content then reads as zeros,
+    /// which allow no memory.
     pub(super) fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
@@ -35,10 +37,10 @@ impl Deref for Map {
     }
 }
 
-/// Tries to take the writers' lock on the open file description behind `file`, and returns whether
-/// it was free.
+/// Tries to take the lock for writers on the open file description behind `file`. Returns false if
+/// another writer has the lock.
 ///
-/// The lock ends when `file` is closed, or when its process dies.
+/// The lock ends when `file` is closed, or when this process dies.
 pub(super) fn try_lock(file: &fs::File) -> io::Result<bool> {
     // SAFETY: `flock` consists of plain integers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! Finds the group of a process for which a rule of the administrator holds.
+//! Finds the group of a process that a rule of the administrator matches.
 
 use super::facts::Facts;
 use super::rules::{Assigned, Rules, Source};
@@ -8,7 +8,7 @@ use super::{
 };
 use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 
-/// Returns the group that the rules in this root put this process into.
+/// Returns the group that the rules in `source` put this process into; `None` where no rule does.
 pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError> {
     let Some(rules) = Rules::load(source)? else {
         Rules::check_hidden(source)?;
@@ -17,9 +17,11 @@ pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError>
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
 }
 
-/// Returns the assigned group, or a group below it that the environment names or asks for.
+/// Returns the group that `rule` assigns, or the group below it that the environment names or asks
+/// for.
 ///
-/// The root is the one with the rules; the environment cannot change it.
+/// The group is always in the root that holds the rules; `GPULIMIT_ROOT` has no effect on a process
+/// with a rule.
 pub(super) fn below(
     source: &Source,
     rule: Assigned,
@@ -33,7 +35,8 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            // A variable of another tool says that there is no further limit.
+            // A variable of another tool says that there is no limit, so only the limit of the
+            // assigned group holds.
             Asked::NoLimit => (rule.group.clone(), None),
             Asked::Unset => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
@@ -49,8 +52,8 @@ pub(super) fn below(
     })
 }
 
-/// Returns the name of a group below the assigned one, given by its whole name or by the part after
-/// the assigned name.
+/// Returns the name of the group below the assigned group that `name` means: its whole name, or the
+/// part after the assigned group's name.
 fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, PolicyError> {
     if is_within(&name, &rule.group) {
         return Ok(name);
@@ -63,7 +66,7 @@ fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, Policy
     let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
     match root.group(&below) {
         Err(GroupError::Missing { .. }) => Err(not_below(name)),
-        // Other errors are reported when the process joins the group.
+        // Other errors of the group are reported when the process joins the group.
         _ => Ok(below),
     }
 }
@@ -176,11 +179,12 @@ mod tests {
         let found = place.below(&[("GPULIMIT_MAX", "1G")]).expect("assigned");
         assert!(found.group.starts_with("lab/alice/job-"), "{found:?}");
         assert!(found.create.is_some() && !found.is_by_rule_alone());
-        // The start hook gives the program's children this name.
+        // The library sets `GPULIMIT_GROUP` to this name for the program's children when the
+        // program starts.
         let variables = [("GPULIMIT_MAX", "1G"), ("GPULIMIT_GROUP", "job-1-2")];
         let found = place.below(&variables).expect("assigned");
         assert_eq!(found.group, "lab/alice/job-1-2");
-        // With another tool's "no limit" the assigned limit still holds.
+        // If another tool's variable says "no limit", the limit of the assigned group still holds.
         let variables = [
             ("CUDA_DEVICE_MEMORY_LIMIT", "0"),
             ("GPULIMIT_GROUP", "job-1-2"),

@@ -1,5 +1,5 @@
-//! Compiles a policy file: fills templates in for every user, replaces names of users and unix
-//! groups by numbers, and finds contradictions.
+//! Compiles a policy file: fills placeholders in for every user and unix group, replaces names of
+//! users and unix groups by their numbers, and finds contradictions.
 
 mod access;
 mod coverage;
@@ -19,34 +19,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use template::{Binding, Holes};
 
-/// The value of a rule's `group` that exempts processes from limits.
+/// The word for a rule's `group` key that exempts processes from limits.
 const NONE: &str = "none";
 
-/// A group that the policy asks for.
+/// A group that the policy file asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PlannedGroup {
     /// The group's name.
     pub name: String,
-    /// The group's limits, with the defaults of the file.
+    /// The group's limits; keys that the group does not set have the values of `[defaults]`.
     pub settings: Settings,
     /// The group's owner; `None` means the user who applies the policy.
     pub owner: Option<u32>,
-    /// The users who may be in the group beside its owner.
+    /// The users who may run programs in the group, besides its owner.
     pub members: Members,
-    /// The line of the file that asks for the group.
+    /// The line of the policy file that asks for the group.
     pub line: usize,
 }
 
-/// The groups and rules that a policy asks for.
+/// The groups and rules that a policy file asks for.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Plan {
-    /// The groups, each before those below it.
+    /// The groups, each before the groups below it.
     pub groups: Vec<PlannedGroup>,
     /// The rules in the order of the policy file.
     pub rules: Rules,
 }
 
-/// Compiles a policy. Returns what could be compiled, and the mistakes of reading and compiling.
+/// Compiles a policy file. Returns the groups and rules that could be compiled, and all mistakes
+/// found in the file.
 pub fn compile(policy: &Policy, accounts: &dyn Accounts) -> (Plan, Vec<Mistake>) {
     let mut compiler = Compiler {
         policy,
@@ -87,13 +88,15 @@ impl Compiler<'_> {
         let policy = self.policy;
         let mut rules = Vec::new();
         let mut all = None;
-        // A rule that was not read completely may have any condition, so it is left out.
+        // A rule that could not be read completely may lack one of its conditions, so the rule is
+        // not compiled.
         for (number, stanza) in (1..).zip(&policy.rules).filter(|(_, rule)| rule.whole) {
             if let Some(earlier) = all {
                 self.wrong(
                     stanza.line,
                     format!(
-                        "rule {number} is never reached: rule {earlier} holds for every process"
+                        "rule {number} is never reached: rule {earlier}, which comes first, \
+                         holds for every process"
                     ),
                 );
             }
@@ -129,7 +132,8 @@ impl Compiler<'_> {
             if name == "*" {
                 self.wrong(
                     list.line,
-                    "'*' means every user: write user = \"*\" alone, or only names",
+                    "'*' means every user and cannot be in a list with names: write user = \
+                     \"*\", or list only names",
                 );
             } else if let Some(user) = self.names.user(name) {
                 users.push(user);
@@ -166,7 +170,8 @@ impl Compiler<'_> {
     }
 }
 
-/// Returns whether a rule does not say which processes it is for.
+/// Returns whether a rule has no condition, such as a user, that says which processes the rule
+/// matches.
 fn has_no_condition(stanza: &RuleStanza) -> bool {
     [
         &stanza.user,
@@ -179,14 +184,14 @@ fn has_no_condition(stanza: &RuleStanza) -> bool {
     .all(Option::is_none)
 }
 
-/// Returns whether a rule holds for every process, so that the rules after it are never reached.
+/// Returns whether a rule matches every process, so that the rules after it never apply.
 fn holds_always(stanza: &RuleStanza) -> bool {
     let some = |list: &Option<At<Vec<String>>>| {
         list.as_ref()
             .is_some_and(|list| !list.value.iter().any(|glob| glob == "*"))
     };
-    // A rule with a group for each user holds for regular users only. The pattern * of `container`
-    // holds only for processes in a container.
+    // A rule with a group for each user matches regular users only. A `container` pattern `*`
+    // matches only processes in a container.
     let each = Holes::of(&stanza.group.value).is_some_and(|holes| holes.user);
     !each
         && stanza.unix_group.is_none()

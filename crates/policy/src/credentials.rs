@@ -1,4 +1,4 @@
-//! The user and the unix groups of a process, as numbers of the machine.
+//! The user and the unix groups of a process, as ids of the machine.
 #![allow(unsafe_code)]
 
 /// Returns all unix groups of this process: real, effective and supplementary.
@@ -15,7 +15,7 @@ pub(super) fn gids() -> Vec<u32> {
     gids
 }
 
-/// Returns the real user id and all unix groups of a process, as numbers of the caller's user
+/// Returns the real user id and all unix groups of a process, as ids in the caller's user
 /// namespace.
 pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
     let status = gpulimit_base::proc::read(format!("/proc/{pid}/status"))?;
@@ -29,7 +29,8 @@ pub(super) fn of_process(pid: u32) -> std::io::Result<(u32, Vec<u32>)> {
     let uid = numbers("Uid:").first().copied();
     let uid = uid.ok_or(std::io::ErrorKind::InvalidData)?;
     let mut gids = numbers("Gid:");
-    // The line has the real, effective, saved and file-system group; the first two count.
+    // The `Gid:` line has the real, effective, saved and file-system group; only the first two
+    // matter.
     gids.truncate(2);
     gids.extend(numbers("Groups:"));
     Ok((uid, gids))

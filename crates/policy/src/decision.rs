@@ -1,4 +1,4 @@
-//! Decides which group the administrator's rules put a process into.
+//! Decides into which group the administrator's rules put a process.
 
 use super::facts::Facts;
 use super::glob;
@@ -6,11 +6,11 @@ use super::rules::{Assigned, FILE, Rule, Rules, RulesError, Target, UnixGroups, 
 use std::path::Path;
 
 impl Rules {
-    /// Returns the group that the first matching rule names; `None` where no rule matches, or where
-    /// that rule exempts the process.
+    /// Returns the group that the first matching rule names; `None` where no rule matches the
+    /// process, or where the first matching rule exempts it.
     ///
-    /// In a user namespace only a first rule without conditions is believed, such as the rule in a
-    /// container's view.
+    /// In a user namespace user ids prove nothing, so there the first rule must be one without
+    /// conditions, such as the rule in a container's view of the groups.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace
             && let Some(first) = self.0.first()
@@ -45,7 +45,7 @@ impl Rules {
 }
 
 impl Rule {
-    /// Returns whether the rule says the same of every process.
+    /// Returns whether the rule puts every process into the same group, without any condition.
     fn is_unconditional(&self) -> bool {
         self.user.is_empty()
             && self.unix_group.is_none()

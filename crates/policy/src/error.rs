@@ -1,5 +1,5 @@
-//! The errors that arise from the administrator's rules, the environment and the group they lead
-//! to.
+//! The errors of finding and joining the group that the administrator's rules or the environment
+//! variables ask for.
 
 use super::rules::{Assigned, RulesError};
 use gpulimit_base::device::DeviceId;
@@ -9,19 +9,19 @@ use gpulimit_limits::ExtentError;
 use std::error::Error;
 use std::fmt;
 
-/// The reason why the limit that the environment or a rule asks for cannot be applied.
+/// The reason why the limit that an environment variable or a rule asks for cannot be applied.
 #[derive(Debug)]
 pub enum PolicyError {
-    /// The text of a variable is invalid.
+    /// The value of an environment variable is invalid.
     Value {
         /// The name of the variable.
         variable: String,
-        /// The text of the variable.
+        /// The value of the variable.
         text: String,
-        /// What is wrong with the text, and what is accepted.
+        /// What is wrong with the variable's value, and which values are accepted.
         why: Why,
     },
-    /// A variable limits a GPU that this process does not see.
+    /// An environment variable sets a limit for a GPU that this process does not see.
     UnknownGpu {
         /// The name of the variable.
         variable: String,
@@ -30,64 +30,68 @@ pub enum PolicyError {
         /// The GPUs that this process sees.
         known: Vec<(u32, DeviceId)>,
     },
-    /// A variable names a GPU by the beginning of several UUIDs, or limits one GPU twice.
+    /// An environment variable names a GPU by a text with which several UUIDs begin, or sets two
+    /// limits for one GPU.
     Ambiguous {
         /// The name of the variable.
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
-        /// The GPUs that the text fits, or the GPU that is limited twice.
+        /// The GPUs that the variable's text fits, or the GPU for which the variable sets two
+        /// limits.
         matches: Vec<(u32, DeviceId)>,
     },
-    /// A limit depends on the size of a GPU and cannot be worked out.
+    /// The limit that a variable asks for depends on the size of a GPU ("all but 2 GiB") and cannot
+    /// be turned into bytes.
     Extent {
         /// The name of the variable.
         variable: String,
-        /// The reason why the limit cannot be worked out.
+        /// The reason why the limit cannot be turned into bytes.
         error: ExtentError,
     },
-    /// The root or the group cannot be used.
+    /// The root or the group that the process should join cannot be used.
     Group(GroupError),
-    /// The administrator's rules cannot be followed.
+    /// The administrator's rules cannot be read or applied.
     Rules(RulesError),
-    /// The environment names a group that is not below the assigned one.
+    /// The environment names a group that is not below the group to which a rule assigns the
+    /// process.
     NotBelow {
-        /// The rule that holds for the process.
+        /// The rule that matches the process.
         rule: Assigned,
-        /// The name in the environment.
+        /// The group's name as the environment gives it.
         named: String,
-        /// Whether a group of this name exists elsewhere.
+        /// Whether a group of this name exists outside of the assigned group.
         elsewhere: bool,
     },
-    /// The group that a rule leads to cannot be used.
+    /// The group that a rule assigns cannot be used.
     Assigned {
-        /// The rule that holds for the process.
+        /// The rule that matches the process.
         rule: Assigned,
-        /// The rule's group, or the group below it that the environment names.
+        /// The rule's group, or the group below the rule's group that the environment names.
         group: String,
         /// The reason why the group cannot be used.
         error: Box<GroupError>,
     },
 }
 
-/// What is wrong with a text.
+/// What is wrong with the value of an environment variable.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// The text is empty; says what to do.
+    /// The value is empty; the field says what to set instead.
     Empty(&'static str),
-    /// The text is not UTF-8.
+    /// The value is not UTF-8.
     NotText,
-    /// A size in the text is invalid.
+    /// A size in the value is invalid.
     Size(SizeError),
-    /// The text does not have the variable's form, which is given here.
+    /// The value does not have the form that the variable expects, which the field describes.
     Form(&'static str),
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Empty(remedy) => write!(f, "it is empty: {remedy}"),
-            Self::NotText => f.write_str("it is not UTF-8"),
+            Self::Empty(remedy) => write!(f, "the value is empty: {remedy}"),
+            Self::NotText => f.write_str("the value is not UTF-8"),
             Self::Size(error) => error.fmt(f),
             Self::Form(expected) => write!(f, "expected {expected}"),
         }
@@ -120,7 +124,8 @@ impl fmt::Display for PolicyError {
                 matches,
             } => write!(
                 f,
-                "{variable}: '{}' fits several GPUs, or a GPU that has a limit already{}",
+                "{variable}: '{}' fits several GPUs, or a GPU for which {variable} already has a \
+                 limit{}",
                 gpu.escape_debug(),
                 seen(matches)
             ),
@@ -136,19 +141,19 @@ impl fmt::Display for PolicyError {
                 write!(
                     f,
                     "you are assigned to group {group} by rule {} of the administrator's policy, \
-                     and your programs run only in it and in groups below it: ",
+                     and your programs run only in this group and in groups below it: ",
                     rule.rule
                 )?;
                 match elsewhere {
                     true => write!(
                         f,
-                        "group '{named}' is elsewhere; leave out GPULIMIT_GROUP, --group and \
-                         --name, or name a group below {group}"
+                        "group '{named}' is not below {group}; leave out GPULIMIT_GROUP, --group \
+                         and --name, or name a group below {group}"
                     ),
                     false => write!(
                         f,
-                        "'{named}' means group {group}/{named}, which does not exist; make it with \
-                         `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
+                        "'{named}' means group {group}/{named}, which does not exist; make the \
+                         group with `gpulimit create {group}/{named}`, or unset GPULIMIT_GROUP"
                     ),
                 }
             }
@@ -161,32 +166,32 @@ impl fmt::Display for PolicyError {
                 match &**error {
                     GroupError::Io { path, error, .. } if *group != rule.group => write!(
                         f,
-                        "and may not make groups below it ({}: {error}): unset the variables that \
-                         ask for a limit, or ask the administrator",
+                        "but you may not make groups below this group ({}: {error}): unset the \
+                         variables that ask for a limit, or ask the administrator",
                         path.display()
                     ),
                     GroupError::Missing { .. } => write!(
                         f,
-                        "and there is no group {group}: the administrator makes it with `gpulimit \
-                         apply`"
+                        "but there is no group {group}: the administrator makes the group with \
+                         `gpulimit apply`"
                     ),
                     GroupError::Io { what, path, error } => write!(
                         f,
-                        "and cannot {what} {}: {error}: ask the administrator",
+                        "but gpulimit cannot {what} {}: {error}: ask the administrator",
                         path.display()
                     ),
-                    error => write!(f, "which cannot be used: {error}"),
+                    error => write!(f, "but the group cannot be used: {error}"),
                 }
             }
         }
     }
 }
 
-/// Lists GPUs by their CUDA ordinals.
+/// Formats the GPUs that a message lists, each with its CUDA ordinal.
 fn seen(gpus: &[(u32, DeviceId)]) -> String {
     let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
     match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => ": it sees no GPU".into(),
+        none if none.is_empty() => ": this process sees no GPU".into(),
         some => format!(": {some}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The properties of a process that the administrator's rules can ask for.
+//! The properties of a process that conditions in the administrator's rules can refer to.
 
 use super::credentials;
 use super::namespace;
@@ -9,26 +9,27 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
-/// A process as rules see it.
+/// The properties of a process that rules are compared with.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Facts {
-    /// Whether the process is in a user namespace other than the machine's initial one. The other
-    /// facts cannot be believed then.
+    /// Whether the process is in a user namespace other than the machine's initial one, where the
+    /// process itself can forge the other properties.
     pub in_user_namespace: bool,
     /// The real user id of the process.
     pub uid: u32,
     /// All unix groups of the process.
     pub gids: Vec<u32>,
-    /// The process's paths in all cgroup hierarchies; read only where rules ask for them.
+    /// The process's paths in all cgroup hierarchies; read only if a rule has a condition on them.
     pub cgroups: Vec<String>,
-    /// The file that the process executes; read only where rules ask for it.
+    /// The file that the process executes; read only if a rule has a condition on it.
     pub executable: Vec<u8>,
-    /// The ids of the containers that the process is in; read only where rules ask for them.
+    /// The ids of the containers that the process is in; read only if a rule has a condition on
+    /// them.
     pub containers: Vec<String>,
 }
 
 impl Facts {
-    /// Reads the facts of this process that the rules ask for.
+    /// Reads those properties of this process that the rules have conditions on.
     pub fn of_self(rules: &Rules) -> Result<Self, RulesError> {
         let facts = Self {
             in_user_namespace: !is_in_initial_namespace()?,
@@ -38,8 +39,8 @@ impl Facts {
         facts.gather("/proc/self", credentials::gids, rules)
     }
 
-    /// Reads the facts of a process that the rules ask for. `pid` is its number in the caller's pid
-    /// namespace.
+    /// Reads those properties of a process that the rules have conditions on. `pid` is the
+    /// process's number in the caller's pid namespace.
     pub fn of_process(pid: u32, rules: &Rules) -> Result<Self, RulesError> {
         let folder = format!("/proc/{pid}");
         let unknown = RulesError::unknown("/proc/PID/status");
@@ -54,8 +55,8 @@ impl Facts {
         facts.gather(&folder, || gids, rules)
     }
 
-    /// Adds the facts that the rules ask for. `process` is the process's folder in `/proc`. In a
-    /// user namespace nothing is added.
+    /// Adds those properties that the rules have conditions on. `process` is the process's folder
+    /// in `/proc`. For a process in a user namespace, adds none.
     fn gather(
         self,
         process: &str,
@@ -80,8 +81,9 @@ impl Facts {
             let ids = facts.cgroups.iter().flat_map(|path| containers(path));
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
-                // A cgroup namespace hides the path. The engine mounts files into the container,
-                // and their sources name it.
+                // A cgroup namespace hides the container's id in the cgroup's path. The container
+                // engine also mounts files into the container, and the paths of their sources
+                // contain the id.
                 let text = fs::read(format!("{process}/mountinfo"))
                     .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
@@ -101,11 +103,11 @@ fn is_in_initial_namespace() -> Result<bool, RulesError> {
     namespace::is_initial().map_err(RulesError::unknown(namespace::USER))
 }
 
-/// Returns the ids of the containers that a process is in. `pid` is its number in the caller's pid
-/// namespace.
+/// Returns the ids of the containers that a process is in. `pid` is the process's number in the
+/// caller's pid namespace.
 pub fn containers_of(pid: u32) -> Vec<String> {
-    // A process can have any number of mounts with any names, and the caller asks for every process
-    // of the machine. So only this many bytes are read.
+    // A process can have any number of mounts with names of any length, and callers read these
+    // files for every process of the machine. So at most this many bytes of a file are read.
     const LONGEST: u64 = 4 << 20;
     let read = |file: &str| {
         let mut bytes = Vec::new();
@@ -126,7 +128,8 @@ pub fn containers_of(pid: u32) -> Vec<String> {
     ids
 }
 
-/// Iterates over the paths in `/proc/self/cgroup`: `0::/user.slice`, `4:memory:/docker/<id>`.
+/// Iterates over the paths in the text of `/proc/PID/cgroup`, whose lines look like
+/// `0::/user.slice` and `4:memory:/docker/<id>`.
 fn cgroups(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))
@@ -145,7 +148,8 @@ fn containers(path: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Iterates over the container ids in the sources of mounts: `…/containers/<id>/hostname`.
+/// Iterates over the container ids in the text of `/proc/PID/mountinfo`, where the source of a
+/// mount looks like `…/containers/<id>/hostname`.
 fn mounted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let source = line.split(' ').nth(3)?;

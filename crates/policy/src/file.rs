@@ -1,8 +1,8 @@
 //! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
 //! rules that put processes into them.
 //!
-//! The file is read in two steps, so that all mistakes are reported at once, each with its line:
-//! serde reads each stanza, and this module checks the texts in it.
+//! The file is read in two steps, so that all its mistakes are reported at once, each with its
+//! line: serde reads each stanza into a type, and this module checks the texts in the stanza.
 
 mod stanza;
 
@@ -17,17 +17,18 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-/// A mistake in the file, or a name in it that this machine does not have.
+/// A mistake in a policy file, or a user, unix group or GPU in the file that this machine does not
+/// have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mistake {
     /// The path of the policy file.
     pub path: PathBuf,
-    /// The line of the mistake, from 1.
+    /// The line of the mistake in the policy file, counted from 1.
     pub line: usize,
-    /// What is wrong, with the text, and what is accepted.
+    /// What is wrong with the text at this line, and what is accepted.
     pub why: String,
-    /// Whether the mistake is only that this machine lacks a user, a unix group or a GPU. The file
-    /// may be right on another machine.
+    /// Whether the mistake is only that this machine lacks a user, a unix group or a GPU. The
+    /// policy file may be right on another machine.
     pub absent: bool,
 }
 
@@ -37,22 +38,22 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// A value with the line that it is in.
+/// A value with its line in the policy file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct At<T> {
     /// The value.
     pub value: T,
-    /// The line of the value, from 1.
+    /// The line of the value, counted from 1.
     pub line: usize,
 }
 
-/// The limits of a group, or the defaults for groups that set none.
+/// The limits of one group, or the defaults of the policy file for keys that groups do not set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Settings {
-    /// The sizes by key and by GPU, as the file names the GPU; `all` for GPUs that it does not
-    /// name.
+    /// The sizes by key and by GPU, where the GPU is named as in the policy file; `all` stands for
+    /// the GPUs that the file does not name.
     pub sizes: Vec<(Key, At<String>, Extent)>,
-    /// The values of the group as a whole, which have been checked.
+    /// The values of keys that hold for the group as a whole; the values have been checked.
     pub options: Vec<(OptionKey, String)>,
 }
 
@@ -65,13 +66,13 @@ pub struct GroupStanza {
     pub settings: Settings,
     /// The group's owner.
     pub owner: Option<At<String>>,
-    /// The users beside the owner who may run in the group.
+    /// The users besides the owner who may run programs in the group.
     pub members: Option<At<String>>,
-    /// The users for whom the group is made, beside those whom the rules name.
+    /// The users for whom a template makes groups, besides those whom the rules name.
     pub users: Option<At<Vec<String>>>,
-    /// The unix groups for whose members the group is made.
+    /// The unix groups for whose members a template makes groups.
     pub unix_group: Option<At<Vec<String>>>,
-    /// Whether the stanza was read without a mistake.
+    /// Whether the whole stanza was read without a mistake.
     pub whole: bool,
 }
 
@@ -86,15 +87,15 @@ pub struct RuleStanza {
     pub unix_group: Option<At<Vec<String>>>,
     /// Condition: one of these patterns matches a cgroup of the process.
     pub cgroup: Option<At<Vec<String>>>,
-    /// Condition: one of these patterns matches the path of the executed file.
+    /// Condition: one of these patterns matches the path of the file that the process executes.
     pub executable: Option<At<Vec<String>>>,
     /// Condition: one of these patterns matches the id of a container that the process is in.
     pub container: Option<At<Vec<String>>>,
-    /// The group that the rule assigns; empty if it could not be read.
+    /// The group that the rule assigns; empty if the group's name could not be read.
     pub group: At<String>,
-    /// What happens to a program that cannot join the group.
+    /// What happens to a program that cannot join the rule's group.
     pub on_error: OnError,
-    /// Whether the stanza was read without a mistake.
+    /// Whether the whole stanza was read without a mistake.
     pub whole: bool,
 }
 
@@ -103,21 +104,21 @@ pub struct RuleStanza {
 pub struct Policy {
     /// The path of the policy file.
     pub path: PathBuf,
-    /// The limits of groups that set none themselves.
+    /// The limits for keys that groups do not set themselves.
     pub defaults: Settings,
-    /// The stanzas of groups, in the order of the file.
+    /// The stanzas of groups, in the order of the policy file.
     pub groups: Vec<GroupStanza>,
-    /// The rules in the order of the file.
+    /// The rules in the order of the policy file.
     pub rules: Vec<RuleStanza>,
-    /// The parts that could not be read, by line.
+    /// The mistakes in the policy file, each with its line.
     pub mistakes: Vec<Mistake>,
 }
 
-/// The message for rules that are not written as a list of tables.
+/// The message for rules that are not written as a list of `[[rule]]` tables.
 const NO_RULE: &str = "'rule' must be a list: write [[rule]] above each rule";
 
-/// Reads a policy file. Parts that cannot be read are among its mistakes; the other parts are
-/// complete.
+/// Reads a policy file. Parts that cannot be read are reported in the policy's list of mistakes;
+/// all other parts are read in full.
 pub fn parse(path: &Path, text: &str) -> Policy {
     let mut reader = Reader {
         path,
@@ -203,7 +204,7 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        // The rules are read last, because they depend on the defaults anywhere in the file.
+        // The rules are read last, because `[defaults]` may stand after them in the file.
         for stanza in rules.into_iter().flatten() {
             let span = stanza.span();
             match stanza.into_inner() {
@@ -259,7 +260,7 @@ impl<'a> Reader<'a> {
         let (table, keys) = self.split(table, &place, RuleText::NAMES);
         for (key, _) in &keys {
             let why = format_args!(
-                "'{}' is a key of groups, not of {place}: set it in the group's own stanza",
+                "'{}' is a key of groups, not of {place}: set the key in the group's own stanza",
                 key.get_ref()
             );
             self.wrong(&key.span(), why);
@@ -299,7 +300,7 @@ impl<'a> Reader<'a> {
             let mut patterns = globs.value.iter();
             if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
                 let bad = bad.escape_debug();
-                let why = format!("invalid pattern '{bad}': it has control characters");
+                let why = format!("invalid pattern '{bad}': the pattern has control characters");
                 self.wrong_at(globs.line, why);
             }
         }
@@ -307,8 +308,8 @@ impl<'a> Reader<'a> {
         policy.rules.push(rule);
     }
 
-    /// Splits a stanza into its own keys and the keys of limits. Other keys are reported and left
-    /// out.
+    /// Splits a stanza into the keys of its own kind and the keys of limits. Unknown keys are
+    /// reported and left out.
     fn split(
         &mut self,
         table: DeTable<'a>,
@@ -333,7 +334,8 @@ impl<'a> Reader<'a> {
                     (value.get_ref(), place.strip_prefix("group '"))
                 {
                     let group = group.trim_end_matches('\'');
-                    why += &format!("; a group below it is written [group.\"{group}/{name}\"]");
+                    why +=
+                        &format!("; a group below '{group}' is written [group.\"{group}/{name}\"]");
                 }
                 self.wrong(&key.span(), why);
             }
@@ -375,10 +377,13 @@ impl<'a> Reader<'a> {
         if list.is_empty() {
             self.wrong(
                 &names.span(),
-                "'[]' is empty: name one, or leave the key out",
+                "the list [] is empty: add a name, or leave the key out",
             );
         } else if list.iter().any(String::is_empty) {
-            self.wrong(&names.span(), "'' is empty: give a text, or leave it out");
+            self.wrong(
+                &names.span(),
+                "the text '' is empty: write a name or pattern, or leave '' out",
+            );
         }
         Some(At {
             line: self.line(&names.span()),
@@ -389,7 +394,7 @@ impl<'a> Reader<'a> {
     fn settings(&mut self, keys: DeTable<'a>, span: &Range<usize>) -> Settings {
         let mut settings = Settings::default();
         for (key, value) in keys {
-            // The keys are read one by one, so that all mistakes are found.
+            // The keys are read one by one, because serde stops at the first mistake of a table.
             let one = DeTable::from_iter([(key, value)]);
             let keys: Keys = self.read(one, span);
             self.setting(keys, &mut settings);
@@ -457,7 +462,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns whether the text can name a GPU: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`,
+/// Returns whether the text has the form of a GPU's name: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`,
 /// `0000:3b:00.0`.
 fn is_gpu(text: &str) -> bool {
     let kind = text

@@ -2,10 +2,11 @@
 //! one byte.
 
 /// Returns whether the pattern matches the whole text. Takes at most as many steps as the product
-/// of both lengths.
+/// of the pattern's and the text's lengths.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut read) = (0, 0);
-    // The place of the last `*`, and the end of the text that it matches so far.
+    // The position of the last `*` in the pattern, and the end of the text that this `*` matches so
+    // far.
     let mut star: Option<(usize, usize)> = None;
     while let Some(byte) = text.get(read) {
         match (pattern.get(at), star) {

@@ -1,8 +1,10 @@
-//! Which group a process belongs to, by the administrator's rules and the environment.
+//! Finds the group that a process belongs to, from the administrator's rules and from environment
+//! variables.
 //!
-//! The sources, strongest first: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, then the variables of
-//! other tools. Where a rule holds, the environment can only choose a group below the assigned one.
-//! A value that cannot be understood is an error: a requested limit is never silently left out.
+//! The sources of a group, strongest first: the administrator's rules, `GPULIMIT_GROUP`,
+//! `GPULIMIT_MAX`, then the variables of other tools. If a rule matches the process, the
+//! environment can only choose a group below the one that the rule assigns. A value that cannot be
+//! understood is an error: a requested limit is never silently left out.
 
 mod assigned;
 #[cfg(feature = "file")]
@@ -29,18 +31,18 @@ use gpulimit_limits::{Key, LimitSet, Selector};
 use rules::{Assigned, OnError, Source};
 use std::ffi::OsString;
 
-/// The variable that names the group.
+/// The environment variable that names the group of a process.
 pub const GROUP: &str = "GPULIMIT_GROUP";
-/// The variable with the limits of a group for this job alone.
+/// The environment variable with the limits of a group that is made for this job alone.
 pub const MAX: &str = "GPULIMIT_MAX";
-/// The variable of NVIDIA MPS: `0=2G,1=512M`.
+/// The environment variable of NVIDIA MPS with a limit per GPU: `0=2G,1=512M`.
 const MPS: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// The variable of NVIDIA's containers: whole MiB.
+/// The environment variable of NVIDIA's containers with a limit in whole MiB.
 const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
-/// The variable of HAMi and other tools: a size, where 0 means no limit.
+/// The environment variable of HAMi and other tools: a size, where 0 means no limit.
 const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-/// As [`PLAIN`], for one GPU by its CUDA ordinal.
+/// As [`PLAIN`], but for the one GPU whose CUDA ordinal ends the variable's name.
 const NUMBERED: &[&str] = JOB_VARIABLES.split_at(4).1;
 
 macro_rules! job_variables {
@@ -49,30 +51,33 @@ macro_rules! job_variables {
     };
 }
 
-/// The variables that ask for a group of the job's own. A process that starts with one of them and
-/// without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`], so that its children use the same
-/// group.
+/// The environment variables that ask for a group made for this job alone. A process that starts
+/// with one of them and without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`], so that its
+/// child processes join the same group.
 pub const JOB_VARIABLES: &[&str] = job_variables!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 );
 
-/// A function that reads one environment variable.
+/// A function that returns the value of an environment variable.
 pub type Environment<'a> = dyn Fn(&str) -> Option<OsString> + 'a;
 
-/// The group that a process belongs to.
+/// The group that a process belongs to, with the rule that assigns it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Assignment {
     /// The root that holds the group.
     pub root: Root,
     /// The name of the group.
     pub group: String,
-    /// The limits for a group that may be made. `None` means that the group must exist.
+    /// The limits with which the group is made if it does not exist. `None` means that the group
+    /// must exist.
     pub create: Option<LimitRequest>,
-    /// The rule that holds, with its group, which is this group or one above it.
+    /// The rule that matches the process, with the rule's group. That group is [`Self::group`] or a
+    /// group above it.
     pub rule: Option<Assigned>,
 }
 
-/// Returns the group of this process; `None` where neither a rule nor the environment names one.
+/// Returns the group that this process belongs to; `None` where neither a rule nor the environment
+/// names one.
 pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
     assignment_by(rule()?, env)
 }
@@ -83,7 +88,8 @@ pub fn rule() -> Result<Option<Assigned>, PolicyError> {
     assigned::by_rules(&Source::system())
 }
 
-/// Returns the group of a process with this environment, for which `rule` holds, or no rule at all.
+/// Returns the group of a process that has the environment `env`. `rule` is the rule that matches
+/// the process, if there is one.
 pub fn assignment_by(
     rule: Option<Assigned>,
     env: &Environment<'_>,
@@ -109,7 +115,7 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     let asked = requests(env)?;
     let create = match asked {
         Asked::Limits(request) => Some(request),
-        // A variable of another tool says that there is no limit.
+        // A variable of another tool says that this process has no limit.
         Asked::NoLimit => return Ok(None),
         Asked::Unset if group.is_none() => return Ok(None),
         Asked::Unset => None,
@@ -123,39 +129,44 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     }))
 }
 
-/// Returns the group that [`GROUP`] names.
+/// Returns the group that the variable [`GROUP`] names.
 fn group_variable(env: &Environment<'_>) -> Result<Option<String>, PolicyError> {
     let group = text(env, GROUP)?;
     if let Some(name) = &group {
         if name.is_empty() {
-            return Err(value(GROUP, name, Why::Empty("name a group, or unset it")));
+            return Err(value(
+                GROUP,
+                name,
+                Why::Empty("name a group, or unset the variable"),
+            ));
         }
         check_name(name)?;
     }
     Ok(group)
 }
 
-/// Returns whether this is a name that a job gives its own group.
+/// Returns whether the name has the form of a group that is made for one job.
 fn is_job(name: &str) -> bool {
     name.starts_with("job-") && Kind::of(name) == Kind::Job
 }
 
-/// Returns the name of the group of a job whose first process is this one.
+/// Returns the name for the group of a job whose first process is the calling process.
 pub fn own_job_group_name() -> String {
     let (pid, start) = (std::process::id(), Identity::own_start_time());
     format!("job-{pid}-{start}")
 }
 
 impl Assignment {
-    /// Returns whether the group is the rule's own, so that the environment has not chosen it.
+    /// Returns whether the group is exactly the one that the rule assigns, not a group below it
+    /// that the environment has chosen.
     pub fn is_by_rule_alone(&self) -> bool {
         self.rule
             .as_ref()
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Returns whether a process that cannot join the group may run without a limit. This is never
-    /// so for a group that the environment chose: a user could choose one that cannot be joined.
+    /// Returns whether a process that cannot join the group may run without a limit. Always false
+    /// for a group that the environment chose: a user could choose one that cannot be joined.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -164,7 +175,8 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group, after making the group if the request allows it.
+    /// Makes this process a member of its group, after making the group if `create` has limits for
+    /// it.
     ///
     /// `gpus` returns the GPUs by CUDA ordinal, and `capacity` the memory of one in bytes. Both are
     /// called only if the request depends on them.
@@ -198,7 +210,7 @@ impl Assignment {
             Vec::new()
         };
         let limits = request.resolve(&gpus, capacity)?;
-        // A failure of the clean-up does not matter to this job.
+        // This job can run even if the clean-up of ended jobs' groups fails.
         let _ = self
             .root
             .collect_garbage(Garbage::Below(parent(&self.group)));
@@ -210,8 +222,8 @@ impl Assignment {
     }
 }
 
-/// Adds rules for GPUs that the maker of the group did not see. Existing rules stay, because an
-/// administrator may have changed them.
+/// Adds rules for GPUs that were not visible to the process that made the group. Existing rules
+/// stay, because an administrator may have changed them.
 fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     let there = group
         .limits()?
@@ -237,11 +249,11 @@ fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     Ok(())
 }
 
-/// The answer of the variables that ask for a job's group.
+/// The limits that environment variables ask for, beside the group's name.
 enum Asked {
     /// The variables ask for these limits.
     Limits(LimitRequest),
-    /// A variable says that there is no limit.
+    /// A variable of another tool says that there is no limit.
     NoLimit,
     /// No such variable is set.
     Unset,
@@ -260,7 +272,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
             return Err(value(
                 MAX,
                 &text,
-                Why::Empty("give a size such as 4G, or unset it"),
+                Why::Empty("give a size such as 4G, or unset the variable"),
             ));
         }
         let rules = request::list(&text).map_err(|why| value(MAX, &text, why))?;
@@ -296,7 +308,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
     Ok(if none { Asked::NoLimit } else { Asked::Unset })
 }
 
-/// Reads a variable of another tool, in that tool's syntax.
+/// Reads an environment variable of another tool, in the syntax of that tool.
 fn other_tool<T>(
     env: &Environment<'_>,
     name: &str,
@@ -307,7 +319,11 @@ fn other_tool<T>(
     };
     let trimmed = text.trim();
     if trimmed.is_empty() {
-        return Err(value(name, &text, Why::Empty("give a size, or unset it")));
+        return Err(value(
+            name,
+            &text,
+            Why::Empty("give a size, or unset the variable"),
+        ));
     }
     parse(trimmed)
         .map(Some)

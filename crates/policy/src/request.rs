@@ -1,4 +1,4 @@
-//! The limits that an environment variable asks for, before the GPUs are known.
+//! The limits that an environment variable asks for, before the process knows its GPUs.
 
 use super::error::{PolicyError, Why};
 use gpulimit_base::device::DeviceId;
@@ -8,16 +8,16 @@ use gpulimit_limits::{Capacity, Key, LimitSet, Selector};
 /// The GPUs that a requested limit is for, as a user writes them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum RequestSelector {
-    /// All GPUs that have no limit of their own.
+    /// All GPUs for which the variable sets no limit of their own.
     All,
-    /// A GPU by its CUDA ordinal in this process.
+    /// A GPU, by its CUDA ordinal in this process.
     Ordinal(u32),
-    /// A GPU by its UUID, or the beginning of it.
+    /// A GPU, by its UUID or the beginning of its UUID.
     Prefix(String),
 }
 
 impl RequestSelector {
-    /// Reads `all`, an ordinal, or the beginning of a UUID, `GPU-…` or `MIG-…`.
+    /// Parses `all`, a CUDA ordinal, or the beginning of a UUID, `GPU-…` or `MIG-…`.
     pub fn parse(text: &str) -> Option<Self> {
         let uuid = || {
             let start = text.get(..4)?;
@@ -53,21 +53,21 @@ impl RequestSelector {
     }
 }
 
-/// The limits that a variable asks for.
+/// The limits that an environment variable asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LimitRequest {
-    /// The sizes that are asked for, with their GPUs.
+    /// The sizes that the variable asks for, each with the GPUs that it is for.
     pub rules: Vec<(RequestSelector, Extent)>,
     /// The name of the variable.
     pub variable: String,
-    /// Whether limits for GPUs that this process does not see may be left out. Another tool wrote
-    /// them for the whole machine.
+    /// Whether limits for GPUs that this process does not see are ignored: true for variables of
+    /// other tools, which may list all GPUs of the machine.
     pub lenient: bool,
 }
 
 impl LimitRequest {
-    /// Turns the request into limits for `gpus`, the GPUs with their CUDA ordinals. `capacity`
-    /// returns the memory of a GPU in bytes.
+    /// Turns the request into limits for `gpus`, which are GPUs with their CUDA ordinals.
+    /// `capacity` returns the memory in bytes of the GPU with a given ordinal.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],
@@ -78,7 +78,8 @@ impl LimitRequest {
             true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
             false => Vec::new(),
         };
-        // Limits for single GPUs are set last, so that they replace what the limit for all has set.
+        // Limits for single GPUs are set last, so that they replace the rules that the limit for
+        // all GPUs has added.
         let mut named: Vec<Selector> = Vec::new();
         let rules = |spread: bool| {
             let rules = self.rules.iter();
@@ -110,8 +111,8 @@ impl LimitRequest {
                 return Err(self.ambiguous(selector, again.copied().collect()));
             }
             named.push(target);
-            // With `each`, all GPUs get a rule, because another process of the job may see other
-            // GPUs.
+            // The last argument makes a rule for each GPU, because another process of the job may
+            // see other GPUs.
             set.set_extent(target, Key::Max, *extent, &capacities, true)
                 .map_err(|error| PolicyError::Extent {
                     variable: self.variable.clone(),
@@ -130,13 +131,13 @@ impl LimitRequest {
         }
     }
 
-    /// Returns whether the GPUs must be known to resolve the request.
+    /// Returns whether [`Self::resolve`] needs to know the GPUs of this process.
     pub fn needs_gpus(&self) -> bool {
         let mut selectors = self.rules.iter().map(|(selector, _)| selector);
         selectors.any(|selector| *selector != RequestSelector::All) || self.depends_on_capacity()
     }
 
-    /// Returns whether the request asks for "all of a GPU but some bytes".
+    /// Returns whether the request contains a size of the form "all but N bytes".
     fn depends_on_capacity(&self) -> bool {
         let mut extents = self.rules.iter().map(|(_, extent)| extent);
         extents.any(|extent| matches!(extent, Extent::AllBut(_)))
@@ -151,7 +152,8 @@ impl LimitRequest {
     }
 }
 
-/// Reads `GPULIMIT_MAX`: a size for all GPUs, or `SELECTOR=SIZE` for some, separated by commas.
+/// Parses the value of `GPULIMIT_MAX`: a size for all GPUs, or `GPU=SIZE` for some GPUs, separated
+/// by commas.
 pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
     let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
     for part in text.split(',') {
@@ -182,7 +184,7 @@ fn add(
 const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, where GPU is a CUDA \
                     ordinal, a GPU-… UUID or its beginning, or all";
 
-/// Reads `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
+/// Parses the value of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
 pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
     const FORM: &str =
         "ORDINAL=SIZE separated by commas, each size with its unit, such as 0=2G,1=512M";
@@ -202,7 +204,7 @@ pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
     Ok(rules)
 }
 
-/// Reads `NVIDIA_GPU_MEMORY_LIMIT`: whole MiB.
+/// Parses the value of `NVIDIA_GPU_MEMORY_LIMIT`: whole MiB.
 pub(super) fn mebibytes(text: &str) -> Result<Size, Why> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let bytes = digits
@@ -214,7 +216,8 @@ pub(super) fn mebibytes(text: &str) -> Result<Size, Why> {
         .ok_or(Why::Form("a whole number of MiB, such as 4096"))
 }
 
-/// Reads `CUDA_DEVICE_MEMORY_LIMIT` and its numbered forms: a size, where 0 is no limit.
+/// Parses the value of `CUDA_DEVICE_MEMORY_LIMIT` and its numbered forms: a size, where 0 means no
+/// limit.
 pub(super) fn or_zero(text: &str) -> Result<Option<Size>, Why> {
     match text.parse().map_err(Why::Size)? {
         Size::Bytes(0) => Ok(None),

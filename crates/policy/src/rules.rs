@@ -1,5 +1,5 @@
-//! The administrator's rules in compiled form: which process belongs to which group, whatever its
-//! environment says.
+//! The administrator's rules in compiled form: they decide which group a process belongs to,
+//! whatever its environment says.
 //!
 //! `gpulimit apply` writes the rules into the system root, and the preloaded library reads them
 //! there. The file consists of lines of words, with numbers in place of names, so that a reader
@@ -17,18 +17,18 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The name of the file with the rules, in a root. No group can have this name.
+/// The name of the file in a root that holds the compiled rules. A group cannot have this name.
 pub const FILE: &str = ".rules";
 
-/// The administrator's policy file, from which `gpulimit apply` makes the rules. Where a program
-/// cannot see the root with the rules, the existence of this file tells it that there should be
-/// rules.
+/// The administrator's policy file, from which `gpulimit apply` makes the compiled rules. A program
+/// in a container may not see the root with the rules; the existence of this file then tells the
+/// program that rules should exist.
 pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
-/// The most bytes of a file that is read.
+/// The most bytes of a rules file that are read; a longer file is damaged.
 pub const LONGEST: u64 = 4 << 20;
 
-/// What happens to a program that cannot join its group.
+/// What happens to a program that cannot join the group that a rule assigns.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 #[cfg_attr(
     feature = "file",
@@ -39,12 +39,12 @@ pub enum OnError {
     /// The program gets no GPU memory.
     #[default]
     Closed,
-    /// The program runs without a limit, and a message says so.
+    /// The program runs without a limit, and a warning says so.
     Open,
 }
 
 impl OnError {
-    /// Returns the value as text.
+    /// Returns the value as the text that administrators write.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -56,32 +56,35 @@ impl OnError {
 /// A range of user ids, from the first to the last.
 pub type Range = (u32, u32);
 
-/// The members of some unix groups.
+/// A condition on the unix groups of a process.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct UnixGroups {
-    /// The ids of the unix groups, compared with those of the process.
+    /// The ids of the unix groups, which are compared with the unix groups of the process.
     pub gids: Vec<u32>,
-    /// The users in these groups: in a user namespace a process can hide its unix groups.
+    /// The ids of the users who are members of the unix groups. They are compared as well, because
+    /// a process can hide its unix groups by means of a user namespace.
     pub members: Vec<Range>,
 }
 
 /// The group that a rule puts processes into.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Target {
-    /// No group: the environment decides.
+    /// The rule exempts processes: the environment decides about their group.
     Exempt,
     /// The same group for all processes that the rule matches.
     Group(String),
-    /// A group for each user. A user who is not in the list gets no GPU memory.
+    /// A group for each user, as pairs of user id and group. A user who is not in the list gets no
+    /// GPU memory.
     Each(Vec<(u32, String)>),
 }
 
-/// A rule. All of its conditions must hold; an empty condition always holds.
+/// A compiled rule. All of its conditions must be true of a process; an empty condition is always
+/// true.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Rule {
-    /// The rule's place in the policy file, from 1.
+    /// The rule's position in the policy file, counted from 1.
     pub number: u32,
-    /// What happens to a program that cannot join the group.
+    /// What happens to a program that cannot join the rule's group.
     pub on_error: OnError,
     /// Condition: the process belongs to one of these users.
     pub user: Vec<Range>,
@@ -101,18 +104,18 @@ pub struct Rule {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Rules(pub Vec<Rule>);
 
-/// The group that the rules put a process into.
+/// The group that the rules put a process into, with the rule.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Assigned {
     /// The name of the group.
     pub group: String,
     /// What happens if the process cannot join the group.
     pub on_error: OnError,
-    /// The rule's number in the policy file.
+    /// The rule's position in the policy file, counted from 1.
     pub rule: u32,
 }
 
-/// The place of the rules, and the user who must own them.
+/// The directory that holds the compiled rules, and the user who must own the rules.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Source {
     /// The root that holds the rules.
@@ -122,7 +125,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns the place of the machine's rules.
+    /// Returns the source of the machine's rules: the system root, owned by root.
     pub fn system() -> Self {
         Self {
             root: gpulimit_group::SYSTEM.into(),
@@ -132,7 +135,7 @@ impl Source {
 }
 
 impl Rule {
-    /// Returns a rule that matches every process.
+    /// Returns a rule without conditions, which matches every process.
     fn of_everybody(number: u32, target: Target) -> Self {
         Self {
             number,
@@ -148,8 +151,8 @@ impl Rule {
 }
 
 impl Rules {
-    /// Returns rules that put every process into this group, for a root that only one container
-    /// sees.
+    /// Returns rules that put every process into the group `group`, for a root that only one
+    /// container sees.
     pub fn everybody(group: &str) -> Self {
         Self(vec![Rule::of_everybody(1, Target::Group(group.into()))])
     }
@@ -159,8 +162,8 @@ impl Rules {
         self.0.iter()
     }
 
-    /// Reads the rules of a root; `None` where it has none. Fails where a user other than the owner
-    /// could have written them.
+    /// Reads the compiled rules in a root; `None` where the root has no rules. Fails if a user
+    /// other than `source.owner` could have written the rules.
     pub fn load(source: &Source) -> Result<Option<Self>, RulesError> {
         let path = source.root.join(FILE);
         let failed = |error| RulesError::Io {
@@ -173,9 +176,9 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // In a user namespace the machine's root has no number, and root's files show `UNMAPPED`.
-        // Files of a user who has this number there, by subordinate ids, look the same; but a user
-        // who can mount such files could also leave out the library.
+        // In a user namespace that does not map the machine's root, files of root show the user id
+        // `UNMAPPED`. Files of a user to whom subordinate ids give this user id look the same; but
+        // a user who can mount such files could also run the program without the preloaded library.
         let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         let owner = match is_initial {
             true => source.owner,
@@ -219,8 +222,8 @@ impl Rules {
         }
     }
 
-    /// Fails where the process is in a user namespace of a machine with a policy, and something
-    /// other than the machine's root of groups is in its place.
+    /// Fails if this process is in a user namespace, the machine has a policy file, and the path of
+    /// the machine's root of groups leads to another directory.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,
@@ -238,14 +241,14 @@ impl Rules {
     }
 }
 
-/// Returns whether one of the ranges has this number.
+/// Returns whether one of the ranges contains this user id.
 pub(crate) fn is_in(ranges: &[Range], number: u32) -> bool {
     ranges
         .iter()
         .any(|(first, last)| (*first..=*last).contains(&number))
 }
 
-/// Opens a file without waiting for the writer of a FIFO in its place.
+/// Opens a file; if the path leads to a FIFO, does not wait for its writer.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)

@@ -1,5 +1,5 @@
-//! Tests of groups on disk and of the way into them: the safety of the root, permissions,
-//! membership, removal and the environment.
+//! Tests of groups on disk and of joining them: the safety of the root, permissions, membership,
+//! removal and the environment.
 
 #[path = "../../../tests/groups/nothing.rs"]
 mod nothing;
@@ -80,7 +80,7 @@ fn permissions_are_those_of_a_private_or_of_a_system_root() {
             .expect("created")
             .group;
         let modes = [group.path(), &group.limits_path(), &group.ledger_path()].map(mode);
-        // Only a directory that belongs to root is a system root.
+        // A root serves all users of the machine only if its directory belongs to the user root.
         let by_root =
             std::os::unix::fs::MetadataExt::uid(&fs::metadata(&place.0).expect("there")) == 0;
         if root_mode == 0o700 || by_root {
@@ -186,7 +186,7 @@ fn concurrent_creation_makes_one_group() {
     let left = fs::read_dir(root.path().join("lab"))
         .expect("listed")
         .count();
-    // The directory holds limits, ledger, lock and sub.
+    // The group's directory holds four entries: limits, ledger, lock and sub.
     assert_eq!(left, 4, "temporary files stay behind");
 }
 
@@ -289,7 +289,7 @@ fn a_member_notices_that_its_group_was_removed_by_hand() {
     assert!(member.is_orphaned());
     let error = Member::join(&root, "lab").err().expect("gone").to_string();
     assert!(
-        error.contains("no group 'lab'") && error.contains("it has no groups"),
+        error.contains("no group 'lab'") && error.contains("this root has no groups"),
         "{error}"
     );
 }
@@ -459,10 +459,10 @@ fn the_stronger_variable_wins() {
 fn a_wrong_value_is_an_error_and_never_no_limit() {
     let place = Place::new();
     for (name, value, expected) in [
-        ("GPULIMIT_GROUP", "", "it is empty"),
+        ("GPULIMIT_GROUP", "", "the value is empty"),
         ("GPULIMIT_GROUP", "a//b", "invalid group name 'a//b'"),
-        ("GPULIMIT_MAX", "", "it is empty"),
-        ("GPULIMIT_MAX", " ", "it is empty"),
+        ("GPULIMIT_MAX", "", "the value is empty"),
+        ("GPULIMIT_MAX", " ", "the value is empty"),
         ("GPULIMIT_MAX", "4Q", "invalid size '4Q'"),
         ("GPULIMIT_MAX", "4G,", "empty size"),
         ("GPULIMIT_MAX", "0=", "empty size"),
@@ -470,7 +470,7 @@ fn a_wrong_value_is_an_error_and_never_no_limit() {
         ("GPULIMIT_MAX", "GPU-=4G", "expected a size such as 4G"),
         ("GPULIMIT_MAX", "0=4G,0=2G", "one size for each GPU"),
         ("GPULIMIT_MAX", "4G,2G", "one size for each GPU"),
-        ("CUDA_DEVICE_MEMORY_LIMIT", "", "it is empty"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "", "the value is empty"),
         ("CUDA_DEVICE_MEMORY_LIMIT", "lots", "invalid size 'lots'"),
         ("CUDA_DEVICE_MEMORY_LIMIT_31", "lots", "invalid size 'lots'"),
         (
@@ -524,7 +524,8 @@ fn a_job_makes_its_group_and_its_children_join_it() {
     let second = job.join(&gpus, &|_| None).expect("joined");
     let max = |member: &Member, id| member.max(&member.device(id, CAPACITY).expect("a device"));
     assert_eq!((max(&first, A), max(&second, B)), (2 * GIB, 3 * GIB));
-    // The next child does not undo a change that was made since.
+    // The job's next process does not undo a change of the limits that an administrator has made
+    // meanwhile.
     let group = place.root().group("job-1-1").expect("there");
     group
         .write_limits(|set| set.set(Selector::Device(A), Key::Max, Size::Bytes(GIB)))
@@ -570,7 +571,8 @@ fn a_limit_for_an_unknown_gpu_is_an_error() {
             "{error}"
         );
     }
-    // Another tool names all GPUs of the machine.
+    // A variable of another tool may list all GPUs of the machine, also those that the process does
+    // not see.
     assert_eq!(join("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "1=2G,7=2G"), None);
     assert!(
         join("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "7=2G").is_some(),

@@ -1,4 +1,4 @@
-//! The users who may be in each group.
+//! The users who may run programs in each group of a policy.
 
 use super::Compiler;
 use super::group::{Planned, place};
@@ -10,20 +10,21 @@ use std::collections::BTreeMap;
 /// The users whom the rules put into one group.
 #[derive(Clone, Debug, Default)]
 struct Assigned {
-    /// The numbers of these rules in the file.
+    /// The numbers in the policy file of the rules that put processes into the group.
     rules: Vec<u32>,
-    /// The users, as ranges of ids.
+    /// The users whom the rules name, as ranges of user ids.
     users: Vec<Range>,
-    /// The unix groups whose members are put into the group.
+    /// The unix groups whose members the rules put into the group.
     gids: Vec<u32>,
-    /// Whether processes of any user are put into the group.
+    /// Whether the rules put processes of any user into the group.
     all: bool,
 }
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Sets for every group who may be in it: the users of `members` in the file, else those whom the
-/// rules put into it. A member of a group is also admitted to all groups above it.
+/// Sets for every group which users may run programs in the group: those that its `members` key
+/// names, else those whom the rules put into the group. A member of a group is also admitted to all
+/// groups above that group.
 pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {
@@ -57,8 +58,8 @@ pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &
                 let members = members_value(compiler, &text).unwrap_or(needed);
                 if needed != Members::Owner && members != Members::All && members != needed {
                     let why = format!(
-                        "group '{}' has members = \"{}\", but rule {} puts other users into it: \
-                         widen members, or leave it out",
+                        "group '{}' has members = \"{}\", but rule {} puts other users into the \
+                         group: admit these users in 'members', or leave the key 'members' out",
                         planned.group.name,
                         text.value,
                         whom.rules.first().copied().unwrap_or_default()
@@ -74,7 +75,7 @@ pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &
 
 impl Assigned {
     fn needed(&self, owner: Option<u32>) -> Members {
-        // Root may be in every group without being admitted.
+        // Root may run programs in every group without being admitted.
         let is_owner =
             |(first, last): &Range| *last == 0 || (first == last && Some(*first) == owner);
         let others = !self.users.iter().all(is_owner);
@@ -88,7 +89,7 @@ impl Assigned {
     }
 }
 
-/// Reads the value of `members`.
+/// Reads the value of a group's `members` key.
 fn members_value(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Members> {
     match text.value.as_str() {
         "owner" => Some(Members::Owner),
@@ -114,7 +115,8 @@ fn members_value(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Membe
     }
 }
 
-/// Admits the users of each group to all groups above it: a member is charged in each of these.
+/// Admits the users of each group to all groups above it, because a process is also charged in the
+/// groups above its own.
 fn widen(groups: &mut Groups) {
     let described =
         |Planned { group, .. }: &Planned| (group.name.clone(), group.owner, group.members);

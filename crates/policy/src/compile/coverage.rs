@@ -1,4 +1,4 @@
-//! The people to whom no rule applies.
+//! Finds the people of the machine to whom no rule of the policy applies.
 
 use super::names::Accounts;
 use crate::rules::{Rule, Rules, is_in};
@@ -6,8 +6,9 @@ use crate::rules::{Rule, Rules, is_in};
 /// Returns the login names of the people to whom no rule applies, although rules apply to other
 /// people.
 ///
-/// A rule that asks for a cgroup, a container or an executable does not cover users as a whole. If
-/// all rules are of that kind, as in a policy for containers, the list is empty.
+/// A rule with a condition on the cgroup, the container or the executable does not cover all
+/// processes of a user, so such rules are left out. If the policy has only such rules, as a policy
+/// for containers may, the list is empty.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()

@@ -1,4 +1,4 @@
-//! The groups of a policy: a template becomes a group for each user or unix group that it is for.
+//! Makes the groups of a policy: a template becomes one group for each of its users or unix groups.
 
 use super::names::UnixGroup;
 use super::template::{self, Binding, Holes, fill, prefixes};
@@ -9,7 +9,7 @@ use gpulimit_group::{Kind, Members, check_name, parent};
 use gpulimit_limits::{Key, is_near};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A planned group, with the stanza that it comes from.
+/// A planned group, with the stanza of the policy file that it comes from.
 pub(super) struct Planned {
     pub group: PlannedGroup,
     template: String,
@@ -17,7 +17,7 @@ pub(super) struct Planned {
 }
 
 impl Compiler<'_> {
-    /// Has the template made for this user or unix group, together with the templates above it.
+    /// Makes the template, and the templates above it, produce a group for this user or unix group.
     pub(super) fn bind(&mut self, template: &str, binding: Binding) {
         for prefix in prefixes(template) {
             if let Some(holes) = Holes::of(prefix)
@@ -56,8 +56,9 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "users and unix_group are for templates such as \"lab/{{user}}\", but '{}' is \
-                     a single group: use owner and members to say who may run in it",
+                    "the keys users and unix_group are for templates such as \"lab/{{user}}\", \
+                     but '{}' is a single group: use owner and members to say who may run in \
+                     that group",
                     name.value
                 ),
             );
@@ -67,8 +68,8 @@ impl Compiler<'_> {
             self.wrong(
                 line,
                 format!(
-                    "'{}' makes a group for each unix group, but names none: add unix_group = \
-                     [\"NAME\", …]",
+                    "template '{}' makes a group for each unix group, but its stanza names no \
+                     unix group: add unix_group = [\"NAME\", …]",
                     name.value
                 ),
             );
@@ -92,7 +93,8 @@ impl Compiler<'_> {
 
     pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
         let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
-        // Templates come first, so that a stanza with the group's own name overrides them.
+        // Templates come first, so that the stanza of a single group replaces the group of that
+        // name that a template makes.
         let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
         let holes = |stanza: &&GroupStanza| Holes::of(&stanza.name.value).unwrap_or_default();
         stanzas.sort_by_key(|stanza| (!holes(stanza).any(), stanza.name.value.split('/').count()));
@@ -109,8 +111,8 @@ impl Compiler<'_> {
                 self.report(
                     stanza.name.line,
                     format!(
-                        "template '{template}' makes no group: name it in a rule, or add users or \
-                         unix_group"
+                        "template '{template}' makes no group: name the template in a rule, or \
+                         add users or unix_group"
                     ),
                     false,
                 );
@@ -136,7 +138,8 @@ impl Compiler<'_> {
                     self.wrong(
                         stanza.name.line,
                         format!(
-                            "'{template}' and '{}' both make the group {name}: leave one out",
+                            "templates '{template}' and '{}' both make the group {name}: leave \
+                             one of them out",
                             there.template
                         ),
                     );
@@ -147,8 +150,8 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Returns the users and unix groups for which the template is made: those bound to it, and
-    /// those bound to templates above it.
+    /// Returns the users and unix groups for which the template makes a group: those bound to the
+    /// template itself, and those bound to templates above it with the same placeholders.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -168,8 +171,8 @@ impl Compiler<'_> {
             })
     }
 
-    /// Reports groups whose parent the file does not have: one mistake per stanza, however many
-    /// groups it makes.
+    /// Reports groups whose parent group is not in the policy file: one mistake per stanza, even if
+    /// the stanza makes many groups.
     fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for stanza in &policy.groups {
@@ -182,8 +185,8 @@ impl Compiler<'_> {
                 .filter(|group| group.template == *template)
                 .collect();
             let is_missing = if made.is_empty() {
-                // The template makes no group on this machine, or stanzas of their own make all of
-                // them.
+                // Either the template makes no group on this machine, or stanzas of single groups
+                // replace all groups that it makes.
                 !self.bindings.contains_key(template)
                     && !policy.groups.iter().any(|other| other.name.value == above)
             } else {
@@ -197,22 +200,22 @@ impl Compiler<'_> {
                 self.wrong(
                     stanza.name.line,
                     format!(
-                        "group '{template}' is below '{above}', which the file does not have: add \
-                         [group.\"{above}\"]"
+                        "group '{template}' is below group '{above}', which the policy file does \
+                         not have: add [group.\"{above}\"]"
                     ),
                 );
             }
         }
     }
 
-    /// Reports mistakes in the name and the limits of a stanza: one of each kind, however many
-    /// groups it makes.
+    /// Reports mistakes in the name and the limits of a stanza: at most one of each kind, even if
+    /// the stanza makes many groups.
     fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
         let template = &stanza.name.value;
         let holes = Holes::of(template).unwrap_or_default();
-        // A stanza that makes no group on this machine is checked with a sample name that is always
-        // valid.
+        // A stanza that makes no group on this machine is checked with a sample name in place of
+        // the placeholders, which is always valid.
         let example = Binding {
             user: Some(("x".into(), 0)),
             group: Some("x".into()),
@@ -232,8 +235,8 @@ impl Compiler<'_> {
                 _ if !holes.user => String::new(),
                 1 => "; {uid} in place of {user} always gives a valid name".into(),
                 count => format!(
-                    "; {} more of its names are invalid; {{uid}} in place of {{user}} always \
-                     gives a valid name",
+                    "; {} more names that this template makes are invalid; {{uid}} in place of \
+                     {{user}} always gives a valid name",
                     count - 1
                 ),
             };
@@ -241,8 +244,8 @@ impl Compiler<'_> {
         } else if names.iter().any(|name| name == NONE) {
             self.wrong(
                 line,
-                "invalid group name 'none': a rule with this word exempts processes; choose \
-                 another name",
+                "invalid group name 'none': a rule with group = \"none\" exempts processes; \
+                 choose another name",
             );
         } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
             self.wrong(
@@ -261,8 +264,8 @@ impl Compiler<'_> {
                     && is_above(kept, max)
                 {
                     let why = format!(
-                        "group '{template}' has {key} {kept} above max {max}, which it could never \
-                         use: lower it to {max} at most"
+                        "group '{template}' has {key} {kept} above max {max}, but the group can \
+                         never use more than max: lower {key} to {max} at most"
                     );
                     self.wrong(line, why);
                 }
@@ -296,7 +299,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Reports rules that lead to groups that the file does not have: one mistake per rule.
+    /// Reports rules whose group is not in the policy file: one mistake per rule.
     pub(super) fn check_targets(&mut self, groups: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for (number, stanza) in (1..).zip(&policy.rules) {
@@ -315,7 +318,7 @@ impl Compiler<'_> {
                 let bound = self.bindings.get(template).into_iter().flatten();
                 let mut names = bound.map(|binding| fill(template, binding)).peekable();
                 match names.peek() {
-                    // The rule leads to no group on this machine.
+                    // The rule makes no group on this machine.
                     None => !is_written,
                     Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
                 }
@@ -333,16 +336,17 @@ impl Compiler<'_> {
                 format!(", did you mean {}?", near.name.value)
             });
             let why = format!(
-                "rule {number} names the group '{template}', which the file does not have{near}: \
-                 add [group.\"{template}\"], or write \"none\" to exempt processes"
+                "rule {number} names the group '{template}', which the policy file does not \
+                 have{near}: add [group.\"{template}\"], or write group = \"none\" to exempt \
+                 processes"
             );
             self.wrong(stanza.group.line, why);
         }
     }
 }
 
-/// Splits unix groups by the groups that a template makes: each by itself, with its name, where the
-/// template has `{group}`, else all together.
+/// Splits a list of unix groups by the groups that a template makes: one part per unix group, with
+/// its name, where the template contains `{group}`, else one part with all of them.
 pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
     match holes.group {
         true => {
@@ -353,12 +357,12 @@ pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>
     }
 }
 
-/// Returns the parts of a group's name.
+/// Returns the parts of a group's name, which are separated by `/`.
 pub(super) fn place(name: &str) -> Vec<String> {
     name.split('/').map(str::to_owned).collect()
 }
 
-/// Returns the group's own settings, with the defaults for keys that it does not set.
+/// Returns the settings `own` of a group, with `defaults` for the keys that `own` does not set.
 fn merged(own: &Settings, defaults: &Settings) -> Settings {
     let mut all = own.clone();
     let says = |key| own.sizes.iter().any(|(there, ..)| *there == key);
@@ -388,7 +392,7 @@ fn of(settings: &Settings, key: Key) -> impl Iterator<Item = (&str, Extent)> {
     of_key.map(|(_, gpu, size)| (gpu.value.as_str(), *size))
 }
 
-/// Returns whether one size is larger than the other on every GPU.
+/// Returns whether the size `one` is larger than the size `other` on every GPU.
 fn is_above(one: Extent, other: Extent) -> bool {
     match (one, other) {
         (Extent::Size(Size::Bytes(one)), Extent::Size(Size::Bytes(other))) => one > other,

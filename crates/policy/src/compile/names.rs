@@ -2,41 +2,41 @@
 
 use crate::rules::Range;
 
-/// A user in the machine's database.
+/// A user in the machine's user database.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct User {
-    /// The login name; the number as text where there is none.
+    /// The login name, or the user id as text where the user has no login name.
     pub name: String,
     /// The user id.
     pub uid: u32,
-    /// The id of the user's first unix group.
+    /// The id of the user's first (primary) unix group.
     pub gid: u32,
 }
 
-/// A unix group in the machine's database.
+/// A unix group in the machine's group database.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct UnixGroup {
     /// The unix group's name.
     pub name: String,
     /// The unix group's id.
     pub gid: u32,
-    /// The login names of its members, without the users whose first group it is.
+    /// The login names of the unix group's members, without the users whose primary group it is.
     pub members: Vec<String>,
 }
 
 /// The machine's database of users and unix groups.
 pub trait Accounts {
-    /// Returns the user of this name.
+    /// Returns the user with this login name.
     fn user(&self, name: &str) -> Option<User>;
-    /// Returns the unix group of this name.
+    /// Returns the unix group with this name.
     fn unix_group(&self, name: &str) -> Option<UnixGroup>;
-    /// Returns all users that the database lists.
+    /// Returns all users that the user database lists.
     fn users(&self) -> Vec<User>;
-    /// Returns the range of user ids that people have.
+    /// Returns the range of user ids that belong to people, not to system services.
     fn regular(&self) -> Range;
 }
 
-/// The database, with its list of users once that was asked for.
+/// The machine's user database, with its list of users after the first query for that list.
 pub(super) struct Names<'a> {
     accounts: &'a dyn Accounts,
     listed: Option<Vec<User>>,
@@ -55,7 +55,7 @@ impl<'a> Names<'a> {
         self.listed.get_or_insert_with(|| accounts.users())
     }
 
-    /// Finds a user by name or by number.
+    /// Finds a user by login name or by user id.
     pub fn user(&mut self, text: &str) -> Option<User> {
         if let Some(user) = self.accounts.user(text) {
             return Some(user);
@@ -73,7 +73,7 @@ impl<'a> Names<'a> {
         self.accounts.unix_group(name)
     }
 
-    /// Returns all members of a unix group that the database knows.
+    /// Returns all members of a unix group that the user database knows.
     pub fn members(&mut self, group: &UnixGroup) -> Vec<User> {
         let accounts = self.accounts;
         let mut members: Vec<User> = group

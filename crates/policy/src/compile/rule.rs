@@ -1,4 +1,5 @@
-//! The rules of a policy: each becomes one or more rules with numbers and whole names.
+//! The rules of a policy: each rule of the file becomes one or more compiled rules with user ids
+//! and full group names.
 
 use super::group::parts;
 use super::names::{UnixGroup, User};
@@ -29,8 +30,8 @@ impl Compiler<'_> {
             self.wrong(
                 stanza.group.line,
                 format!(
-                    "'{}' makes a group for each unix group, but rule {number} names none: add \
-                     unix_group = [\"NAME\", …]",
+                    "template '{}' makes a group for each unix group, but rule {number} names no \
+                     unix group: add unix_group = [\"NAME\", …]",
                     stanza.group.value
                 ),
             );
@@ -54,8 +55,8 @@ impl Compiler<'_> {
         if users.as_ref().is_some_and(Vec::is_empty)
             || unix_groups.as_ref().is_some_and(Vec::is_empty)
         {
-            // The users that the rule names do not exist, which has been reported. Without a
-            // condition the rule would hold for every process.
+            // None of the users that the rule names exists, which has been reported. Without a user
+            // condition the rule would match every process, so it is not compiled.
             return Vec::new();
         }
         let mut rules = Vec::new();
@@ -102,7 +103,8 @@ impl Compiler<'_> {
         rules
     }
 
-    /// Returns the users for whom a rule makes a group each, as far as they are known now.
+    /// Returns the users for whom a rule makes a group each, as far as the machine's user database
+    /// lists them.
     fn whom(&mut self, users: Option<&[User]>, groups: &[UnixGroup]) -> Vec<User> {
         let members: Vec<User> = groups
             .iter()
@@ -120,7 +122,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Returns the users' numbers in as few ranges as possible.
+/// Returns the users' ids in as few ranges as possible.
 fn ranges(users: &[User]) -> Vec<Range> {
     let uids: BTreeSet<u32> = users.iter().map(|user| user.uid).collect();
     let mut ranges: Vec<Range> = Vec::new();

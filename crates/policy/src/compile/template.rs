@@ -1,9 +1,9 @@
-//! Names with `{user}`, `{uid}` and `{group}` in them.
+//! Templates: names of groups with the placeholders `{user}`, `{uid}` and `{group}`.
 
-/// The kinds of placeholders in a name.
+/// The kinds of placeholders in a template.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Holes {
-    /// A user, by name or by number.
+    /// The template contains a user, as `{user}` or `{uid}`.
     pub user: bool,
     /// A unix group, by name.
     pub group: bool,
@@ -14,7 +14,7 @@ const UID: &str = "{uid}";
 const GROUP: &str = "{group}";
 
 impl Holes {
-    /// Returns the placeholders in a name; `None` where it has braces around another text.
+    /// Returns the placeholders in a name; `None` where the name has braces around any other text.
     pub fn of(template: &str) -> Option<Self> {
         let rest = template
             .replace(USER, "")
@@ -31,7 +31,7 @@ impl Holes {
     }
 }
 
-/// Returns the message for a name with braces around another text.
+/// Returns the message for a name with an unknown placeholder in braces.
 pub(super) fn unknown(template: &str) -> String {
     format!(
         "unknown placeholder in '{}': expected {USER}, {UID} or {GROUP}",
@@ -39,17 +39,17 @@ pub(super) fn unknown(template: &str) -> String {
     )
 }
 
-/// The user and the unix group for which a name is filled in.
+/// The user and the unix group that replace the placeholders of a template.
 #[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Binding {
-    /// The user's name and number.
+    /// The user's login name and user id.
     pub user: Option<(String, u32)>,
     /// The unix group's name.
     pub group: Option<String>,
 }
 
 impl Binding {
-    /// Returns a binding with only those parts that the placeholders ask for.
+    /// Returns a binding with only those of its parts that the placeholders `holes` ask for.
     pub fn narrowed(&self, holes: Holes) -> Self {
         Self {
             user: self.user.clone().filter(|_| holes.user),
@@ -69,7 +69,8 @@ pub(super) fn fill(template: &str, binding: &Binding) -> String {
     name
 }
 
-/// Iterates over the names of the groups above this one, from the top, and then this name.
+/// Iterates over the names of the groups above `template`, from the top, and then `template`
+/// itself.
 pub(super) fn prefixes(template: &str) -> impl Iterator<Item = &str> {
     let ends = template.match_indices('/').map(|(at, _)| at);
     ends.chain([template.len()]).map(|end| &template[..end])

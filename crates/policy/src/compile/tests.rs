@@ -4,8 +4,8 @@ use crate::rules::{Range, Rule, Target, UnixGroups};
 use gpulimit_base::units::Size;
 use std::path::Path;
 
-/// A machine on which alice and bob are in `lab`, carol is in `lab` and `guests`, and the daemon is
-/// in no unix group.
+/// A machine on which alice and bob are in the unix group `lab`, carol is in `lab` and `guests`,
+/// and the daemon is in no unix group.
 struct Machine;
 
 const PEOPLE: [(&str, u32, u32); 5] = [
@@ -99,7 +99,7 @@ group = "lab/{user}"
     );
     let alice = group(&plan, "lab/alice");
     assert_eq!((alice.owner, alice.members), (Some(1000), Members::Owner));
-    // A member of a group below is charged in it.
+    // A member of a group is also charged in the group above.
     assert_eq!(group(&plan, "lab").members, Members::All);
     let rule = &plan.rules.0[0];
     let groups = UnixGroups {
@@ -274,7 +274,7 @@ fn contradictions_are_reported() {
             2,
             "add [group.\"lab/{user}\"]",
         ),
-        ("[[rule]]\ngroup = '{group}'\n", 2, "names none"),
+        ("[[rule]]\ngroup = '{group}'\n", 2, "names no unix group"),
         ("[[rule]]\ngroup = '{who}'\n", 2, "{user}, {uid} or {group}"),
         (
             "[group.a]\n[[rule]]\nuser = ['*', 'bob']\ngroup = 'a'\n",
@@ -289,9 +289,13 @@ fn contradictions_are_reported() {
         (
             "[group.a]\nmembers = 'owner'\n[[rule]]\nuser = 'bob'\ngroup = 'a'\n",
             2,
-            "rule 1 puts other users into it",
+            "rule 1 puts other users into the group",
         ),
-        ("[group.'{user}{group}']\nusers = 'bob'\n", 2, "names none"),
+        (
+            "[group.'{user}{group}']\nusers = 'bob'\n",
+            2,
+            "names no unix group",
+        ),
         (
             "[group.'{user}']\nusers = '4711'\n[group.'{uid}']\nusers = '4711'\n",
             3,
@@ -345,7 +349,7 @@ fn people_to_whom_no_rule_applies_are_listed() {
     assert_eq!(left(&rule("unix_group = 'lab'")), Vec::<String>::new());
     assert_eq!(left(&rule("unix_group = 'guests'")), ["alice", "bob"]);
     assert_eq!(left(&rule("user = '*'")), Vec::<String>::new());
-    // These rules hold for some programs of every user, and cover no user as a whole.
+    // These rules match some programs of every user, and cover all processes of no user.
     assert_eq!(left(&rule("executable = '/x'")), Vec::<String>::new());
     let both = rule("executable = '/x'") + "[[rule]]\nuser = 'bob'\ngroup = 'none'\n";
     assert_eq!(left(&both), ["alice", "carol"]);

@@ -1,4 +1,4 @@
-//! The stanzas of a policy file, as serde reads them.
+//! The stanzas of a policy file, as types that serde reads.
 
 use crate::rules::OnError;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
@@ -6,9 +6,9 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use toml::Spanned;
 
-/// The part of a stanza that is read into one type.
+/// The table of a stanza's keys that serde reads into one type.
 pub(super) trait Stanza {
-    /// The keys of the part.
+    /// The keys of the table.
     const NAMES: &'static [&'static str];
 }
 
@@ -39,7 +39,7 @@ impl Stanza for Keys {
     ];
 }
 
-/// The keys of `[defaults]` beside limits.
+/// The keys of `[defaults]` that are not limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Defaults {
@@ -50,7 +50,7 @@ impl Stanza for Defaults {
     const NAMES: &'static [&'static str] = &["on_error"];
 }
 
-/// The keys of a group's stanza beside limits.
+/// The keys of a group's stanza that are not limits.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GroupText {
@@ -128,7 +128,7 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-/// A single value: a text, a number, or true and false.
+/// A single value: a text, a number, true or false.
 pub(super) struct Word(pub String);
 
 impl<'de> Deserialize<'de> for Word {

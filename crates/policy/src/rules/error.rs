@@ -1,17 +1,17 @@
-//! The errors of the administrator's rules.
+//! The errors of reading and applying the administrator's rules.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// The reason why existing rules cannot be followed. The program gets no GPU memory then: an
-/// intended limit must not become none.
+/// The reason why existing rules cannot be read or applied. The program then gets no GPU memory: a
+/// limit that the administrator intended must not be lost.
 #[derive(Debug)]
 pub enum RulesError {
     /// A system call failed.
     Io {
-        /// The path of the file with the rules.
+        /// The path of the rules file.
         path: PathBuf,
         /// The error of the system call.
         error: io::Error,
@@ -20,41 +20,41 @@ pub enum RulesError {
     Unsafe {
         /// The path of the root or of the file with the rules.
         path: PathBuf,
-        /// The reason why the file is unsafe.
+        /// The reason why the file or directory is unsafe.
         why: Fault,
     },
-    /// The file is not what `gpulimit apply` writes.
+    /// The content of the rules file is not what `gpulimit apply` writes.
     Damaged {
-        /// The path of the file with the rules.
+        /// The path of the rules file.
         path: PathBuf,
-        /// The line, from 1; 0 means the whole file.
+        /// The damaged line, counted from 1; 0 means the whole file.
         line: usize,
     },
-    /// The file was written by another version.
+    /// The rules file was written by another version of gpulimit.
     Version {
-        /// The path of the file with the rules.
+        /// The path of the rules file.
         path: PathBuf,
     },
-    /// A rule asks for a fact that cannot be read for this process.
+    /// A rule has a condition on a property of this process that cannot be read.
     Unknown {
-        /// The file that has the fact.
+        /// The file in `/proc` from which the property is read.
         what: &'static str,
         /// The error of the system call.
         error: io::Error,
     },
-    /// The process is in a user namespace of its own, where the facts that rules ask for cannot be
-    /// believed.
+    /// The process is in a user namespace of its own, where it can forge the properties that rules
+    /// have conditions on.
     Namespace {
-        /// The path of the file with the rules.
+        /// The path of the rules file.
         path: PathBuf,
     },
-    /// The machine has a policy, but the process sees something else in place of the root with the
-    /// rules.
+    /// The machine has a policy file, but the path of the root that should hold the rules leads to
+    /// another directory.
     Hidden {
         /// The path of the root.
         root: PathBuf,
     },
-    /// The rule has a group for each user, but none for this user.
+    /// The rule makes a group for each user, but has none for this user.
     Unlisted {
         /// The id of the user.
         uid: u32,
@@ -63,19 +63,21 @@ pub enum RulesError {
     },
 }
 
-/// The reason why a file is not trusted.
+/// The reason why a rules file or its directory is not trusted.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// The path is not a plain file in a plain directory.
+    /// The rules file is not a regular file, or its directory is not a plain directory.
     Kind,
-    /// The file or its directory belongs to this user, not to root.
+    /// The rules file or its directory belongs to this user, not to root.
     Owner(u32),
-    /// Other users may write the file or its directory, which has these permissions.
+    /// Users other than the owner may write the rules file or its directory, which has these
+    /// permissions.
     Writable(u32),
 }
 
 impl RulesError {
-    /// Returns a function that makes the error for a fact that cannot be read from the file `what`.
+    /// Returns a function that makes the error for a property of this process that cannot be read
+    /// from the file `what`.
     pub(crate) fn unknown(what: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::Unknown { what, error }
     }
@@ -83,7 +85,7 @@ impl RulesError {
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const AGAIN: &str = "the administrator can write them again with `gpulimit apply`";
+        const AGAIN: &str = "the administrator can write the rules again with `gpulimit apply`";
         match self {
             Self::Io { path, error } => write!(
                 f,
@@ -100,7 +102,7 @@ impl fmt::Display for RulesError {
                     Fault::Kind => f.write_str("is not a plain file or directory")?,
                     Fault::Owner(uid) => write!(f, "belongs to user {uid} and not to root")?,
                     Fault::Writable(mode) => {
-                        write!(f, "may be written by others (mode {mode:04o})")?;
+                        write!(f, "may be written by other users (mode {mode:04o})")?;
                     }
                 }
                 write!(f, ": {AGAIN}")
@@ -119,8 +121,8 @@ impl fmt::Display for RulesError {
             ),
             Self::Version { path } => write!(
                 f,
-                "the administrator's rules in {} are of another version of gpulimit: {AGAIN} of \
-                 the same version as this library",
+                "the administrator's rules in {} were written by another version of gpulimit: \
+                 {AGAIN} of the same version as the libgpulimit.so of this program",
                 path.display()
             ),
             Self::Unknown { what, error } => write!(
@@ -130,23 +132,25 @@ impl fmt::Display for RulesError {
             ),
             Self::Namespace { path } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules in {} cannot \
-                 tell which user it belongs to: run it outside, or in a container that has its \
-                 group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where the administrator's rules in {} \
+                 cannot tell which user it belongs to: run the program outside of the user \
+                 namespace, or in a container to which the administrator has given a group \
+                 (docs/containers.md)",
                 path.display()
             ),
             Self::Hidden { root } => write!(
                 f,
-                "this program is in a user namespace, where the administrator's rules cannot be \
-                 seen: something else is at {}, and {} says that there are rules: run it outside, \
-                 or in a container that has its group from the administrator (docs/containers.md)",
+                "this program is in a user namespace, where it cannot see the administrator's \
+                 rules: {} is not the directory that holds the rules, although the machine has \
+                 the policy {}: run the program outside of the user namespace, or in a container \
+                 to which the administrator has given a group (docs/containers.md)",
                 root.display(),
                 super::POLICY
             ),
             Self::Unlisted { uid, rule } => write!(
                 f,
-                "rule {rule} of the administrator's policy has a group for each user, but none for \
-                 user {uid} yet: the administrator makes it with `gpulimit apply`"
+                "rule {rule} of the administrator's policy has a group for each user, but none \
+                 for user {uid} yet: the administrator makes this group with `gpulimit apply`"
             ),
         }
     }

@@ -47,7 +47,7 @@ fn group(name: &str) -> Target {
     Target::Group(name.into())
 }
 
-/// Returns rules with every kind of condition and target.
+/// Returns rules that contain every kind of condition and target.
 fn rules() -> Rules {
     Rules(vec![
         Rule {
@@ -229,7 +229,7 @@ fn damaged_rules_are_an_error_and_never_no_rules() {
     ]
     .map(str::to_owned)
     .into();
-    // Each line is left out once, and doubled once.
+    // The loop leaves out each line of the text once, and doubles each line once.
     let lines: Vec<&str> = good.split_inclusive('\n').collect();
     for at in 0..lines.len() {
         wrong.push([&lines[..at], &lines[at + 1..]].concat().concat());

@@ -19,15 +19,15 @@ use gpulimit_group::check_name;
 use std::fmt;
 
 const HEAD: &str = "gpulimit-rules ";
-/// The format that this code reads and writes.
+/// The format number of the rules files that this code reads and writes.
 pub(super) const FORMAT: u64 = gpulimit_base::version::RULES;
 
-/// What is wrong with a text that is not a file of rules.
+/// What is wrong with a text that is not a valid rules file.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Wrong {
-    /// Another version wrote the text.
+    /// Another version of gpulimit wrote the text.
     Version,
-    /// This line is wrong, from 1; 0 means the whole text.
+    /// The line with this number is wrong, counted from 1; 0 means the whole text.
     Line(usize),
 }
 
@@ -84,15 +84,15 @@ fn numbers(out: &mut impl fmt::Write, word: &str, ranges: &[Range]) -> fmt::Resu
     out.write_char('\n')
 }
 
-/// Returns the FNV-1a hash. The sum reveals damage; forgery is kept out by the file's owner and
-/// permissions.
+/// Returns the FNV-1a hash, used as the checksum of the rules. The checksum reveals damage; the
+/// owner and the permissions of the file keep out forgery.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Reads exactly what [`Rules`] writes.
+/// Parses rules, in exactly the form in which [`Rules`] are displayed.
 pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::Line(0))?;
     let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
@@ -127,7 +127,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     }
 }
 
-/// A rule that is being read.
+/// A rule of which some lines have been read.
 struct Draft {
     rule: Rule,
     has_target: bool,
@@ -198,7 +198,7 @@ impl Draft {
     }
 }
 
-/// Reads one or more ranges: `1000 1003-1005`.
+/// Parses one or more ranges of ids, such as `1000 1003-1005`.
 fn ranges(text: &str) -> Option<Vec<Range>> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

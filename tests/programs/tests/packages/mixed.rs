@@ -260,7 +260,7 @@ echo start | LD_PRELOAD="$SECOND_LIBRARY" "$PROGRAM"
         assert!(said[1].ends_with("= 0 800"), "{output:?}");
         assert!(said[2].ends_with("= 0 0"), "{output:?}");
         assert!(
-            errors.contains("are of another version of gpulimit"),
+            errors.contains("were written by another version of gpulimit"),
             "{errors}"
         );
     });

@@ -213,7 +213,7 @@ fn no_variable_overrides_the_assigned_group() {
     }
     for name in ["lab", "lab/bob", "bob", "job-1-2"] {
         let says = "you are assigned to group lab/alice by rule 2 of the administrator's policy, \
-            and your programs run only in it and in groups below it";
+            and your programs run only in this group and in groups below it";
         machine.closed(ALICE, &[("GPULIMIT_GROUP", name)], says);
     }
     // The program removes the variable after its start.
@@ -259,7 +259,7 @@ fn a_job_gets_a_group_below_the_assigned_one() {
     machine.closed(
         ALICE,
         &[("GPULIMIT_MAX", "1000M")],
-        "may not make groups below it",
+        "may not make groups below this group",
     );
 }
 
