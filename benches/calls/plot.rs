@@ -1,4 +1,4 @@
-//! Draws what the library adds along each axis.
+//! Draws the nanoseconds that gpulimit adds to an operation along each axis.
 
 use crate::case::Axis;
 use crate::row::Row;
@@ -71,7 +71,7 @@ fn draw_panel<'a>(
 }
 
 /// Returns the cases that were measured along an axis, each with its points: the value on the axis
-/// and the ns that the library adds.
+/// and the nanoseconds that gpulimit adds.
 fn lines(rows: &[Row], axis: Axis) -> Vec<(&'static str, Vec<(f64, f64)>)> {
     let mut lines: Vec<(&'static str, Vec<(f64, f64)>)> = Vec::new();
     for row in rows.iter().filter(|row| row.series.axis == Some(axis)) {
