@@ -68,7 +68,11 @@ impl Options {
             }
         }
         if !options.library.is_file() {
-            return Err(format!("no library at {:?}; {USAGE}", options.library).into());
+            return Err(format!(
+                "cannot find libgpulimit.so at {:?}; {USAGE}",
+                options.library
+            )
+            .into());
         }
         if options.write.is_some() && !options.is_whole() {
             return Err(format!("--write needs a run of all cases; {USAGE}").into());

@@ -95,8 +95,9 @@ pub fn table(footprints: &[Footprint]) -> String {
         return String::new();
     }
     let mut table = String::from(
-        "| live allocations | with one: KiB | aim | of these its own | NVML's beside it \
-         | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|--:|\n",
+        "| live allocations | with one allocation: KiB | aim | private part: KiB \
+         | NVML, not included: KiB | per further allocation: bytes | aim |\n\
+         |---|--:|--:|--:|--:|--:|--:|\n",
     );
     for footprint in footprints {
         let Footprint {

@@ -92,7 +92,7 @@ fn words(axis: Axis) -> &'static str {
         Axis::Live => "live allocations",
         Axis::Threads => "threads",
         Axis::Members => "processes in the group",
-        Axis::Rivals => "processes that allocate as well",
-        Axis::Depth => "groups above each other",
+        Axis::Rivals => "other processes that allocate",
+        Axis::Depth => "nested groups",
     }
 }

@@ -43,7 +43,7 @@ impl Way {
 pub struct Time {
     /// Processor time of one iteration.
     pub processor: f64,
-    /// Time from the end of one iteration to the end of the next one in any thread.
+    /// Elapsed time divided by the number of iterations of all threads.
     pub interval: f64,
 }
 
@@ -168,7 +168,11 @@ impl Place<'_> {
         let (said, _) = text(&mut self.worker(way, "time", case))?;
         drop(rivals);
         let mut figures = said.split_whitespace().map(str::parse);
-        let mut next = || figures.next().ok_or("a worker printed too few numbers");
+        let mut next = || {
+            figures
+                .next()
+                .ok_or("the benchmark worker printed too few numbers")
+        };
         Ok(Time {
             processor: next()??,
             interval: next()??,
@@ -218,7 +222,7 @@ impl Place<'_> {
             .lines()
             .find_map(|line| line.split_once("Collected :"))
             .and_then(|(_, count)| count.trim().parse::<f64>().ok())
-            .ok_or_else(|| format!("callgrind counted nothing: {report}"))?;
+            .ok_or_else(|| format!("callgrind counted no instructions: {report}"))?;
         Ok(Some(collected / f64::from(times)))
     }
 
@@ -226,7 +230,11 @@ impl Place<'_> {
     pub fn resident(&self, case: &Case, way: Way) -> Result<Resident, Box<dyn Error>> {
         let (said, _) = text(&mut self.worker(way, "memory", case))?;
         let mut figures = said.split_whitespace().map(str::parse);
-        let mut next = || figures.next().ok_or("a worker printed too few numbers");
+        let mut next = || {
+            figures
+                .next()
+                .ok_or("the benchmark worker printed too few numbers")
+        };
         Ok(Resident {
             all: next()??,
             own: next()??,
@@ -296,7 +304,7 @@ impl Companion {
         let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
         if line.trim() != "ready" {
-            return Err(format!("{command:?} did not get ready: {line:?}").into());
+            return Err(format!("{command:?} printed {line:?} instead of 'ready'").into());
         }
         Ok(companion)
     }

@@ -61,7 +61,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
         ),
         _ => {
             return Err(
-                format!("unknown word '{how}': expected time, rival, count or memory").into(),
+                format!("unknown mode '{how}': expected time, rival, count or memory").into(),
             );
         }
     }
@@ -174,7 +174,7 @@ fn bytes(figure: &str) -> Result<u64, Box<dyn Error>> {
     let kib = figure
         .trim()
         .strip_suffix("kB")
-        .ok_or("expected a figure in kB")?;
+        .ok_or("the kernel did not report a memory figure in kB")?;
     Ok(kib.trim().parse::<u64>()? * 1024)
 }
 

@@ -137,7 +137,8 @@ pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()
     Ok(())
 }
 
-/// Finds the mapping of any kind of memory that contains an address: its start, bytes and GPU.
+/// Finds the mapping that contains an address, of an allocation or of memory opened from another
+/// process: its start, bytes and GPU.
 fn mapped(address: u64) -> Option<(u64, u64, Option<usize>)> {
     vmm::find(address).or_else(|| ipc::find(address))
 }

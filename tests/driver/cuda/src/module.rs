@@ -822,7 +822,7 @@ pub fn param_info(
 }
 
 /// Writes the number of a kernel's parameters. Assumed to load the kernel's library as
-/// [`param_info`] does: the function is newer than the driver that was measured.
+/// [`param_info`] does: this function is newer than the driver that was measured.
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)

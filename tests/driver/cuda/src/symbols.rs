@@ -616,8 +616,9 @@ symbols! {
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>)
         "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The rows below export some functions again under names that gpulimit does not hook. No hook
-    // sees calls under these names: they stand for calls that come from inside the driver.
+    // The functions `unseen…` are driver functions exported again under names that gpulimit does
+    // not hook. No hook sees calls under these names: they stand for calls that come from inside
+    // the driver.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32)
         "unseenCtxCreate" 2000 => context::create;
