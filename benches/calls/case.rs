@@ -9,7 +9,8 @@ pub struct Case {
     pub what: &'static str,
 }
 
-/// The quantity that changes along a series of measurements.
+/// An axis: the quantity that changes along a series of measurements, such as the number of
+/// threads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Axis {
     /// Number of 4 KiB allocations that the process holds during the measurement.
@@ -69,7 +70,7 @@ impl Point {
         }
     }
 
-    /// Returns the point's value on `axis`.
+    /// Returns the value that this point has on `axis`.
     pub fn at(self, axis: Axis) -> u32 {
         if self.axis == Some(axis) {
             self.value
@@ -83,7 +84,7 @@ impl Point {
         self.axis.map(|_| self.value)
     }
 
-    /// Returns whether the point has the usual value on its own axis.
+    /// Returns whether the point's value on its own axis is that axis's usual value.
     pub fn is_usual(self) -> bool {
         self.axis.is_none_or(|axis| self.value == axis.usual())
     }
@@ -134,7 +135,7 @@ static SET_KERNEL: Case = case(
     "cuGraphExecKernelNodeSetParams of a known kernel",
 );
 static REPLAY: Case = case("replay", "cuGraphLaunch, 100 known kernels");
-static DLSYM: Case = case("dlsym", "dlsym of a foreign symbol");
+static DLSYM: Case = case("dlsym", "dlsym of a symbol outside the driver");
 static BEGIN: Case = case(START, "start and end of /bin/true");
 
 const LIVE: &[u32] = &[1, 1_000, 100_000, 1_000_000];

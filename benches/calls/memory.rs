@@ -39,7 +39,7 @@ pub struct Footprint {
     /// Resident bytes of the library and the files that it maps, while the process has one live
     /// allocation.
     base: u64,
-    /// The part of `base` that is neither a page of a file nor shared memory.
+    /// The bytes of `base` that are neither pages of a file nor shared memory.
     own: u64,
     /// Resident bytes of the driver's NVML library, which `base` does not include.
     nvml: u64,

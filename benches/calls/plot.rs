@@ -14,7 +14,7 @@ const COLOURS: [RGBColor; 4] = [
     RGBColor(148, 103, 189),
 ];
 
-/// Returns an SVG picture with one panel for each axis.
+/// Draws the results of a benchmark as an SVG picture with one panel for each axis.
 pub fn draw(rows: &[Row]) -> Result<String, Box<dyn Error>> {
     let mut picture = String::new();
     {

@@ -41,7 +41,7 @@ impl Way {
 /// The results of one run of a worker, in nanoseconds.
 #[derive(Clone, Copy)]
 pub struct Time {
-    /// Processor time of one iteration.
+    /// Processor time of one iteration of the operation.
     pub processor: f64,
     /// Elapsed time divided by the number of iterations of all threads.
     pub interval: f64,
@@ -68,7 +68,7 @@ const LIMIT: u64 = 64 << 30;
 /// The names of the groups nested in the outermost group.
 const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 
-/// The files and folders that all runs need.
+/// The files and folders that all measurements need.
 pub struct Setup {
     library: PathBuf,
     worker: PathBuf,

@@ -309,7 +309,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             Box::new(|| ())
         }
         "hold-vmm" => {
-            // CUmemAllocationProp: type pinned, on device 0.
+            // The `CUmemAllocationProp` of pinned memory on device 0.
             let properties = [1u32, 0, 1, 0, 0, 0, 0, 0];
             for _ in 0..live {
                 let mut handle = 0;

@@ -302,7 +302,7 @@ pub fn fatal(status: Status) -> Status {
     status
 }
 
-/// Ends the process by SIGSEGV, as a memory fault in the driver does.
+/// Ends the process by SIGSEGV, as a memory fault in the real driver does.
 pub fn crash() -> ! {
     // SAFETY: the process signals itself; the default action is set first, so no handler can return
     // to here.

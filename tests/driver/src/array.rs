@@ -114,7 +114,7 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates an array, or a mipmapped array with at most `levels` levels.
+/// Creates an array of this shape, or a mipmapped array with at most `levels` levels.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an invalid shape, `OUT_OF_MEMORY`.
@@ -278,7 +278,7 @@ pub fn level(handle: u64, level: u32) -> Outcome<u64> {
     Ok(view)
 }
 
-/// Returns the shape of an array.
+/// Returns the shape with which an array was created.
 ///
 /// # Errors
 /// `INVALID_HANDLE`.

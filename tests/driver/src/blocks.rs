@@ -76,7 +76,7 @@ impl SmallShard {
     }
 }
 
-/// Allocates linear memory in the context.
+/// Allocates linear memory (`cuMemAlloc`) in a context.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -131,7 +131,7 @@ fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Allocates linear memory whose address fits into 32 bits, with blocks of its own.
+/// Allocates linear memory whose address fits into 32 bits. The memory has blocks of its own.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.

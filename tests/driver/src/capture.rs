@@ -214,7 +214,7 @@ fn remove(captures: &mut Vec<Capture>, index: usize) -> Capture {
     capture
 }
 
-/// Ends a capture and returns its graph.
+/// Ends the capture of a stream and returns the captured graph.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` when the stream is not captured; `STREAM_CAPTURE_WRONG_THREAD` in a thread that

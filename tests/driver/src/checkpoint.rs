@@ -52,7 +52,7 @@ pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes all memory of a locked process off the GPUs.
+/// Takes all GPU memory of a locked process off the GPUs.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is locked.
@@ -67,7 +67,7 @@ pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Brings the memory of a process back to the GPUs.
+/// Brings the GPU memory of a checkpointed process back to the GPUs.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless its memory is away, `OUT_OF_MEMORY` when a GPU has too little room.

@@ -80,7 +80,7 @@ fn settle(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Returns the blocks used on the GPU by all processes.
+/// Returns the blocks of the GPU that all processes together use.
 pub fn used(machine: &Machine, device: usize) -> u64 {
     count(machine.devices[device].word.load(Acquire))
 }

@@ -30,10 +30,10 @@ const EXEC_MAGIC: u64 = 0x6578_6563_5f5f_5f5f;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 const AUTO_FREE: u64 = 1;
 
-/// The memory that a kernel needs besides its code.
+/// The GPU memory that a kernel needs in addition to its code.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Bytes of local memory per thread.
+    /// Bytes of local memory that the kernel needs per thread.
     pub local: u64,
     /// Whether the kernel needs the heap of device malloc.
     pub heap: bool,
@@ -56,7 +56,7 @@ pub enum Kind {
     Kernel {
         /// The `CUfunction` or `CUkernel`; 0 for a captured call that launches no kernel.
         function: usize,
-        /// The memory that the kernel needs.
+        /// The memory that the launched kernel needs.
         need: Need,
     },
     /// A node that takes no memory; the number is its `CUgraphNodeType`.
@@ -65,7 +65,7 @@ pub enum Kind {
     Child(&'static Graph),
     /// A conditional node, which may run one of these graphs (its bodies).
     Conditional(&'static [&'static Graph]),
-    /// Allocates memory on a GPU.
+    /// A node that allocates memory on a GPU.
     Alloc {
         /// The address.
         address: u64,

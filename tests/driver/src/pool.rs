@@ -19,7 +19,7 @@ use crate::space::{Entry, Gaps, Use, space};
 use crate::work::{self, Name, Queue};
 use crate::{Outcome, Status};
 
-/// A pool grows in steps of this many bytes (measured).
+/// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
 /// The largest number of freed ranges that a pool keeps for requests of the same size before it

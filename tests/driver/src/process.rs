@@ -32,7 +32,8 @@ const SCANNED_PER_MS: u64 = 10_000;
 pub struct Process {
     machine: &'static Machine,
     slot: usize,
-    /// One lock per GPU, because [`grant::change`] allows one operation at a time.
+    /// One lock for each GPU, because a process may make only one operation ([`grant::change`]) on
+    /// a GPU at a time.
     operations: [Mutex<()>; MAX_DEVICES],
 }
 

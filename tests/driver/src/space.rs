@@ -45,7 +45,7 @@ pub enum Use {
 pub struct Entry(u64);
 
 impl Entry {
-    /// The entry of an unused block.
+    /// The entry of an unused block of the address space.
     pub const NONE: Entry = Entry(0);
 
     /// Packs an entry: 12 bits for the context, 12 for the shard, 32 for the index.

@@ -1,4 +1,4 @@
-//! Result codes of the CUDA driver interface.
+//! Result codes of the CUDA driver functions.
 
 /// The result of a driver call: a value, or the reason why the call failed.
 pub type Outcome<T> = Result<T, Status>;

@@ -1,4 +1,5 @@
-//! Virtual memory management: address reservations, physical allocations and mappings.
+//! Virtual memory management of the simulated driver: address reservations, physical allocations
+//! and mappings.
 //!
 //! The module [`crate::shared`] handles exported allocations.
 
@@ -139,7 +140,7 @@ impl Physical {
     }
 }
 
-/// Exports an allocation as a file descriptor.
+/// Exports an allocation as a file descriptor that other processes can import.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown or imported handle, or one that was not created for export.

@@ -1,4 +1,4 @@
-//! Reading of fuzz input as a sequence of numbers.
+//! Reads fuzz input as a sequence of numbers.
 
 /// The unread bytes.
 pub struct Numbers<'a>(pub &'a [u8]);

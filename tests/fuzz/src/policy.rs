@@ -121,7 +121,8 @@ pub fn environment(bytes: &[u8]) {
         found.map(|(_, value)| OsString::from_vec(value.to_vec()))
     };
     let asked = assignment(&env);
-    // In the group of a job, another tool's "no limit" is accepted.
+    // For the group of a job (`job-…`) the variables may ask for no limit, as another tool may have
+    // set them. For any other group a request must not be lost.
     let is_chosen = env(GROUP).is_some_and(|name| !name.as_encoded_bytes().starts_with(b"job-"));
     if is_chosen || env(MAX).is_some() {
         assert!(!matches!(asked, Ok(None)), "asked for and not given");

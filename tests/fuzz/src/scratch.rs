@@ -1,4 +1,4 @@
-//! A folder in memory for each thread, which is removed when the thread ends.
+//! A temporary folder for each thread, in memory, which is removed when the thread ends.
 
 use std::path::{Path, PathBuf};
 

@@ -6,13 +6,13 @@
 //! a lookup of a function in machine code succeeds for any name. Managed variables take addresses
 //! and no GPU memory, as `cuMemAllocManaged` does.
 //!
-//! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading
-//! mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes its
-//! variables when `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`,
-//! `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a
-//! node of a graph or the launch of a kernel first needs the module. The code of a module is loaded
-//! lazily, too: two kernels of 60,000 stores took no memory in `cuModuleLoadData`, and 20 MiB once
-//! `cuModuleGetFunction` had returned both.
+//! Measured (H100, 580.159.04): a module takes the memory of its variables when it is loaded, in
+//! every loading mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it
+//! takes the memory of its variables when `cuKernelGetFunction`, `cuLibraryGetGlobal`,
+//! `cuLibraryGetModule`, `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`,
+//! any `cuOccupancy*`, a node of a graph or the launch of a kernel first needs its module. The code
+//! of a module is loaded lazily, too: two kernels of 60,000 stores each took no memory in
+//! `cuModuleLoadData`, and 20 MiB once `cuModuleGetFunction` had returned both.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -66,7 +66,7 @@ struct Function {
     kernel: bool,
     local: u64,
     needs: Needs,
-    /// Whether the function's code takes memory of its own.
+    /// Whether the function's code is so long that it takes memory of its own.
     long: bool,
 }
 
@@ -143,7 +143,8 @@ struct Image {
     text: bool,
 }
 
-/// Bytes of code per store in PTX: 120,000 stores took 20 MiB (measured).
+/// Bytes of GPU memory that code takes for each store instruction in PTX: 120,000 stores took 20
+/// MiB (measured).
 const PER_STORE: u64 = 174;
 
 /// Returns name and bytes of a variable from its PTX statement, for example `.global .align 4 .b8

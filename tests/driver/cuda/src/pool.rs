@@ -69,7 +69,7 @@ fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     }
 }
 
-/// The values `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+/// Values of `CUmemAllocationType`: pinned and managed memory.
 const PINNED: i32 = 1;
 const MANAGED: i32 = 2;
 

@@ -1,10 +1,10 @@
 //! The table of the driver's exported functions: signature, the names by which `cuGetProcAddress`
 //! finds each function, and the Rust function that does its work.
 //!
-//! A row reads `exported_name(arguments) "base name" version => handler;` or, where a twin for the
-//! per-thread default stream exists,
-//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The handler of
-//! a row with a twin gets as last argument whether the twin was called.
+//! A row of the table reads `exported_name(arguments) "base name" version => handler;` or, where a
+//! twin for the per-thread default stream exists, `exported_name(arguments) "base name" version |
+//! twin's_name version => handler;`. The handler is the Rust function that does the work. The
+//! handler of a row with a twin gets as its last argument whether the program called the twin.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -23,7 +23,7 @@ pub struct Symbol {
     pub version: i32,
     /// Whether the function is the twin of another one for the per-thread default stream.
     pub per_thread: bool,
-    /// The address of the exported function.
+    /// The address of the exported driver function.
     pub address: Address,
 }
 

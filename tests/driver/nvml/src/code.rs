@@ -1,11 +1,11 @@
-//! The result codes of NVML, `nvmlReturn_t`.
+//! The result codes of NVML (`nvmlReturn_t`).
 
 use gpulimit_sim::Status;
 
 /// The result of an NVML call: success, or the reason why the call failed.
 pub type Answer = Result<(), Code>;
 
-/// An `nvmlReturn_t` other than success.
+/// An error code of NVML: an `nvmlReturn_t` other than success.
 #[derive(Clone, Copy)]
 pub struct Code(pub i32);
 

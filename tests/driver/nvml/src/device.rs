@@ -212,7 +212,7 @@ pub fn bar1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     Ok(out.put([128 << 30, (128 << 30) - (2 << 20), 2 << 20])?)
 }
 
-/// Writes a value that is the same for every GPU.
+/// Checks the device handle and writes this value.
 fn constant<T>(handle: usize, out: Out<T>, value: T) -> Answer {
     open(handle)?;
     Ok(out.put(value)?)

@@ -10,7 +10,7 @@ const DEFERRED: u32 = 0x80;
 const SPARSE: u32 = 0x40;
 const GRAIN: u64 = 64 << 10;
 
-/// Returns the `CUDA_ARRAY3D_DESCRIPTOR` of a shape.
+/// Returns the `CUDA_ARRAY3D_DESCRIPTOR` of an array with this shape.
 fn descriptor([width, height, depth, format, channels, flags]: Shape) -> [u64; 5] {
     let words = u64::from(format) | u64::from(channels) << 32;
     let sizes = [width, height, depth].map(u64::from);
@@ -375,8 +375,8 @@ fn deferred_mapping_came_with_11_6() {
     unknown("11050", DEFERRED);
 }
 
-/// Returns a `CUarrayMapInfo`; `part` is level, layer, offset and extent, and `memory` is `None` to
-/// unmap.
+/// Returns a `CUarrayMapInfo` for one array. `part` is level, layer, offset and extent; `memory` is
+/// `None` to unmap.
 fn map_info(kind: u64, array: u64, part: [u32; 8], memory: Option<u64>) -> [u64; 12] {
     let pair = |at: usize| u64::from(part[at]) | u64::from(part[at + 1]) << 32;
     let operation = if memory.is_some() { 1 } else { 2 };

@@ -78,7 +78,7 @@ fn runtime(version: &str) {
     assert_eq!(runtime.call("cudaStreamDestroy", &[stream]), 0);
     assert_eq!(runtime.call("cudaDeviceSynchronize", &[]), 0);
     assert_eq!(used(), crate::rig::CONTEXT);
-    // A cudaChannelFormatDesc of four floats.
+    // The `cudaChannelFormatDesc` of four floats.
     let float4 = [32i32, 32, 32, 32, 2];
     let array = runtime
         .get("cudaMallocArray", &[float4.as_ptr() as usize, 1000, 1000])

@@ -204,7 +204,7 @@ fn the_legacy_stream_and_a_capture() {
         assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), IMPLICIT);
         assert_eq!(end(cuda, blocking), Err(INVALIDATED));
         assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), 0);
-        // Destroying a stream ends its capture.
+        // Destroying a stream ends the stream's capture.
         begin(cuda, blocking, GLOBAL);
         assert_eq!(cuda.call("cuStreamDestroy_v2", &[blocking]), 0);
         assert_eq!(reserved(cuda), 0);

@@ -24,7 +24,8 @@ pub fn root() -> PathBuf {
 fn libraries() -> &'static Path {
     static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
-        // The path is …/target/debug/deps/sim-0123; its third parent is …/target.
+        // The path of the test program is …/target/debug/deps/sim-0123; its third parent is
+        // …/target.
         let exe = std::env::current_exe().expect("the test's own path");
         let target = exe.ancestors().nth(3).expect("a target folder").to_owned();
         let mut build = Command::new(root().join("scripts/sim"));
@@ -138,7 +139,8 @@ impl Drop for Machine {
     }
 }
 
-/// Returns the role of this process; `None` in the test that the test runner started.
+/// Returns the role that the test gave to this child process; `None` in the test that the test
+/// runner started.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
@@ -151,8 +153,8 @@ pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
     }
 }
 
-/// Waits until the condition holds; returns false after two minutes, because test machines can be
-/// slow.
+/// Waits until the condition `holds` is true; returns false after two minutes, because test
+/// machines can be slow.
 pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
@@ -197,7 +199,7 @@ impl Library {
         Self::open_with(path, libc::RTLD_NOW)
     }
 
-    /// Opens the library with these flags of `dlopen`.
+    /// Opens a library with these flags of `dlopen`; `None` if that fails.
     pub fn open_with(path: &str, flags: i32) -> Option<Library> {
         let path = CString::new(path).expect("no NUL");
         // SAFETY: `path` is NUL-terminated, and loading the library runs no code that the test must

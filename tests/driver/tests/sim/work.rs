@@ -112,7 +112,7 @@ impl Program<'_> {
         assert_eq!(self.call("cuMemPoolSetAttribute", &arguments), 0);
     }
 
-    /// Returns reserved and used bytes of the pool.
+    /// Returns the reserved and the used bytes of the memory pool.
     fn bytes(&self) -> (u64, u64) {
         let read = |number: usize| {
             let mut value = 0u64;
