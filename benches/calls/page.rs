@@ -31,7 +31,8 @@ pub fn write(
     Ok(())
 }
 
-/// Describes the machine that ran the benchmarks (number of cores, processor model), without its host name.
+/// Describes the machine that ran the benchmarks (number of cores, processor model), without its
+/// host name.
 fn machine() -> String {
     let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = about

@@ -136,9 +136,9 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
 }
 
 /// Returns the number of multiprocessors of a GPU: that of an H100, or fewer where the knob
-/// `context-bytes` sets a small context size. On the real driver every context is at least as large as
-/// the stacks of all threads that the GPU can run at once (measured: stacks of 264 MiB in a context
-/// of 518 MiB).
+/// `context-bytes` sets a small context size. On the real driver every context is at least as large
+/// as the stacks of all threads that the GPU can run at once (measured: stacks of 264 MiB in a
+/// context of 518 MiB).
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)

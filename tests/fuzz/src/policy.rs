@@ -121,8 +121,8 @@ pub fn environment(bytes: &[u8]) {
         found.map(|(_, value)| OsString::from_vec(value.to_vec()))
     };
     let asked = assignment(&env);
-    // For the group of a job (`job-…`) the variables may ask for no limit, as another tool may have
-    // set them. For any other group a request must not be lost.
+    // If the environment names the group of a job (`job-…`), a variable of another tool may still
+    // say that there is no limit. A request for any other group, or by `MAX`, must not be lost.
     let is_chosen = env(GROUP).is_some_and(|name| !name.as_encoded_bytes().starts_with(b"job-"));
     if is_chosen || env(MAX).is_some() {
         assert!(!matches!(asked, Ok(None)), "asked for and not given");
