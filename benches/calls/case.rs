@@ -1,9 +1,8 @@
-//! The operations whose cost the benchmarks measure, and the conditions under which they are
-//! measured.
+//! The operations that the benchmarks measure, and the conditions under which they are measured.
 
-/// An operation that the worker process repeats.
+/// A benchmark case: an operation that the worker process repeats.
 pub struct Case {
-    /// The name of the case on the command line.
+    /// The name of the benchmark case on the command line.
     pub name: &'static str,
     /// A description for people.
     pub what: &'static str,
@@ -15,11 +14,11 @@ pub struct Case {
 pub enum Axis {
     /// Number of 4 KiB allocations that the process holds during the measurement.
     Live,
-    /// Number of threads that run the case at the same time.
+    /// Number of threads that run the benchmark case at the same time.
     Threads,
     /// Number of processes in the group, of which all but the measured one do nothing.
     Members,
-    /// Number of other processes in the group that run the case at the same time.
+    /// Number of other processes in the group that run the benchmark case at the same time.
     Rivals,
     /// Number of groups nested in each other; the measured process is in the innermost group.
     Depth,
@@ -34,7 +33,7 @@ impl Axis {
         Axis::Depth,
     ];
 
-    /// Returns the axis's name on the command line and in the head of a table.
+    /// Returns the name of this axis on the command line and in the head of a table.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Live => "live",
@@ -54,7 +53,7 @@ impl Axis {
     }
 }
 
-/// A value on one axis, at which a case is measured; all other axes have their usual value.
+/// A measurement point: a value on one axis; all other axes have their usual value.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Point {
     pub axis: Option<Axis>,
@@ -62,7 +61,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Returns the point that has `value` on `axis`.
+    /// Returns the measurement point that has `value` on `axis`.
     pub fn on(axis: Axis, value: u32) -> Self {
         Self {
             axis: Some(axis),
@@ -70,7 +69,7 @@ impl Point {
         }
     }
 
-    /// Returns the value that this point has on `axis`.
+    /// Returns the value that this measurement point has on `axis`.
     pub fn at(self, axis: Axis) -> u32 {
         if self.axis == Some(axis) {
             self.value
@@ -79,12 +78,12 @@ impl Point {
         }
     }
 
-    /// Returns the value on the point's own axis; `None` for a point without axis.
+    /// Returns the value on the measurement point's own axis; `None` for a point without axis.
     pub fn value(self) -> Option<u32> {
         self.axis.map(|_| self.value)
     }
 
-    /// Returns whether the point's value on its own axis is that axis's usual value.
+    /// Returns whether the measurement point's value on its own axis is that axis's usual value.
     pub fn is_usual(self) -> bool {
         self.axis.is_none_or(|axis| self.value == axis.usual())
     }
@@ -106,8 +105,8 @@ impl Series {
         self.values.iter().map(move |&value| Point { axis, value })
     }
 
-    /// Returns the most nanoseconds that gpulimit may add to an iteration at `point`; `None`
-    /// without an aim.
+    /// Returns the most nanoseconds that gpulimit may add to an iteration at this measurement
+    /// point; `None` without an aim.
     pub fn aim_at(&self, point: Point) -> Option<f64> {
         self.aim
             .filter(|&(_, up_to)| point.value <= up_to)
@@ -115,8 +114,8 @@ impl Series {
     }
 }
 
-/// The name of the case that starts and ends a whole program instead of repeating an operation in
-/// the worker.
+/// The name of the benchmark case that starts and ends a whole program instead of repeating an
+/// operation in the worker.
 pub const START: &str = "start";
 
 const fn case(name: &'static str, what: &'static str) -> Case {
@@ -167,7 +166,7 @@ const fn single(case: &'static Case, aim: Option<f64>) -> Series {
     }
 }
 
-/// All series of measurements, in the order of the tables.
+/// All series of measurements, in the order of the tables on the benchmark page.
 pub static SERIES: &[Series] = &[
     along(&IN_BLOCK, Axis::Live, LIVE, Some((60.0, 1_000_000))),
     along(&NEW_SMALL, Axis::Live, LIVE, None),

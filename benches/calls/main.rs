@@ -80,7 +80,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Returns whether the options select all cases at all points.
+    /// Returns whether the options select all benchmark cases at all measurement points.
     fn is_whole(&self) -> bool {
         self.case.is_none() && self.axis.is_none() && self.at.is_none()
     }
@@ -152,8 +152,8 @@ fn measure(
 ) -> Result<Row, Box<dyn Error>> {
     let mut row = Row::new(series, point);
     let place = setup.place(point)?;
-    // Without and with the library are measured in turns, so that other work on the machine
-    // disturbs both alike.
+    // Measure with and without the library in turns, so that other work on the machine disturbs
+    // both alike.
     for _ in 0..rounds {
         for way in Way::for_point(point) {
             row.add_time(*way, place.time(series.case, *way)?);
