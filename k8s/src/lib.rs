@@ -21,8 +21,8 @@ pub mod units;
 use gpulimit_base::escaped::Escaped;
 use std::fmt::Display;
 
-/// Writes an escaped line to the pod's log: parts of it come from kubelet and from containers. A
-/// failure to write is ignored.
+/// Writes a line to the pod's log, escaped, because parts of the line may come from kubelet and
+/// from containers. A failure to write is ignored.
 pub fn say(text: impl Display) {
     use std::io::Write;
     let text = text.to_string();
