@@ -62,19 +62,19 @@ Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
 /// The kind of the devices, VENDOR/CLASS.
 const KIND: &str = "gpulimit.dev/mem";
-/// The sizes of the devices if neither --cap nor --group is given.
+/// The sizes for which devices are made if neither --cap nor --group is given.
 const DEFAULT_SIZES: [&str; 16] = [
     "1g", "2g", "3g", "4g", "6g", "8g", "10g", "12g", "16g", "20g", "24g", "32g", "40g", "48g",
     "64g", "80g",
 ];
-/// The path of the library inside containers.
+/// The path at which containers find libgpulimit.so.
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
-/// The first version of the specification in which a device's name may begin with a digit.
+/// The first version of the CDI specification in which a device's name may begin with a digit.
 const WITH_DIGITS: &str = "0.5.0";
-/// The first version of the specification.
+/// The first version of the CDI specification.
 const OLDEST: &str = "0.3.0";
-/// A file of rules that does not parse. If no hook mounts a group over it, the library in the
-/// container refuses all GPU memory.
+/// The text of a rules file that does not parse. If no hook mounts a group over this file,
+/// libgpulimit.so in the container refuses all GPU memory.
 const CLOSED: &str = "no hook has given this container its group\n";
 
 /// Runs the command.
@@ -140,7 +140,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     };
     let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
     let spec = json!({
-        // The lowest version that allows these names, so that the oldest engines can read the file.
+        // The lowest version of the CDI specification that allows these device names, so that the
+        // oldest container engines can read the file.
         "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
         "kind": KIND,
         "containerEdits": {

@@ -23,7 +23,7 @@ ended jobs.
 Examples:
   gpulimit gc";
 
-/// Cleans up and prints what was removed.
+/// Removes stale groups and the charges of dead processes, and prints what was removed.
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
@@ -55,14 +55,16 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives back the charges of dead processes. Returns a line for each group that had some.
+/// Removes the charges of dead processes from the groups' ledgers. Returns a line for each group
+/// that had such charges.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
         let done = match group.clean(groups::witness(driver)) {
             Ok(done) => done,
             Err(error) => {
-                // The members of another user's group clean it themselves.
+                // A group of another user that cannot be opened is skipped: its own members remove
+                // the charges of dead processes.
                 if error.is_leased() {
                     output::note(&error.to_string());
                 }
@@ -84,7 +86,7 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     lines
 }
 
-/// Names on standard error the files that were left alone, and says why.
+/// Names on standard error the files that gpulimit did not remove, and says why.
 fn report(root: &Root, survey: &Survey) {
     const SHOWN: usize = 5;
     let (shown, more) = match survey.foreign.len() {
@@ -112,7 +114,7 @@ fn report(root: &Root, survey: &Survey) {
     }
 }
 
-/// Escapes a path: other users may have chosen its name.
+/// Escapes a path for printing: other users may have chosen the file's name.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }

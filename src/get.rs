@@ -55,7 +55,8 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        // The parser's error lists the keys, and suggests the closest one.
+        // Use the error of the settings parser: it lists the known keys, and suggests the closest
+        // one.
         match format!("{text}=").parse::<Setting>() {
             Err(error @ KeyError::Unknown { .. }) => error.to_string(),
             _ => "expected a key without a value".into(),
@@ -103,7 +104,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => out += &value,
                 None => out += &format!("{}={value}", key.text()),
             }
-            // If the caller named one GPU, its name is not repeated.
+            // If the caller named exactly one GPU, do not repeat the GPU's name in each line.
             if let Selector::Device(id) = selector
                 && args.devices.len() != 1
             {
@@ -116,7 +117,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the values of a key, each with the GPU that it is for.
+/// Returns the values of a key in this group, each with the GPUs that it applies to.
 fn values(
     view: &View,
     key: Name,
@@ -169,7 +170,8 @@ fn values(
     Ok(values)
 }
 
-/// Returns the value of a key that applies to a GPU, with the groups above taken into account.
+/// Returns the value of a key that applies to a GPU. For `max`, this is the smallest `max` of the
+/// group and the groups above it.
 fn effective(
     view: &View,
     key: Key,

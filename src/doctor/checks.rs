@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Runs all checks, each after the checks that it depends on.
+/// Runs all checks of the machine, each check after the checks that it depends on.
 pub(super) fn all() -> Vec<Finding> {
     let driver = driver();
     let has_driver = driver.is_ok();
@@ -85,7 +85,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
     }
 }
 
-/// Reports whether the driver can limit cgroups itself, as drivers from 615 on can.
+/// Reports whether the NVIDIA driver can limit the memory of cgroups itself, as drivers from
+/// version 615 on can.
 fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
     const CHECK: &str = "native";
     const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
@@ -212,7 +213,7 @@ pub(super) fn system_wide() -> Finding {
     Finding::fine(CHECK, format!("{path}, by {file}"))
 }
 
-/// Returns whether the machine has rules, even if they cannot be read.
+/// Returns whether the machine has a rules file, even if the rules cannot be read.
 fn has_rules() -> bool {
     !matches!(Rules::load(&Source::system()), Ok(None))
 }
@@ -326,7 +327,7 @@ fn environment() -> Vec<Finding> {
     const CHECK: &str = "environment";
     let mut findings = Vec::new();
     match policy::assignment(&env) {
-        // [`rules`] has reported this error.
+        // Ignore an error in the rules: the check [`rules`] has reported it.
         Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
             CHECK,

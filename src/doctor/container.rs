@@ -7,11 +7,11 @@ use std::process::{Command, Stdio};
 
 const CHECK: &str = "container";
 
-/// The length of the short ids that engines show.
+/// The length of the short container ids that container engines show.
 const SHORTEST: usize = 12;
 
 /// Returns the pid of a container's first process, in the caller's pid namespace. `name` is the
-/// container's id, the beginning of the id, or a name that an engine knows.
+/// container's id, the beginning of the id, or a name that a container engine knows.
 pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let found = by_id(name).or_else(|| by_name(name));
     let Some(pid) = found else {
@@ -36,7 +36,8 @@ fn by_id(id: &str) -> Option<u32> {
             .iter()
             .any(|found| found.starts_with(&id))
     };
-    // Pids usually increase, so the first process of a container nearly always has the lowest pid.
+    // Take the lowest pid in the container: pids usually increase, so it is nearly always that of
+    // the first process.
     SeenProcess::numbers().filter(is_in).min()
 }
 

@@ -22,12 +22,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// The most bytes that are read of an environment or a memory map.
+/// The maximum number of bytes to read of a process's environment or memory map.
 const LONGEST: u64 = 16 << 20;
-/// The most bytes that are read of an `ld.so.preload`.
+/// The maximum number of bytes to read of an `ld.so.preload` file.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
-/// A process, as the caller sees it.
+/// A process, as the caller may see it.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
@@ -40,7 +40,7 @@ pub(super) struct Process {
     mapped: Option<Vec<String>>,
 }
 
-/// Checks a process in bounded time.
+/// Checks a process, in bounded time.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
     look_in_child(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
@@ -59,7 +59,7 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Checks a process from a child process.
+/// Lets a child process of gpulimit check a process, so that gpulimit cannot block.
 fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
@@ -76,7 +76,7 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     })
 }
 
-/// Checks a process for as long as it takes.
+/// Checks a process, without a bound on the time: reading the process's files may block.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
     let process = match Process::read(pid) {
@@ -125,7 +125,8 @@ impl Process {
         format!("/proc/{}/{file}", self.pid).into()
     }
 
-    /// Returns the /etc/ld.so.preload that the process sees; `None` if it cannot be read.
+    /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
+    /// cannot be read.
     fn preloads(&self) -> Option<install::Preload> {
         let bytes = self
             .files
@@ -135,8 +136,8 @@ impl Process {
         Some(install::Preload::of(text))
     }
 
-    /// Returns the copies of the library that the process should have preloaded, and where each is
-    /// named.
+    /// Returns the paths of the copies of libgpulimit.so that the process should have preloaded,
+    /// each with the place that names it: LD_PRELOAD or /etc/ld.so.preload.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
         let everywhere = self.preloads().map(|preload| preload.state().copies);
         let everywhere = everywhere.unwrap_or_default().into_iter();
@@ -175,8 +176,8 @@ impl Process {
         )
     }
 
-    /// Reports whether the process has loaded the library. If not, that is an error only if a limit
-    /// is `wanted`.
+    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error only if
+    /// a limit is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
@@ -225,7 +226,7 @@ impl Process {
         )]
     }
 
-    /// Returns why the process has not loaded the library, and the remedy.
+    /// Returns why the process has not loaded libgpulimit.so, and the remedy.
     fn why_not(&self) -> (String, String) {
         let put_in = "start it with `gpulimit run`, or load the library into every program with \
                       `gpulimit install`; for containers see docs/containers.md";
@@ -337,8 +338,8 @@ impl Process {
         ))
     }
 
-    /// Reports the process's group, and the group that the rules and its environment select. Also
-    /// returns whether any of them wants a limit.
+    /// Reports the group that the process is in, and the group that the rules and the process's
+    /// environment select. Also returns whether any of these asks for a limit.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -384,8 +385,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// Returns an environment variable of the process. Without `GPULIMIT_ROOT`, returns the default
-    /// root of the process's user.
+    /// Returns an environment variable of the process. If the process has no `GPULIMIT_ROOT`,
+    /// returns the default root of the process's user for that variable.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -408,14 +409,16 @@ impl Process {
         })
     }
 
-    /// Returns the group that the process is a member of, and the bytes that it uses on all GPUs.
+    /// Returns the group that the process is a member of, and the bytes that the process uses on
+    /// all GPUs together.
     fn member_of(&self) -> Option<(String, u64)> {
         let seen = SeenProcess::by_pid(self.pid);
         let roots = Root::locate_all(&own_env).unwrap_or_default();
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
             return Some(found);
         }
-        // The process's user may have made this root: read it with the rights of that user.
+        // The process's user may have made the root that `GPULIMIT_ROOT` names, so read that root
+        // with the rights of the user.
         let files = self.files.as_ref()?;
         let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
@@ -423,8 +426,8 @@ impl Process {
         member_in(&root, &seen)
     }
 
-    /// Reports whether a program that starts in the process's container loads the library. Reads
-    /// files only, and starts no program.
+    /// Reports whether a program that starts in the process's container would load libgpulimit.so.
+    /// Only reads files, and starts no program.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
@@ -454,12 +457,14 @@ impl Process {
     }
 }
 
-/// Checks that the dynamic linker in a root directory can load the library at this path. The error
-/// says why not.
+/// Checks that the dynamic linker in a root directory can load the libgpulimit.so at this path. The
+/// error says why the linker cannot.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
-    /// Far more than the size of the library, or of a C library.
+    /// A maximum for the size of a library file: far more than the size of libgpulimit.so or of a C
+    /// library.
     const LONGEST: u64 = 256 << 20;
-    /// The usual paths of the C library, for a process whose own one is unknown.
+    /// The usual paths of the C library. They are tried for a process whose mapped C library is
+    /// unknown.
     const PLACES: [&str; 6] = [
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib/aarch64-linux-gnu/libc.so.6",
@@ -487,12 +492,12 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// Returns the group of a root that a process is a member of, and the bytes that the process uses
-/// on all GPUs.
+/// Returns the group in this root that a process is a member of, and the bytes that the process
+/// uses on all GPUs together.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
-        // A ledger also lists the members of all groups below.
+        // The ledger of a group also lists the members of all groups below that group.
         let Ok(ledger) = group.ledger() else {
             continue;
         };
@@ -507,8 +512,8 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     None
 }
 
-/// Compares what the rules and the environment ask for with the group that the process is a member
-/// of.
+/// Compares the group that the rules and the environment ask for with the group that the process is
+/// a member of.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     const CHECK: &str = "group";
     let Some(assignment) = wanted else {
@@ -542,7 +547,8 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     }
 }
 
-/// Parses `NAME=VALUE` entries that each end with a zero byte.
+/// Parses an environment as in `/proc/PID/environ`: `NAME=VALUE` entries that each end with a zero
+/// byte.
 fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     let pair = |text: &[u8]| {
         let at = text.iter().position(|c| *c == b'=')?;
@@ -563,7 +569,7 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// Reads the beginning of a file of `/proc`, whose length the process controls.
+/// Reads the beginning of a `/proc` file, whose length the process controls.
 fn start_of(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
@@ -572,10 +578,10 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns when a process started. The times of its files in `/proc` do not help: they are the
-/// times of the first access.
+/// Returns when a process started. The times of the files in `/proc/PID` do not tell this: they are
+/// the times of the first access to the files.
 fn started(pid: u32) -> Option<SystemTime> {
-    /// The clock ticks of `/proc` per second, the same on every machine.
+    /// The clock ticks per second in which `/proc` counts, the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
     let since_boot =
         Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
@@ -587,7 +593,7 @@ fn started(pid: u32) -> Option<SystemTime> {
     SystemTime::now().checked_sub(age)
 }
 
-/// Returns the remedy for a user who may not read a process's memory map.
+/// Returns the remedy to print if the caller, `user`, may not read a process's memory map.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
         0 => "run this outside the container, or where no security module denies it to root",
@@ -610,7 +616,7 @@ mod tests {
     #[test]
     fn this_process_started_a_moment_ago() {
         let age = started(std::process::id()).expect("/proc").elapsed();
-        // The result may lie in the future by the length of a clock tick.
+        // The computed start time may lie in the future by up to one clock tick.
         assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
         let mut child = std::process::Command::new("cat");
         let mut child = child
