@@ -1,4 +1,4 @@
-//! Replaces files as a whole.
+//! Replaces files as a whole: a reader sees either the old or the new content.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -10,14 +10,14 @@ use std::path::Path;
 pub fn replace(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
     if written.is_err() {
-        // A draft that stays is overwritten by the next call.
+        // If removing the draft fails, the next call overwrites it.
         let _ = fs::remove_file(draft);
     }
     written
 }
 
 fn write(draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // A process that was killed may have left its draft.
+    // Remove a draft that an earlier process left when it was killed.
     match fs::remove_file(draft) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -25,7 +25,7 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// The settings before the command, such as max=4G.
+    /// The settings before the command on the command line, such as max=4G.
     #[arg(skip)]
     settings: Vec<String>,
 
@@ -85,7 +85,8 @@ gpulimit failed, 126 when the command cannot be executed, 127 when it was not
 found, 2 for a mistake in the options.";
 
 impl Args {
-    /// Takes settings such as `max=4G` from the words before the command.
+    /// Removes the settings such as `max=4G` that stand before the command, and keeps them in
+    /// `settings`.
     fn take_settings(&mut self) -> Result<(), Failure> {
         let word = |word: &OsString| word.to_str().is_some_and(sizes::is_setting);
         let count = self.command.iter().take_while(|it| word(it)).count();
@@ -119,8 +120,8 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text).ok_or("expected a time such as 30s, 10m or 2h, at most 1000h")
 }
 
-/// Replaces this process with the command; with `--stat`, supervises the command and ends with its
-/// exit status.
+/// Replaces this process with the command. With `--stat`, supervises the command instead, and ends
+/// with the command's exit status.
 pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     args.take_settings()?;
     let library = library::find().map_err(Failure::of_run)?;
@@ -141,8 +142,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX);
     let Some(stat) = stat else {
-        // Nothing is left to do at the end, so this process becomes the command. The call returns
-        // only if that fails.
+        // Nothing is left to do after the command ends, so this process becomes the command.
+        // `become_command` returns only if that fails.
         let error = signals::become_command(&mut command, inherited);
         place.leave();
         return Err(cannot_run(&program, &error));

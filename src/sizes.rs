@@ -1,10 +1,10 @@
-//! Limits on the command line: `--max 4G`, or `max=4G`.
+//! Parses the sizes of limits on the command line: `--max 4G`, or `max=4G`.
 
 use super::failure::Failure;
 use gpulimit_base::units::Extent;
 use gpulimit_limits::{Key, OptionKey, Setting};
 
-/// The options for the sizes of a group's limits.
+/// The command line options for the sizes of a group's limits.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Sizes {
@@ -26,7 +26,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the options as settings.
+    /// Returns the options that are given, as settings.
     pub fn settings(&self) -> impl Iterator<Item = Setting> {
         let all = [
             (Key::Max, self.max),
@@ -39,7 +39,7 @@ impl Sizes {
     }
 }
 
-/// Returns the names of all keys.
+/// Returns the names of all keys of a group's limits and options.
 pub fn keys() -> impl Iterator<Item = &'static str> {
     let sizes = Key::ALL.into_iter().map(Key::name);
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
@@ -51,7 +51,8 @@ pub fn is_setting(word: &str) -> bool {
         .is_some_and(|(key, _)| keys().any(|name| name == key))
 }
 
-/// Joins the settings of options and words. Fails if a key is given twice.
+/// Joins the settings from options with those from `KEY=VALUE` words. Fails if a key is given
+/// twice.
 pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failure> {
     let mut settings: Vec<Setting> = Vec::new();
     let words = words
