@@ -116,7 +116,8 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     if !plan.rules.0.is_empty() && is_system && !install::is_installed() {
         output::note(&format!(
             "warning: {} does not name the library, so the rules hold only for programs that are \
-             started with it: run `gpulimit install` to load it into every program",
+             started with the library: run `gpulimit install` to load the library into every \
+             program",
             install::FILE
         ));
     }
@@ -250,7 +251,7 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     }
     root.hold_alone(LOCK).map_err(|error| match error.kind() {
         ErrorKind::WouldBlock => Failure::new(format_args!(
-            "another `gpulimit apply` is changing {path}: wait until it has ended"
+            "another `gpulimit apply` is changing {path}: wait until that command has ended"
         )),
         _ => Failure::new(format_args!("cannot lock {path}: {error}")),
     })

@@ -75,7 +75,7 @@ const WITH_DIGITS: &str = "0.5.0";
 const OLDEST: &str = "0.3.0";
 /// The text of a rules file that does not parse. If no hook mounts a group over this file,
 /// libgpulimit.so in the container refuses all GPU memory.
-const CLOSED: &str = "no hook has given this container its group\n";
+const CLOSED: &str = "no gpulimit hook has given this container a group\n";
 
 /// Runs the command.
 pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {

@@ -104,7 +104,9 @@ pub struct Found {
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
-            ErrorKind::NotFound => ": write one (config/README.md shows how), or name the file",
+            ErrorKind::NotFound => {
+                ": write a policy file (config/README.md shows how), or name another file"
+            }
             _ => "",
         };
         Failure::new(format_args!(

@@ -87,12 +87,13 @@ impl<'data> Library<'data> {
     /// Parses the ELF headers of a shared library. The error says what the file is instead.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
-            return Err(format!("it is {what}"));
+            return Err(format!("the file is {what}"));
         }
-        let file = ElfFile64::parse(bytes).map_err(|error| format!("it is damaged: {error}"))?;
+        let file =
+            ElfFile64::parse(bytes).map_err(|error| format!("the file is damaged: {error}"))?;
         match file.elf_header().e_type(file.endian()) {
             elf::ET_DYN => Ok(Self(file)),
-            _ => Err("it is not a shared library".into()),
+            _ => Err("the file is not a shared library".into()),
         }
     }
 

@@ -231,14 +231,17 @@ impl Line {
             EventKind::Wait => format!("{who} waits for {bytes}, {state} charged"),
             EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
             EventKind::High => {
-                format!("{who} goes above high with another {bytes}, {state} charged")
+                format!("{who} goes above the group's `high` with another {bytes}, {state} charged")
             }
-            EventKind::Reap => format!("{bytes} given back, which {who} held when it ended"),
-            EventKind::Kill => format!("{who} was killed or told to end, it used {bytes}"),
+            EventKind::Reap => {
+                format!("the {bytes} that {who} held when it ended were given back to the group")
+            }
+            EventKind::Kill => format!("{who} was killed or told to end while it used {bytes}"),
             EventKind::Limits => format!("changed by {who}"),
             EventKind::Oom => {
                 format!(
-                    "{who} asked for {bytes}, processes are killed to make room, {state} charged"
+                    "{who} asked for {bytes}, and processes are killed to make room; {state} \
+                     charged"
                 )
             }
         };

@@ -186,7 +186,7 @@ fn effective(
     let is_part = |rules: &LimitSet| matches!(rules.for_device(id, key), Some(Size::Percent(_)));
     if gpu.capacity.is_none() && above.chain([&view.rules]).any(is_part) {
         return Err(Failure::new(format_args!(
-            "cannot compute max of GPU {}: it is a percentage, and the GPU's memory is unknown \
+            "cannot compute max of GPU {}: max is a percentage, and the GPU's memory is unknown \
              here",
             gpu.label
         )));

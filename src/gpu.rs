@@ -72,9 +72,9 @@ fn cut(gpu: &Gpu) -> Failure {
         gpu.index,
         gpu.id,
         if instances.is_empty() {
-            "there is none yet; ".to_owned()
+            "the GPU has no instances yet; ".to_owned()
         } else {
-            format!("name one of them ({instances}); ")
+            format!("name one of the instances ({instances}); ")
         }
     ))
 }
@@ -197,7 +197,7 @@ mod tests {
         assert!(error.contains(&instances[0].to_string()), "{error}");
         gpus[0].instances = Some(Vec::new());
         let error = find("0", &gpus).expect_err("empty").to_string();
-        assert!(error.contains("there is none yet"), "{error}");
+        assert!(error.contains("has no instances yet"), "{error}");
     }
 
     #[test]

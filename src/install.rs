@@ -245,9 +245,9 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
         format_args!(
             "{FILE}{}",
             if place.is_here() {
-                ": programs that start from now on load it"
+                ": programs that start from now on load the library"
             } else {
-                "; whether programs start there was not tested"
+                "; whether programs start in that system was not tested"
             }
         ),
     )?;
@@ -318,15 +318,15 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: cannot see whether it is used by processes whose memory maps do not answer \
-             ({}); end them and run `gpulimit uninstall` again",
+            "{} stays: cannot see whether this file is used by processes whose memory maps do not \
+             answer ({}); end them and run `gpulimit uninstall` again",
             inside.display(),
             output::some(&silent)
         )));
     }
     if !users.is_empty() {
         output::print(&format!(
-            "{} stays: processes use it ({}); run `gpulimit uninstall` again when they have \
+            "{} stays: processes use this file ({}); run `gpulimit uninstall` again when they have \
              ended\n",
             inside.display(),
             output::some(&users)

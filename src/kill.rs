@@ -136,8 +136,8 @@ pub fn proven<'a>(
     let path = group.ledger_path();
     if !group.owns(ledger)? {
         return Err(Failure::new(format_args!(
-            "{} is not the ledger of this group: the owner of its directory put it there; no \
-             process was signalled",
+            "{} is not the ledger of this group: the owner of the directory put another file \
+             there; no process was signalled",
             path.display()
         )));
     }
@@ -167,10 +167,11 @@ fn why(error: &Error) -> String {
             "no process with this pid has mapped the group's ledger as a member does".into()
         }
         ErrorKind::PermissionDenied => {
-            "it belongs to another user, or the owner of the group may not signal it".into()
+            "the process is another user's, or the owner of the group may not signal the process"
+                .into()
         }
         ErrorKind::TimedOut => {
-            "reading its memory map took too long, so it cannot be proven to be a member".into()
+            "reading the process's memory map took too long to prove that it is a member".into()
         }
         _ => error.to_string(),
     }

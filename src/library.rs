@@ -42,11 +42,11 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let (places, remedy) = match &given {
         Some(path) => (
             vec![PathBuf::from(path)],
-            "set GPULIMIT_LIBRARY to its path, or unset it",
+            "set GPULIMIT_LIBRARY to the path of the library, or unset it",
         ),
         None => (
             places,
-            "build or install it, or set GPULIMIT_LIBRARY to its path",
+            "build or install the library, or set GPULIMIT_LIBRARY to its path",
         ),
     };
     let Some(path) = places.iter().find(|path| path.is_file()) else {
@@ -104,7 +104,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
         Trusted::of_this_program().check_new(path).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit opens only a library that other users cannot change; run \
-                 `chown root` and `chmod go-w` on it, or set {VARIABLE} to another one"
+                 `chown root` and `chmod go-w` on the library, or set {VARIABLE} to another library"
             ))
         })?;
     }
@@ -112,7 +112,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     let bytes = read(path).map_err(|error| unfit(&error))?;
     let library = elf::Library::parse(&bytes).map_err(|why| unfit(&why))?;
     let text = library.version();
-    let text = text.ok_or_else(|| unfit(&"it is not libgpulimit.so"))?;
+    let text = text.ok_or_else(|| unfit(&"the file is not libgpulimit.so"))?;
     match version::parts(&text) {
         Some((version, formats)) if formats == version::formats() => Ok(version.into()),
         _ => Err(Failure::new(format_args!(
@@ -133,8 +133,8 @@ pub fn try_to_load(path: &Path) -> Result<(), Failure> {
 
 fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::new(format_args!(
-        "cannot preload {}: {why}: build or install it for this machine, or set {VARIABLE} to \
-         another one",
+        "cannot preload {}: {why}: build or install the library for this machine, or set \
+         {VARIABLE} to another library",
         path.display()
     ))
 }
@@ -149,7 +149,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         .open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() > LONGEST {
-        let why = "it is not a regular file, or larger than 1 GiB";
+        let why = "the file is not a regular file, or is larger than 1 GiB";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     let mut bytes = Vec::new();

@@ -177,11 +177,11 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
             failure("no such command in PATH: check the spelling, or give its path").with(NOT_FOUND)
         }
         ErrorKind::PermissionDenied => {
-            failure("it is not executable: check `ls -l`, or run it with its interpreter")
+            failure("the file is not executable: check `ls -l`, or run it with its interpreter")
                 .with(NOT_EXECUTABLE)
         }
         _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
-            failure("it is not a program for this machine").with(NOT_EXECUTABLE)
+            failure("the file is not a program for this machine").with(NOT_EXECUTABLE)
         }
         _ => failure(&error.to_string()).with(RUN),
     }

@@ -147,8 +147,8 @@ fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
         let usage = usage.charged.saturating_sub(usage.idle);
         (usage > max).then(|| {
             format!(
-                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it \
-                 falls",
+                "applied; usage {} of GPU {} is above the new max {}: growth is refused until the \
+                 usage falls",
                 gib(usage),
                 groups::label(device.id, driver),
                 gib(max)

@@ -100,7 +100,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                         gib(*capacity),
                         groups::label(*id, driver),
                         match key {
-                            Key::Max | Key::High => ": it limits nothing there",
+                            Key::Max | Key::High => ": the limit has no effect on that GPU",
                             Key::Low | Key::Min => "",
                         }
                     ));
@@ -210,7 +210,10 @@ mod tests {
         );
         expect(
             &[(Selector::All, Key::Max, "60G")],
-            &["max=60GiB is more than the 40.0 GiB of GPU GPU-0202…: it limits nothing there"],
+            &[
+                "max=60GiB is more than the 40.0 GiB of GPU GPU-0202…: the limit has no effect on \
+                 that GPU",
+            ],
         );
         let above = [
             (Selector::All, Key::Max, "4G"),

@@ -54,7 +54,7 @@ pub async fn ask<A>(
     // gRPC status.
     let answer = match timeout(ANSWER, call(kubelet.connect_lazy())).await {
         Ok(answer) => answer,
-        Err(_) => Err(Status::deadline_exceeded("no answer in time")),
+        Err(_) => Err(Status::deadline_exceeded("kubelet did not answer in time")),
     };
     answer.map(Response::into_inner).map_err(|status| {
         // For a broken connection, the text of the gRPC status is only "transport error"; the last

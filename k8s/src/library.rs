@@ -39,7 +39,7 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     let bytes = fs::read(library)?;
     if !bytes.starts_with(b"\x7fELF") {
-        return Err(io::Error::other("it is not a shared library"));
+        return Err(io::Error::other("the file is not a shared library"));
     }
     let line = format!("{INSIDE}/{NAME}\n");
     let (library, preload) = (directory.join(NAME), directory.join(PRELOAD));

@@ -85,8 +85,8 @@ impl Node {
         let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a separate file system, so a container can fill the file system that it \
-                 is on: docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system of \
+                 which the directory is a part: docs/kubernetes.md says how to mount one",
                 options.root.display()
             ));
         }

@@ -100,8 +100,8 @@ fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
         "the driver can also limit a cgroup itself: root can set this second limit with \
          `nvidia-smi memory-limits`"
     } else {
-        "the driver can limit cgroups itself, but the controller for that is missing here: it \
-         needs cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
+        "the driver can limit cgroups itself, but this machine lacks the cgroup controller \
+         for that: cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
     };
     Some(Finding::fine(CHECK, text))
 }
@@ -177,15 +177,16 @@ pub(super) fn system_wide() -> Finding {
                 CHECK,
                 format!(
                     "the library is not in {file}: the policy's rules hold only for programs that \
-                     are started with it"
+                     are started with the library"
                 ),
-                "run `gpulimit install` to load it into every program",
+                "run `gpulimit install` to load the library into every program",
             );
         }
         return Finding::fine(
             CHECK,
             format!(
-                "the library is not in {file}: programs get it from `gpulimit run` or LD_PRELOAD"
+                "the library is not in {file}: programs get the library from `gpulimit run` or \
+                 LD_PRELOAD"
             ),
         );
     };
@@ -197,15 +198,15 @@ pub(super) fn system_wide() -> Finding {
                 "{file} names {path}, but {why}: another user could change the code that every \
                  program runs"
             ),
-            "let only root change it: `chown root`, `chmod go-w`",
+            "let only root change the library: `chown root`, `chmod go-w`",
         );
     }
     if state.copies.len() > 1 || !state.first {
         return Finding::warning(
             CHECK,
             format!(
-                "{file} does not name {path} first and only once: a library before it can hide \
-                 calls from it"
+                "{file} does not name {path} first and only once: a library that the file names \
+                 earlier can hide calls from libgpulimit.so"
             ),
             "run `gpulimit install` to correct the file",
         );
@@ -222,7 +223,10 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     if !answers.iter().any(|(key, _)| key == "mapped") {
         return vec![Finding::error(
             "preload",
-            format!("the dynamic linker did not load {}", library.display()),
+            format!(
+                "the dynamic linker did not load {} from LD_PRELOAD",
+                library.display()
+            ),
             "use a library built for this system; setuid programs ignore LD_PRELOAD",
         )];
     }
@@ -231,7 +235,7 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         found.map_or("", |(_, value)| value.as_str())
     };
     let contains = match answer("contains") {
-        "1" => "; catches its own panics",
+        "1" => "; the library catches its own panics",
         _ => "",
     };
     let mut findings = vec![Finding::fine(
@@ -260,14 +264,15 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     if hooks.is_empty() {
         findings.push(Finding::error(
             "hooks",
-            "cannot read the library's list of hooks: it is another library, or another version",
+            "cannot read the library's list of hooks: the file is another library, or another \
+             version of libgpulimit.so",
             "use the libgpulimit.so of the same version as this gpulimit",
         ));
     } else if !has_driver {
         findings.push(Finding::fine(
             "hooks",
             format!(
-                "{} in the table; none can be resolved without a driver",
+                "{} in the library's table; without a CUDA driver, hooks cannot be resolved",
                 hooks.len()
             ),
         ));
@@ -275,7 +280,7 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         let older = if absent.is_empty() {
             String::new()
         } else {
-            format!(", {} not in this driver", absent.len())
+            format!(", {} for functions that this driver lacks", absent.len())
         };
         findings.push(Finding::fine(
             "hooks",
@@ -284,7 +289,11 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         if !missing.is_empty() {
             findings.push(Finding::error(
                 "hooks",
-                format!("{} not resolved: {}", missing.len(), names(&missing)),
+                format!(
+                    "{} not resolved, although this driver should have the functions: {}",
+                    missing.len(),
+                    names(&missing)
+                ),
                 "report this with the driver's version; memory allocated through these functions \
                  is not counted",
             ));
@@ -332,14 +341,15 @@ fn environment() -> Vec<Finding> {
         Err(error) => findings.push(Finding::error(
             CHECK,
             error.to_string(),
-            "correct or unset it: until then, programs with the library get no GPU memory",
+            "correct or unset the variable: until then, programs with the library get no GPU \
+             memory",
         )),
         Ok(None) => findings.push(Finding::fine(CHECK, "the environment asks for no limit")),
         Ok(Some(assignment)) => {
             let group = &assignment.group;
             findings.push(match &assignment.create {
                 _ if assignment.is_by_rule_alone() => {
-                    Finding::fine(CHECK, "the environment asks for nothing else")
+                    Finding::fine(CHECK, "the environment asks for no other group or limit")
                 }
                 Some(request) => Finding::fine(
                     CHECK,

@@ -87,7 +87,7 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     // Bound the read: the file may grow while it is read.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        let why = format!("it has more than {most} bytes");
+        let why = format!("the file has more than {most} bytes");
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     Ok(bytes)
@@ -98,7 +98,7 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
-        let why = "it is not a regular file";
+        let why = "the file is not a regular file";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -143,8 +143,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
         if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Symlink {
             return Err(io::Error::new(
                 ErrorKind::Unsupported,
-                "its path has a symbolic link, which this kernel cannot follow safely (openat2 \
-                 needs Linux 5.6)",
+                "the file's path has a symbolic link, which this kernel cannot follow safely \
+                 (openat2 needs Linux 5.6)",
             ));
         }
         way.push(found);

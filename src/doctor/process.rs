@@ -46,11 +46,11 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
-                    "reading its memory map or its files took more than {} seconds",
+                    "reading the process's memory map or files took more than {} seconds",
                     PATIENCE.as_secs()
                 ),
-                "its user may delay such reads with a file system of their own; do not trust the \
-                 process",
+                "the process's user may delay such reads with a file system of their own; do not \
+                 trust the process",
             ),
             _ => (error.to_string(), ""),
         };
@@ -72,7 +72,7 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();
     findings.ok_or_else(|| {
-        io::Error::other("the child process that inspects it ended without an answer")
+        io::Error::other("the child process that reads the process's files ended without an answer")
     })
 }
 
@@ -95,7 +95,7 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
     if process.mapped.is_none() {
         findings.push(Finding::warning(
             CHECK,
-            "cannot read its memory map and environment: permission denied",
+            "cannot read the process's memory map and environment: permission denied",
             remedy_of_unreadable(effective_user()),
         ));
     }
@@ -145,7 +145,7 @@ impl Process {
         let by_variable = library::copies_in(&variable).into_iter();
         everywhere
             .map(|path| (path, install::FILE))
-            .chain(by_variable.map(|path| (path, "its LD_PRELOAD")))
+            .chain(by_variable.map(|path| (path, "the process's LD_PRELOAD")))
             .collect()
     }
 
@@ -228,30 +228,30 @@ impl Process {
 
     /// Returns why the process has not loaded libgpulimit.so, and the remedy.
     fn why_not(&self) -> (String, String) {
-        let put_in = "start it with `gpulimit run`, or load the library into every program with \
-                      `gpulimit install`; for containers see docs/containers.md";
+        let put_in = "start the program with `gpulimit run`, or load the library into every \
+                      program with `gpulimit install`; for containers see docs/containers.md";
         let program = self.files.as_ref().and_then(|files| files.program().ok());
         match program.and_then(|file| elf::kind(&file).ok()) {
             Some(Kind::Static) => {
                 return (
-                    "its program is linked statically and loads no libraries".into(),
-                    "link it dynamically; CUDA programs are dynamic, because they load \
+                    "the program is linked statically and loads no libraries".into(),
+                    "link the program dynamically; CUDA programs are dynamic, because they load \
                      libcuda.so.1"
                         .into(),
                 );
             }
             Some(Kind::Other(what)) => {
                 return (
-                    format!("its program is {what} and cannot load the library"),
+                    format!("the program is {what} and cannot load the library"),
                     "limits apply only to 64-bit programs for this machine's processor".into(),
                 );
             }
             Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
                 return (
                     format!(
-                        "its program is linked to musl ({linker}), and the library needs glibc"
+                        "the program is linked to musl ({linker}), and the library needs glibc"
                     ),
-                    "use an image with glibc; NVIDIA's driver libraries need it, too".into(),
+                    "use an image with glibc; NVIDIA's driver libraries need glibc, too".into(),
                 );
             }
             Some(Kind::Dynamic(_)) | None => {}
@@ -262,7 +262,7 @@ impl Process {
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
             return (
                 format!(
-                    "{by} names {}, which does not exist in its file system",
+                    "{by} names {}, which does not exist in the process's file system",
                     path.display()
                 ),
                 "put the library there (in a container, mount it), or correct the path".into(),
@@ -275,11 +275,11 @@ impl Process {
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
-                        "it started before {} named {}",
+                        "the process started before {} named {}",
                         install::FILE,
                         path.display()
                     ),
-                    "restart it".into(),
+                    "restart the process".into(),
                 );
             }
             return (
@@ -295,10 +295,10 @@ impl Process {
         }
         if let Some((path, _)) = named.first() {
             let why = if privileged {
-                "its LD_PRELOAD is ignored, because the program has more rights than the user who \
-                 started it"
+                "the process's LD_PRELOAD is ignored, because the program has more rights than \
+                 the user who started it"
             } else {
-                "its LD_PRELOAD names the library, but the dynamic linker did not load it"
+                "the process's LD_PRELOAD names the library, but the dynamic linker did not load it"
             };
             return (
                 format!("{why} ({})", path.display()),
@@ -306,7 +306,9 @@ impl Process {
             );
         }
         (
-            "neither LD_PRELOAD in its environment nor /etc/ld.so.preload names it".into(),
+            "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload names the \
+             library"
+                .into(),
             put_in.into(),
         )
     }
@@ -360,7 +362,7 @@ impl Process {
         };
         if let Some(rule) = &rule {
             let text = format!(
-                "rule {} of the administrator's policy assigns it to {}",
+                "rule {} of the administrator's policy assigns the process to {}",
                 rule.rule, rule.group
             );
             findings.push(Finding::fine("rules", text));
@@ -371,7 +373,8 @@ impl Process {
         let wanted = policy::assignment_by(rule, &|name| self.variable(name));
         let wanted = match wanted {
             Err(error) => {
-                let remedy = "correct it: until then, the program gets no GPU memory";
+                let remedy = "correct the process's environment or the rules: until then, the \
+                              program gets no GPU memory";
                 findings.push(Finding::error(CHECK, error.to_string(), remedy));
                 return (findings, true);
             }
@@ -436,18 +439,21 @@ impl Process {
         let files = self.files.as_ref()?;
         let named = self.named();
         let Some((path, by)) = named.first() else {
-            let text = "neither its /etc/ld.so.preload nor its LD_PRELOAD names the library";
+            let text = "neither LD_PRELOAD nor /etc/ld.so.preload of the process names the library";
             return Some(Finding::fine(CHECK, text));
         };
         Some(match library_in(files, path, self.mapped.as_deref()) {
             Ok(()) => Finding::fine(
                 CHECK,
-                format!("programs that start there load {} ({by})", path.display()),
+                format!(
+                    "programs that start in the container load {} ({by})",
+                    path.display()
+                ),
             ),
             Err(why) => Finding::error(
                 CHECK,
                 format!(
-                    "programs that start there cannot load {} ({by}): {why}",
+                    "programs that start in the container cannot load {} ({by}): {why}",
                     path.display()
                 ),
                 "mount the library read-only at that path; the container's glibc must be 2.17 or \
@@ -482,13 +488,13 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     let places = own.map(String::as_str).chain(PLACES);
     let mut found = places.filter_map(|place| files.read(Path::new(place), LONGEST).ok());
     let Some(libc) = found.next() else {
-        return Err("there is no glibc".into());
+        return Err("the container has no glibc".into());
     };
     let has = elf::Library::parse(&libc)?.has();
     let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
     match lacks[..] {
         [] => Ok(()),
-        _ => Err(format!("the glibc there lacks {}", lacks.join(", "))),
+        _ => Err(format!("the container's glibc lacks {}", lacks.join(", "))),
     }
 }
 
@@ -517,7 +523,7 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     const CHECK: &str = "group";
     let Some(assignment) = wanted else {
-        let text = "neither a rule nor its environment asks for a limit";
+        let text = "neither a rule nor the process's environment asks for a limit";
         return member.is_none().then(|| Finding::fine(CHECK, text));
     };
     let group = &assignment.group;
@@ -530,8 +536,10 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
         (None, Some(member)) if member == group => None,
         (None, Some(_)) => Some(Finding::warning(
             CHECK,
-            format!("a process that starts now with its environment would be in group {group}"),
-            "the rules have changed since it started: restart it",
+            format!(
+                "a process that starts now with the same environment would be in group {group}"
+            ),
+            "the rules have changed since the process started: restart the process",
         )),
         (None, None) => Some(match assignment.root.group(group) {
             Ok(_) => Finding::fine(
@@ -596,8 +604,11 @@ fn started(pid: u32) -> Option<SystemTime> {
 /// Returns the remedy to print if the caller, `user`, may not read a process's memory map.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
-        0 => "run this outside the container, or where no security module denies it to root",
-        _ => "run this as root, or as the user of that process",
+        0 => {
+            "run `gpulimit doctor` outside the container, or where no security module denies \
+             root this access"
+        }
+        _ => "run `gpulimit doctor` as root, or as the user of the process",
     }
 }
 

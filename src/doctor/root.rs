@@ -30,7 +30,7 @@ pub(super) fn checks() -> Vec<Finding> {
         return vec![match tried {
             Ok(_) => Finding::fine(
                 CHECK,
-                format!("{path}{on}; will be made with the first group"),
+                format!("{path}{on}; the directory will be made with the first group"),
             ),
             Err(error) => unusable(&root, &error),
         }];
@@ -50,8 +50,11 @@ pub(super) fn checks() -> Vec<Finding> {
         Ok(true) => {}
         Ok(false) if groups.is_empty() => findings.push(Finding::error(
             CHECK,
-            format!("you may not make groups in {path}, and there are none to run programs in"),
-            "ask its owner for a group, or name a directory of your own in GPULIMIT_ROOT",
+            format!(
+                "you may not make groups in {path}, which has no groups in which to run programs"
+            ),
+            "ask the owner of the directory for a group, or name a directory of your own in \
+             GPULIMIT_ROOT",
         )),
         Ok(false) => findings.push(Finding::fine(
             CHECK,
@@ -71,7 +74,8 @@ pub(super) fn checks() -> Vec<Finding> {
                 "{path} is not a separate file system: members of its groups can fill the file \
                      system of /run"
             ),
-            "mount a tmpfs there before you make groups: docs/systemd.md has a unit for it",
+            "mount a tmpfs at that directory before you make groups: docs/systemd.md has a unit \
+             for it",
         ));
     }
     let mut idle = Vec::new();
@@ -102,7 +106,8 @@ pub(super) fn checks() -> Vec<Finding> {
         findings.push(Finding::warning(
             "stale",
             format!("{} is not a complete group", left.display()),
-            "`gpulimit gc` removes it if it has no limits; `gpulimit create` makes the group again",
+            "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` makes \
+             the group again",
         ));
     }
     let survey = root.survey().unwrap_or_default();
@@ -116,7 +121,8 @@ pub(super) fn checks() -> Vec<Finding> {
         findings.push(Finding::warning(
             "root",
             format!("gpulimit did not make {}{more}", name.escape_debug()),
-            "move it elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or removes it",
+            "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or \
+             removes them",
         ));
     }
     findings
@@ -168,13 +174,17 @@ fn remedy(root: &Path, kind: ErrorKind) -> String {
                 false => ("no space is", "size=512M"),
             };
             format!(
-                "{what} left there: remove files, or enlarge the file system (a tmpfs: \
-                 `mount -o remount,{option} {mounted}`)"
+                "{what} left on the file system of the groups: remove files, or enlarge the file \
+                 system (a tmpfs: `mount -o remount,{option} {mounted}`)"
             )
         }
-        ErrorKind::QuotaExceeded => "your quota there is used up: remove some of your files".into(),
+        ErrorKind::QuotaExceeded => "your quota on the file system of the groups is used up: \
+                                     remove some of your files"
+            .into(),
         ErrorKind::ReadOnlyFilesystem => {
-            format!("ask root to mount it for writing (`mount -o remount,rw {mounted}`)")
+            format!(
+                "ask root to mount the file system for writing (`mount -o remount,rw {mounted}`)"
+            )
         }
         _ => String::new(),
     }

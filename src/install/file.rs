@@ -15,7 +15,7 @@ pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
         let failure = cannot(what, path)(error);
         match kind {
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                Failure::new(format_args!("{failure}: run it as root"))
+                Failure::new(format_args!("{failure}: run the command as root"))
             }
             _ => failure,
         }
@@ -91,7 +91,7 @@ pub fn change(
     Err(match restored {
         Ok(()) => Failure::new(format_args!("{failure}: {} was restored", path.display())),
         Err(again) => Failure::new(format_args!(
-            "{failure}; and it could not be restored: {again}"
+            "{failure}; and the former content of the file could not be restored: {again}"
         )),
     })
 }

@@ -34,7 +34,7 @@ impl Preload {
             Err(error) => return Err(failed("open", path)(error)),
             Ok(about) if !about.is_file() => {
                 return Err(Failure::new(format_args!(
-                    "{} is not a regular file: replace it by one, or remove it",
+                    "{} is not a regular file: replace it by a regular file, or remove it",
                     path.display()
                 )));
             }

@@ -16,7 +16,8 @@ pub fn with(library: &Path) -> Result<(), Failure> {
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
     run_silently(command).map_err(|how| {
         Failure::new(format_args!(
-            "{} cannot be used here: with it, {how}; build or install it for this machine",
+            "{} cannot be used here: with this library preloaded, {how}; build or install the \
+             library for this machine",
             library.display()
         ))
     })

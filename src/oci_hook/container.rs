@@ -67,7 +67,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
     let bundle = state.bundle()?;
     let init = Process::living(state.pid).ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no process {}: call this at createRuntime, in the runtime's \
+            "container {} has no process {}: call this hook at createRuntime, in the runtime's \
              namespaces",
             state.id, state.pid
         ))

@@ -122,7 +122,7 @@ impl Place {
     /// record and mount the view, but change nothing.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
-        let failed = cannot("open to the container", &path);
+        let failed = cannot("give the container access to", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -282,7 +282,7 @@ fn open_roots_own(
     }
     Err(Failure::new(format_args!(
         "users other than root can write to {}, so its records of containers are ignored: remove \
-         it if no container needs it",
+         this directory if no container needs it",
         path.display()
     )))
 }

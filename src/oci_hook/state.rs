@@ -66,7 +66,7 @@ impl State {
         let wrong = |why: &dyn std::fmt::Display| {
             Failure::new(format_args!(
                 "standard input is not the state of a container: {why}; an OCI runtime calls this \
-                 and passes the state"
+                 hook and passes the state"
             ))
         };
         let mut text = String::new();
@@ -101,7 +101,10 @@ impl State {
         let root_group = match of_root(users).is_some_and(|user| user != 0) {
             false => None,
             true => Some(of_root(groups).ok_or_else(|| {
-                failed(&"it maps user 0 and not group 0: add linux.gidMappings for it")
+                failed(
+                    &"the configuration maps user 0 and not group 0: add linux.gidMappings for \
+                      group 0",
+                )
             })?),
         };
         Ok(Bundle {

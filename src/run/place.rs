@@ -232,7 +232,7 @@ fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> 
         None => format!("gpulimit set {name} --max SIZE --device GPU"),
     };
     Err(Failure::new(format_args!(
-        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change \
-         it with `{set}`"
+        "group '{name}' exists and has {there}, not {asked}: leave --max out to join the group, \
+         or change the limit with `{set}`"
     )))
 }
