@@ -35,7 +35,7 @@ pub struct Args {
     /// $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
-    /// Only print what would change
+    /// Only print what would be changed
     #[arg(long)]
     dry_run: bool,
 

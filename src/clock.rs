@@ -6,7 +6,7 @@ use std::time::Duration;
 /// A point in time, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
 #[derive(Copy, Clone)]
 pub struct Moment {
-    /// Milliseconds since the start of 1970 in UTC.
+    /// Milliseconds since the start of the year 1970 in UTC.
     pub unix_ms: u64,
 }
 

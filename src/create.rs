@@ -15,7 +15,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// The group; lab/alice is a group below lab
+    /// The name of the group; lab/alice is a group below lab
     group: String,
 
     /// Other keys, as for `gpulimit set`; max=4G is the same as --max 4G
@@ -29,15 +29,15 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// The user who may run programs in it and make groups below it [default: yourself]
+    /// The user who may run programs in the group and make groups below it [default: yourself]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
 
-    /// Who else may run programs in it: owner, all, or a unix group
+    /// Who else may run programs in the group: owner, all, or a unix group
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
-    /// Also make the groups above it that do not exist
+    /// Also make those groups above the group that do not exist
     #[arg(long)]
     parents: bool,
 }

@@ -20,17 +20,17 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Check this process: whether it has loaded the library, and if not, why; its group, and the
-    /// rule that assigned it
+    /// Check the process with this pid: whether the process has loaded the library, and if not,
+    /// why; its group, and the rule that assigned the group
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
     pid: Option<u32>,
 
-    /// Check this container, by id or name: its first process, and whether programs in it load the
-    /// library
+    /// Check the container with this id or name: its first process, and whether programs in the
+    /// container load the library
     #[arg(long, value_name = "CONTAINER", conflicts_with = "user")]
     container: Option<String>,
 
-    /// Print the group that the programs of this user get, and the rule that assigns it
+    /// Print the group that the programs of this user get, and the rule that assigns the group
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 

@@ -112,7 +112,8 @@ impl<'data> Library<'data> {
         is_plain.then(|| text.into())
     }
 
-    /// Returns the versions of glibc's symbols that this library needs, such as `GLIBC_2.17`.
+    /// Returns the versions of glibc's symbols that this library needs from glibc, such as
+    /// `GLIBC_2.17`.
     pub fn needs(&self) -> BTreeSet<String> {
         let read = || {
             let (endian, data, sections) = self.parts();

@@ -89,7 +89,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The groups whose events are printed.
+/// The groups whose events are printed, with their open ledgers.
 #[derive(Default)]
 struct Watch {
     sources: Vec<Source>,

@@ -31,7 +31,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure with status 1.
+    /// Makes a failure of a verb, with exit status 1.
     pub fn new(text: impl fmt::Display) -> Self {
         Self {
             text: text.to_string(),
@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// Makes the failure for a mistake in the command line.
+    /// Makes the failure for a mistake in the command line, with exit status 2.
     pub fn usage(text: impl fmt::Display) -> Self {
         Self::new(text).with(USAGE)
     }

@@ -68,7 +68,7 @@ pub struct Gpu {
     pub refusals: Option<u64>,
     pub waits: Option<u64>,
     pub waited_ms: Option<u64>,
-    /// The number of live processes that have used this GPU.
+    /// The number of live processes in the group that have used this GPU.
     pub processes: Option<usize>,
 }
 

@@ -27,11 +27,12 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// Take the groups above into account: max is the smallest limit of all levels
+    /// Take the groups above into account: max is the smallest limit of the group and the groups
+    /// above it
     #[arg(long)]
     effective: bool,
 
-    /// Print JSON: the group as in `show --json`
+    /// Print JSON: the group in the form of `show --json`
     #[arg(long, conflicts_with_all = ["key", "devices", "effective"])]
     json: bool,
 }

@@ -175,8 +175,8 @@ impl Selection {
         }
     }
 
-    /// Opens the groups. Groups that cannot be opened are reported, and the exit status is then a
-    /// failure.
+    /// Opens the selected groups for showing them. Groups that cannot be opened are reported, and
+    /// the exit status is then a failure.
     ///
     /// A group that lacks a file may still be in the making, so opening it is tried again. All such
     /// groups share one bounded wait: a user with thousands of unfinished directories cannot delay

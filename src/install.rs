@@ -27,7 +27,7 @@ pub fn is_installed() -> bool {
 #[derive(clap::Args)]
 #[command(after_help = INSTALL_HELP)]
 pub struct Install {
-    /// The library to install, instead of the one that belongs to this program
+    /// The libgpulimit.so to install, instead of the one that belongs to this program
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -38,7 +38,8 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
-    /// Remove only the entry of this library, and keep its file, which belongs to a package
+    /// Remove only the entry of this libgpulimit.so from /etc/ld.so.preload, and keep the library's
+    /// file, which belongs to a package
     #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -47,10 +48,10 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Copy the library to PREFIX/lib/gpulimit
+    /// Copy libgpulimit.so to PREFIX/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// The root directory of the system to change, such as an image that is being built
+    /// The root directory of the system to install into, such as an image that is being built
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// Only print what would be done

@@ -21,7 +21,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Signal only these processes of the group
+    /// Send the signal only to these processes of the group
     #[arg(value_name = "PID", value_parser = process)]
     pids: Vec<u32>,
 
@@ -160,7 +160,7 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     true
 }
 
-/// Explains why a process got no signal.
+/// Explains why a member of a group got no signal.
 fn why(error: &Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => {

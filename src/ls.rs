@@ -12,7 +12,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// List only the groups below this one
+    /// List only the groups below this group
     group: Option<String>,
 
     /// Print JSON

@@ -14,7 +14,8 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Write all pages into this directory; without it, print the page of gpulimit itself
+    /// Write the pages of gpulimit and of all verbs into this directory; without a directory, print
+    /// the page of gpulimit itself
     #[arg(value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }

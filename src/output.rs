@@ -78,7 +78,7 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a line to standard error. A failure to do so is ignored.
+/// Writes a line to standard error. If writing fails, the failure is ignored.
 pub fn note(text: &str) {
     let line = format!("gpulimit: {}", Escaped(text));
     let line = terminal::fit(&line, 2, &io::stderr()) + "\n";

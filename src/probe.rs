@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, fs, io};
 
-/// The name of the hidden verb.
+/// The name of the hidden verb with which gpulimit starts its child processes.
 pub const VERB: &str = "__probe";
 
 /// The arguments of the hidden verb `__probe`.

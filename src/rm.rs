@@ -18,11 +18,11 @@ pub struct Args {
     #[arg(required = true)]
     groups: Vec<String>,
 
-    /// Also remove the groups below them
+    /// Also remove the groups below the named groups
     #[arg(long, short)]
     recursive: bool,
 
-    /// First kill the programs that run in them
+    /// First kill the programs that run in the groups
     #[arg(long, short)]
     force: bool,
 }

@@ -43,12 +43,12 @@ pub struct Args {
     #[arg(long, value_name = "PARENT")]
     group: Option<String>,
 
-    /// Run in the group of this name, below --group if that is given. The group is kept; runs with
-    /// the same name share it
+    /// Run in the group with this name, below the group of --group if given. The group stays after
+    /// the command, and runs with the same name share the group
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Print on standard error at the end how much the command used
+    /// Print on standard error, when the command has ended, how much GPU memory the command used
     #[arg(long)]
     stat: bool,
 

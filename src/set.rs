@@ -30,8 +30,8 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or
-    /// all. Repeat for more
+    /// Change the limits for this GPU or MIG instance only: index, UUID or its beginning, PCI bus
+    /// id, or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 }

@@ -12,15 +12,16 @@ pub struct Sizes {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub max: Option<Extent>,
 
-    /// Above this size, processes give back unused memory before they get more
+    /// Above this usage, processes give unused memory back to the driver before they get more
+    /// memory
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub high: Option<Extent>,
 
-    /// Memory that the group keeps: other groups get it only when nothing else is left
+    /// Memory that other groups leave to this group: they get it only when no other memory is left
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub low: Option<Extent>,
 
-    /// Memory that the group keeps: groups beside it never get it
+    /// Memory that is reserved for this group: other groups at the same level never get it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub min: Option<Extent>,
 }

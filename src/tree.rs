@@ -18,7 +18,7 @@ pub struct Args {
     /// Show only this group and the groups below it
     group: Option<String>,
 
-    /// Print JSON: `groups` of a group has the groups directly below it
+    /// Print JSON: the list `groups` of a group has the groups directly below that group
     #[arg(long)]
     json: bool,
 }

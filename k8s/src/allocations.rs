@@ -33,9 +33,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The directory of the views, in the root. Groups cannot have this name.
+/// The directory in the root of groups that contains the containers' views. Groups cannot have this
+/// name.
 const VIEWS: &str = ".kubernetes";
-/// The directory of the records, in the state directory.
+/// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
 /// Kubelet allocates a pod's units to its init containers first and, within this time, again to its
 /// other containers. After this time, an allocation of the same units is for another pod.
@@ -45,7 +46,7 @@ const SAME_POD: Duration = Duration::from_secs(60);
 /// by default.
 const LEASES: Duration = Duration::from_secs(60);
 
-/// All allocations of the node.
+/// All allocations of the node, with their groups, views and records.
 pub struct Allocations {
     root: Root,
     records: PathBuf,
@@ -61,13 +62,13 @@ pub struct Allocations {
 pub struct Grant {
     /// The name of the group.
     pub name: String,
-    /// The path of the view on the node.
+    /// The path of the container's view of its group, on the node.
     pub view: PathBuf,
-    /// The path of the ledger in the view, on the node.
+    /// The path of the group's ledger inside the view, on the node.
     pub ledger: PathBuf,
 }
 
-/// The record of an allocation.
+/// The record of an allocation, as it is in the allocation's file in the state directory.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -84,8 +85,8 @@ impl Record {
         self.gpu.parse().map_err(text)
     }
 
-    /// Returns the group's name, `k8s-1a2b3c4d-16GiB-0123456789abcdef`: the card, the size and the
-    /// time.
+    /// Returns the name of the allocation's group, such as `k8s-1a2b3c4d-16GiB-0123456789abcdef`:
+    /// the card, the size and the time.
     fn name(&self) -> String {
         let card = self.gpu.get(4..12).unwrap_or_default();
         format!("k8s-{card}-{}-{:016x}", Size::Bytes(self.bytes), self.made)
@@ -128,15 +129,15 @@ fn text(error: impl std::fmt::Display) -> String {
 /// The result of a sweep.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// The names of the removed allocations.
+    /// The names of the allocations that were removed.
     pub removed: Vec<String>,
     /// Why allocations that should have been removed were not.
     pub troubles: Vec<String>,
 }
 
 impl Allocations {
-    /// Opens the groups in `root` and the records in `state`. Makes both directories if they do not
-    /// exist.
+    /// Opens the root of groups at `root`, and the directory of records in `state`. Makes both
+    /// directories if they do not exist.
     pub fn open(root: &Path, state: &Path) -> Result<Self, String> {
         let root = Root::at(root).map_err(text)?;
         root.make().map_err(text)?;
@@ -280,7 +281,8 @@ impl Allocations {
         Ok(self.records()?.into_iter().filter_map(first).collect())
     }
 
-    /// Returns the records with the times when they were written. Ignores other files.
+    /// Returns the records of all allocations, each with the time when it was written. Ignores
+    /// other files in the directory.
     fn records(&self) -> Result<BTreeMap<String, (Record, SystemTime)>, String> {
         let failed = at(&self.records);
         let mut records = BTreeMap::new();
@@ -297,15 +299,16 @@ impl Allocations {
         Ok(records)
     }
 
-    /// Makes the group and its view if they do not exist. Waits until `until` for the end of leases
-    /// on the group's files.
+    /// Makes an allocation's group and view if they do not exist. Waits until `until` for the end
+    /// of other programs' leases on the group's files.
     fn ensure(&self, name: &str, record: &Record, until: Instant) -> Result<Grant, String> {
         let limits = record.limits()?;
         let create = || self.root.create(name, &limits);
         let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
-        // Only the plugin's user may enter the group's directory: programs in a container may run under
-        // any user number, and the node's users with the same numbers must not get into the group.
+        // Only the plugin's user may enter the group's directory: programs in a container may run
+        // under any user number, and the node's users with the same numbers must not get into the
+        // group.
         let private = Permissions::from_mode(0o700);
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);

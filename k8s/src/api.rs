@@ -9,11 +9,11 @@ use std::collections::HashMap;
 
 /// The version of the device plugin protocol.
 pub const VERSION: &str = "v1beta1";
-/// Health of a unit that can be given to a container.
+/// The health of a unit that can be given to a container.
 pub const HEALTHY: &str = "Healthy";
-/// Health of a unit that cannot be given to a container.
+/// The health of a unit that cannot be given to a container.
 pub const UNHEALTHY: &str = "Unhealthy";
-/// The longest id of a unit, in characters.
+/// The maximum length of a unit's id, in characters.
 pub const LONGEST_ID: usize = 63;
 
 // The gRPC clients and servers that build.rs generates, such as
@@ -62,13 +62,13 @@ pub struct DeviceList {
     pub devices: Vec<Device>,
 }
 
-/// What kubelet calls a device; in this plugin, a unit of a GPU's memory.
+/// A device in kubelet's words. In this plugin, a device stands for a unit of a GPU's memory.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
     /// The unit's id, of at most [`LONGEST_ID`] characters.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// [`HEALTHY`] or [`UNHEALTHY`].
+    /// The unit's health: [`HEALTHY`] or [`UNHEALTHY`].
     #[prost(string, tag = "2")]
     pub health: String,
 }
@@ -155,7 +155,7 @@ pub struct Mount {
     pub read_only: bool,
 }
 
-/// A device of the Container Device Interface.
+/// A device of the Container Device Interface (CDI).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CdiDevice {
     /// The CDI device's name, `nvidia.com/gpu=GPU-…`.
@@ -179,7 +179,7 @@ pub struct PodList {
     pub pods: Vec<Pod>,
 }
 
-/// A pod with its containers.
+/// A pod of the node with its containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Pod {
     /// The pod's name.

@@ -1,4 +1,5 @@
-//! The GPUs of the node, and the instances of GPUs that are split (MIG), from NVML.
+//! Lists the GPUs of the node and, for GPUs that are split (MIG), their instances. The list comes
+//! from NVML.
 
 use gpulimit_base::device::DeviceId;
 use nvml_wrapper::error::NvmlError;

@@ -1,4 +1,4 @@
-//! gRPC over Unix sockets, with tonic: serves kubelet and calls it.
+//! gRPC over Unix sockets, with tonic: answers kubelet's calls, and calls kubelet.
 
 use crate::api::device_plugin_server::DevicePluginServer;
 use crate::plugin::Plugin;

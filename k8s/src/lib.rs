@@ -1,5 +1,5 @@
-//! The Kubernetes device plugin: kubelet hands out GPU memory in units, and each container with
-//! units gets a group with the limit.
+//! The Kubernetes device plugin. Kubelet hands out GPU memory in units, and each container with
+//! units gets a group whose limit is the memory of these units.
 //!
 //! ```text
 //! kubelet ── ListAndWatch, Allocate, … ──► plugin ──► allocations (records, groups, views)

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// The name of the plugin's socket, in kubelet's directory.
+/// The name of the plugin's socket, in the directory where kubelet looks for plugins' sockets.
 const ENDPOINT: &str = "gpulimit.sock";
 /// The name of kubelet's socket.
 const KUBELET: &str = "kubelet.sock";
@@ -49,7 +49,7 @@ struct Node {
     troubles: BTreeSet<String>,
 }
 
-/// Runs the plugin until SIGTERM or SIGINT.
+/// Runs the plugin until the process gets SIGTERM or SIGINT.
 pub fn run(options: Options) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

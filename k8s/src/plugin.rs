@@ -45,7 +45,7 @@ pub struct Delivery {
 pub struct Plugin {
     /// The bytes of a unit.
     unit: u64,
-    /// The number of units of each card.
+    /// The number of units that each card has.
     units: BTreeMap<DeviceId, u32>,
     allocations: Mutex<Allocations>,
     delivery: Delivery,

@@ -1,4 +1,4 @@
-//! Units of memory, which kubelet calls devices, and the choice of units for a container.
+//! Units of GPU memory, which kubelet calls devices, and the choice of units for a container.
 
 use crate::api::Choice;
 use gpulimit_base::device::DeviceId;

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// A group as the policy wants it.
+/// A group as the policy describes it.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub name: String,
@@ -194,7 +194,7 @@ impl Step {
         }
     }
 
-    /// Returns the name of the group that this step is about.
+    /// Returns the name of the group that this step makes, changes or removes.
     pub fn name(&self) -> &str {
         match self {
             Self::Create(wanted) | Self::Change { wanted, .. } => &wanted.name,
@@ -202,7 +202,7 @@ impl Step {
         }
     }
 
-    /// Returns why the step failed; `None` if it did not.
+    /// Returns why the step failed; `None` if the step did not fail.
     pub fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed { why, .. } => Some(why),
@@ -252,7 +252,7 @@ impl Step {
         }
     }
 
-    /// Describes the step as JSON.
+    /// Describes the step as JSON, for `apply --json`.
     pub fn json(&self) -> Value {
         match self {
             Self::Create(Wanted {

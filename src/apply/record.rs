@@ -1,4 +1,5 @@
-//! The record of the groups that `apply` made. `apply` removes no other groups.
+//! The record of the groups that `gpulimit apply` made. `apply` removes a group only if the record
+//! lists it.
 
 use crate::failure::{Failure, cannot};
 use crate::replace;

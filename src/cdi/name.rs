@@ -1,4 +1,4 @@
-//! Names of CDI devices, and the limits or groups that they stand for.
+//! The names of CDI devices, and the limit or group that each name stands for.
 
 use super::size;
 use crate::failure::Failure;

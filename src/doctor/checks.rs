@@ -1,4 +1,4 @@
-//! The checks of the machine.
+//! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
 use super::{Finding, root};
 use crate::accounts::Database;
@@ -163,7 +163,8 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     Ok(findings)
 }
 
-/// Reports whether and how /etc/ld.so.preload names the library.
+/// Reports whether /etc/ld.so.preload names libgpulimit.so: as the first entry, only once, and at a
+/// path that only root can change.
 pub(super) fn system_wide() -> Finding {
     const CHECK: &str = "system-wide";
     let file = install::FILE;

@@ -1,4 +1,4 @@
-//! Finds the first process of a container.
+//! Finds the first process of a container by the container's id or name.
 
 use super::Finding;
 use gpulimit_base::identity::SeenProcess;

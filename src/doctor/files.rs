@@ -15,7 +15,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-/// The root directory of a process, and the rights of its user.
+/// Access to the files of a process, with its root directory and the rights of its user.
 #[derive(Debug)]
 pub(super) struct Files {
     root: OwnedFd,

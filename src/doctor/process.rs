@@ -1,5 +1,5 @@
-//! Checks a running process from outside: whether it has loaded the library, and if not, why; and
-//! its group.
+//! Checks a running process from outside: which group the process is in, whether it has loaded
+//! libgpulimit.so, and if not, why.
 
 use super::Finding;
 use super::files::Files;
@@ -155,7 +155,7 @@ impl Process {
         found.map(|(_, value)| value.clone())
     }
 
-    /// Returns whether the process has another mount namespace than the caller.
+    /// Returns whether the process is in another mount namespace than the caller.
     fn is_contained(&self) -> bool {
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
         let there = of(&self.pid.to_string());
@@ -313,7 +313,8 @@ impl Process {
         )
     }
 
-    /// Returns whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
+    /// Returns whether the kernel has told the process's dynamic linker to ignore the environment
+    /// (AT_SECURE), as for a setuid program.
     fn is_privileged(&self) -> bool {
         const WORD: usize = size_of::<u64>();
         let words = fs::read(self.path("auxv")).unwrap_or_default();
@@ -569,7 +570,7 @@ fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     bytes.split(|c| *c == 0).filter_map(pair).collect()
 }
 
-/// Returns the paths in the text of `/proc/PID/maps`, without repetitions.
+/// Returns the paths in the text of `/proc/PID/maps`, each path once.
 fn mapped(maps: &str) -> Vec<String> {
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     let mut paths: Vec<String> = maps.lines().filter_map(path).collect();

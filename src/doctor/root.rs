@@ -1,4 +1,5 @@
-//! Checks the root of the groups: whether groups can be made there, and what else it contains.
+//! Checks the root of the groups: whether the caller can make groups in it, and what it contains
+//! besides groups.
 
 use super::Finding;
 use crate::accounts;
@@ -129,7 +130,7 @@ pub(super) fn checks() -> Vec<Finding> {
 }
 
 /// Returns the name of the root's file system, as a part of a sentence. For a root that does not
-/// exist, that is the file system on which it would be made.
+/// exist, returns the file system on which the root would be made.
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());
     let Some(place) = place else {
@@ -140,7 +141,7 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
     Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
-/// Reports that groups cannot be made in a root.
+/// Reports that the caller cannot make groups in a root, and why.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
     let path = root.path();
     let said = format!("cannot make groups in {}: {error}", path.display());
@@ -158,7 +159,8 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
     )
 }
 
-/// Returns a remedy for the system's error, where the error's own text has none.
+/// Returns a remedy for a system error such as a full file system; empty if the text of the error
+/// needs none.
 fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);

@@ -39,7 +39,7 @@ pub fn make_directory(path: &Path) -> Result<(), Failure> {
         .map_err(failed("create", path))
 }
 
-/// Replaces a file. Processes that have opened or mapped the old file keep it.
+/// Replaces a file. Processes that have opened or mapped the old file keep the old content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));

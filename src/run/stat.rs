@@ -11,7 +11,7 @@ use gpulimit_group::Group;
 use gpulimit_ledger::{DeviceIndex, Ledger, Usage};
 use std::time::{Duration, Instant};
 
-/// The state of the group when the command began.
+/// The usage of the group when the command began, for comparison at the end.
 pub struct Stat {
     group: Group,
     start: Instant,
