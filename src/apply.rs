@@ -238,7 +238,8 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \
-                 cannot replace; run it as the owner of that directory, or unset GPULIMIT_ROOT"
+                 cannot replace; run the command as the owner of that directory, or unset \
+                 GPULIMIT_ROOT"
             ))
         })?;
     }

@@ -56,7 +56,7 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
         found.policy.rules.len(),
         match absent.is_empty() {
             true => "",
-            false => "; on this machine `gpulimit apply` rejects it",
+            false => "; on this machine `gpulimit apply` rejects the policy",
         }
     ))?;
     Ok(ExitCode::SUCCESS)

@@ -44,7 +44,7 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
         }
         for path in root.remove_drafts(&survey) {
             lines.push(format!(
-                "{}: removed, the process that made it was killed",
+                "{}: removed, because the process that made this draft was killed",
                 path.display()
             ));
         }
@@ -107,8 +107,8 @@ fn report(root: &Root, survey: &Survey) {
     }
     for path in &survey.cut_short {
         output::note(&format!(
-            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the rest was not \
-             checked: ask that user to run `gpulimit gc`",
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the other entries \
+             were not checked: ask that user to run `gpulimit gc`",
             escaped(path)
         ));
     }

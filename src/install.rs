@@ -163,8 +163,9 @@ impl Place {
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
-            "{why}: every program of the machine would run code from there; let only root change \
-             it (`chown root`, `chmod go-w`), replace links by directories, or name another place"
+            "{why}: every program of the machine would run code from that path; let only root \
+             change the path (`chown root`, `chmod go-w`), replace links by directories, or name \
+             another place"
         ))
     })
 }
@@ -320,7 +321,7 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
             "{} stays: cannot see whether this file is used by processes whose memory maps do not \
-             answer ({}); end them and run `gpulimit uninstall` again",
+             answer ({}); end these processes and run `gpulimit uninstall` again",
             inside.display(),
             output::some(&silent)
         )));

@@ -63,7 +63,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             .any(|process| pid(process) == Some(*wanted))
         {
             return Err(Failure::new(format_args!(
-                "no process {wanted} in group '{0}': `gpulimit ps {0}` lists them",
+                "no process {wanted} in group '{0}': `gpulimit ps {0}` lists the group's processes",
                 group.name()
             )));
         }

@@ -84,7 +84,8 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
         ]))?;
     } else if status == ExitCode::SUCCESS {
         output::note(
-            "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts one",
+            "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts such a \
+             process",
         );
     }
     Ok(status)

@@ -53,7 +53,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
 /// Prints that there are no groups, and how to make one.
 pub fn no_groups(selection: &Selection) {
     output::note(&format!(
-        "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes one",
+        "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",
         selection.root().display()
     ));
 }

@@ -124,7 +124,7 @@ fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item =
         .filter(move |(_, size)| *size != Size::Max && is_above(*size, max, capacity))
         .map(move |(key, size)| {
             let effect = match key {
-                Key::High => "it has no effect",
+                Key::High => "the limit high has no effect",
                 _ => "the group can never use that much",
             };
             format!("{key}={size} is above max={max}: {effect}")
@@ -219,7 +219,10 @@ mod tests {
             (Selector::All, Key::Max, "4G"),
             (Selector::All, Key::High, "5G"),
         ];
-        expect(&above, &["high=5GiB is above max=4GiB: it has no effect"]);
+        expect(
+            &above,
+            &["high=5GiB is above max=4GiB: the limit high has no effect"],
+        );
         // Whether `min` is above `max` depends on the GPU: half of GPU A's memory is above `max`,
         // half of GPU B's is not.
         let part = [

@@ -37,7 +37,10 @@ fn driver() -> Result<Vec<Finding>, Finding> {
     let answers = ask("driver", None).map_err(|how| {
         Finding::error(
             CHECK,
-            format!("cannot load the CUDA driver: the process that tried ended with {how}"),
+            format!(
+                "cannot load the CUDA driver: the child process that tried to load the driver \
+                 ended with {how}"
+            ),
             "reinstall the NVIDIA driver",
         )
     })?;
@@ -46,8 +49,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
         return Err(Finding::error(
             CHECK,
             format!("no CUDA driver: {why}"),
-            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus \
-             all`)",
+            "install the NVIDIA driver; to use GPUs in a container, start the container with \
+             access to the GPUs (`--gpus all`)",
         ));
     }
     let version = answers
@@ -326,7 +329,7 @@ fn rules() -> Vec<Finding> {
                     "no rule covers {}: their programs have no limit",
                     output::some(&left)
                 ),
-                "add a rule with user = \"*\" at the end of the policy, and apply it",
+                "add a rule with user = \"*\" at the end of the policy, and apply the policy",
             ));
         }
     }

@@ -18,8 +18,8 @@ pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
         return Err(Finding::error(
             CHECK,
             format!("no process found in a container '{name}'"),
-            "give its id (at least 12 digits) or a name that docker, podman or nerdctl knows, or \
-             check one of its processes with --pid",
+            "give the id of a container (at least 12 digits) or a name that docker, podman or \
+             nerdctl knows, or check one of the container's processes with --pid",
         ));
     };
     let text = format!("the first process of {name} is {pid}");

@@ -83,7 +83,7 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
         Ok(process) => process,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let text = format!("no process {pid} in this pid namespace");
-            let remedy = "give a pid as `ps` shows it here";
+            let remedy = "give a pid that `ps` shows in this pid namespace";
             return vec![Finding::error(CHECK, text, remedy)];
         }
         Err(error) => {
@@ -165,7 +165,7 @@ impl Process {
     fn itself(&self) -> Finding {
         let name = proc::read(self.path("comm")).unwrap_or_default();
         let place = if self.is_contained() {
-            ", with a file system of its own (a container)"
+            ", in a mount namespace of its own (a container)"
         } else {
             ""
         };
@@ -206,8 +206,8 @@ impl Process {
                     "the process has loaded two copies of the library: {path}, {}",
                     copies[1]
                 ),
-                "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the \
-                 same memory",
+                "name only one copy of the library in LD_PRELOAD and /etc/ld.so.preload: each \
+                 copy counts the same memory",
             )];
         }
         if let Some(path) = deleted(path) {
@@ -265,7 +265,9 @@ impl Process {
                     "{by} names {}, which does not exist in the process's file system",
                     path.display()
                 ),
-                "put the library there (in a container, mount it), or correct the path".into(),
+                "put the library at that path (in a container, mount the library), or correct the \
+                 path"
+                    .into(),
             );
         }
         let by_file = named.iter().find(|(_, by)| *by == install::FILE);
@@ -284,12 +286,12 @@ impl Process {
             }
             return (
                 format!(
-                    "{} names {}, but the dynamic linker did not load it",
+                    "{} names {}, but the dynamic linker did not load the library",
                     install::FILE,
                     path.display()
                 ),
                 "run `gpulimit doctor` to see whether the library loads; in a container, check \
-                 that its glibc is 2.17 or later"
+                 that the container's glibc is 2.17 or later"
                     .into(),
             );
         }
@@ -550,7 +552,7 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
             Err(error) => Finding::error(
                 CHECK,
                 error.to_string(),
-                "until this is corrected, the process gets no GPU memory",
+                "until this error is corrected, the process gets no GPU memory",
             ),
         }),
     }

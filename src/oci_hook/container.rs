@@ -102,8 +102,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         }
         Some(there) => {
             return Err(Failure::new(format_args!(
-                "another container {} has programs in group {}: end them, or give this container \
-                 another name",
+                "another container {} has programs in group {}: end these programs, or give this \
+                 container another name",
                 there.id, there.group
             )));
         }

@@ -193,7 +193,7 @@ impl Place {
         if parse(&text).as_ref() != Some(record) {
             return Err(Failure::new(format_args!(
                 "the path of the container's file system, '{}', is not UTF-8 or has a line break: \
-                 move it",
+                 move the file system",
                 record.rootfs.display()
             )));
         }
@@ -304,7 +304,7 @@ fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
             }
             _ => {
                 return Err(io::Error::other(format!(
-                    "gpulimit did not make {}: move it elsewhere",
+                    "gpulimit did not make {}: move this file elsewhere",
                     directory.path().join(&name).display()
                 )));
             }

@@ -427,7 +427,7 @@ fn doctor_reports_a_process_older_than_the_preload_file() {
         &place,
         &looked,
         1,
-        &["but the dynamic linker did not load it"],
+        &["but the dynamic linker did not load the library"],
     );
 }
 
