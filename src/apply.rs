@@ -324,8 +324,8 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A user can block changes of their own groups. A failure there must not keep `apply` from
-    // changing the other groups and the rules.
+    // A user can block changes of their own groups. A failure at such a group must not keep `apply`
+    // from changing the other groups and the rules.
     for step in steps.iter_mut() {
         let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
         if let Err(error) = changed {

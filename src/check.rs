@@ -43,8 +43,8 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
-    // These mistakes are only reported: users and GPUs that this machine lacks may exist on the
-    // machine that the policy is for.
+    // Mistakes about missing users and GPUs are only reported: the policy may be for another
+    // machine, which has these users and GPUs.
     for mistake in &absent {
         output::note(&format!("{mistake} (may be valid on another machine)"));
     }

@@ -102,8 +102,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Err(error) => missed.push((who, error)),
         }
     }
-    // These processes are members, but it is unknown which of the ledger's slots each of them
-    // holds. So they get the signal only if the caller gave no pids.
+    // The unnamed processes are members of the group, but it is unknown which of the ledger's slots
+    // each of them holds. So they get the signal only if the caller gave no pids.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {

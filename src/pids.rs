@@ -36,7 +36,7 @@ mod tests {
         let me = Identity::of_self();
         let pids = Pids::default();
         assert_eq!(pids.here(&me), Some(me.pid));
-        // There is no pid namespace with the number 1, so no process matches.
+        // An identity in another pid namespace, which has no processes.
         let elsewhere = Identity { pid_ns: 1, ..me };
         assert_eq!(pids.here(&elsewhere), None);
         // An identity without a pid namespace, from the slot of a process whose namespace is

@@ -86,8 +86,8 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
 /// Removes a group and the groups below it. Removes none of these groups if a program runs in one
 /// of them.
 fn all(root: &Root, group: &Group) -> Result<(), Failure> {
-    // One ledger is enough for this check: a group's ledger also lists the members of all groups
-    // below the group.
+    // One ledger shows whether a program runs in any of the groups: a group's ledger also lists the
+    // members of all groups below the group.
     let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
         Err(error) if error.is_leased() => return Err(error.into()),
         Ok(ledger) => ledger.has_live(),

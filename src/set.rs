@@ -78,8 +78,8 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     if let Ok(ledger) = groups::readable(&group) {
-        // The ledger may be missing here: the administrator of a group may lack the right to read
-        // it.
+        // The ledger is `None` if the caller may not read it: the administrator of a group may lack
+        // the right to read the group's ledger.
         if let Some(ledger) = &ledger {
             record(ledger, &changes, &now);
             // Remove the charges of dead processes from the ledger, so that the usage in the

@@ -50,7 +50,7 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Prints that there are no groups, and how to make one.
+/// Prints that no groups exist, and how to make a group.
 pub fn no_groups(selection: &Selection) {
     output::note(&format!(
         "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",

@@ -165,7 +165,8 @@ impl Allocations {
             // The nanoseconds since 1970 fit into 64 bits until the year 2554.
             made: now.map_or(0, |since| since.as_nanos() as u64),
         };
-        // This loop ends, because there are fewer files than nanoseconds to name them by.
+        // This search for a free name ends, because fewer groups exist than there are nanoseconds
+        // from which names are made.
         while self.is_taken(&record.name()) {
             record.made += 1;
         }

@@ -22,8 +22,8 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// call costs memory.
 const CALLS: u32 = 100;
 
-/// Serves kubelet until the caller drops the future. Messages of kubelet may have up to 4 MiB, both
-/// here and in [`ask`]: this is tonic's default.
+/// Serves kubelet until the caller drops the future. Messages from kubelet may have up to 4 MiB, as
+/// requests and as answers to [`ask`]: this is tonic's default.
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     let connections = UnixListenerStream::new(listener).then(|connection| async {
         if connection.is_err() {

@@ -50,8 +50,8 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
 
 /// Replaces a file as a whole, with these permissions. Keeps a file that already has this content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Containers have this file open. A container's lease on the file (`F_SETLEASE`) would block a
-    // plain open here, so `text_file::read` fails instead, and the file is replaced.
+    // Containers have this file open. If a container holds a lease on the file (`F_SETLEASE`),
+    // opening the file would block; `text_file::read` fails instead, and the file is replaced.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }

@@ -77,8 +77,8 @@ impl Plugin {
             ));
         }
         let units = cards.iter().map(|card| {
-            // The number of units fits into 32 bits, because it was compared with [`MOST_UNITS`]
-            // above.
+            // The number of a card's units fits into 32 bits, because all units together are at
+            // most [`MOST_UNITS`].
             (card.id, count(card) as u32)
         });
         let plugin = Self {
@@ -158,7 +158,8 @@ impl Plugin {
             .map(share)
             .collect::<Result<_, _>>()?;
         let grant = |share: &Share| {
-            // The product fits into 64 bits, because there are at most [`MOST_UNITS`] units.
+            // The container's bytes fit into 64 bits, because a container has at most
+            // [`MOST_UNITS`] units.
             let bytes = share.numbers.len() as u64 * self.unit;
             let grant = self
                 .allocations()

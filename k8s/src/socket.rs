@@ -37,7 +37,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Listens at this path. Replaces the socket that an earlier, killed plugin has left there.
+    /// Listens at this path. Replaces the socket file that an earlier plugin left at this path when
+    /// it was killed.
     pub fn listen(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
