@@ -43,7 +43,8 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
-    // Users and GPUs that are missing here may exist on the machine that the policy is for.
+    // Mistakes about missing users and GPUs are only reported: the policy may be for another
+    // machine, which has these users and GPUs.
     for mistake in &absent {
         output::note(&format!("{mistake} (may be valid on another machine)"));
     }
@@ -55,14 +56,14 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
         found.policy.rules.len(),
         match absent.is_empty() {
             true => "",
-            false => "; on this machine `gpulimit apply` rejects it",
+            false => "; on this machine `gpulimit apply` rejects the policy",
         }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Warns on standard error about limits that are valid and probably not intended, and about users
-/// without a rule.
+/// who have no rule.
 pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
     let gpus = warnings::capacities(driver, None);
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -71,7 +72,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             lines.push((group.line, line));
         }
     }
-    // A stanza for many groups is reported once.
+    // A stanza of the policy may make many groups; its warning is printed once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -88,21 +89,24 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     }
 }
 
-/// A policy file without mistakes.
+/// The content of a policy file without mistakes.
 pub struct Found {
     /// The policy as written.
     policy: Policy,
-    /// The groups and rules that the policy means on this machine.
+    /// The groups that the policy makes on this machine, and its rules.
     pub plan: Plan,
-    /// The users, unix groups and GPUs that this machine does not have.
+    /// The mistakes about users, unix groups and GPUs that this machine does not have.
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. `outcome` is the end of the error message, as in [`refused`].
+/// Reads a policy file. `outcome` is the end of the error message for a file with mistakes, as in
+/// [`refused`].
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
-            ErrorKind::NotFound => ": write one (config/README.md shows how), or name the file",
+            ErrorKind::NotFound => {
+                ": write a policy file (config/README.md shows how), or name another file"
+            }
             _ => "",
         };
         Failure::new(format_args!(
@@ -124,14 +128,14 @@ pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     }
 }
 
-/// Sorts mistakes by line and removes duplicates.
+/// Sorts mistakes by their line in the policy file, and removes duplicates.
 pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
     mistakes.dedup();
 }
 
-/// Prints all mistakes, and returns a failure with their number, followed by `outcome`: what they
-/// mean for the verb.
+/// Prints all mistakes, and returns a failure with the number of mistakes. `outcome` ends the
+/// failure's message: it says what the mistakes mean for the verb.
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

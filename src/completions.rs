@@ -42,7 +42,7 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the command line's definition without hidden verbs.
+/// Returns the definition of gpulimit's command line without hidden verbs.
 fn visible() -> Command {
     let all = super::command();
     let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
@@ -67,8 +67,8 @@ fn is_groups(argument: &str) -> bool {
     matches!(argument, "group" | "groups")
 }
 
-/// Appends a function that completes the names of groups, keys, their values, and the command of
-/// `run`.
+/// Appends a bash function that completes the names of groups, keys, the keys' values, and the
+/// command of `run`.
 fn bash(script: String) -> String {
     let command = visible();
     let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
@@ -98,7 +98,7 @@ fn bash(script: String) -> String {
             .replace("@KEYS@", &keys.join(" "))
 }
 
-/// Completes the names of groups where clap's script completes files.
+/// Makes zsh complete the names of groups where the script that clap generates completes files.
 fn zsh(script: String) -> String {
     let named = |line: &str| {
         let groups = [
@@ -128,7 +128,7 @@ fn zsh(script: String) -> String {
     )
 }
 
-/// Adds the completion of the names of groups.
+/// Adds the completion of group names to the script for fish.
 fn fish(script: String) -> String {
     script
         + &format!(

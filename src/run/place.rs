@@ -18,7 +18,8 @@ use std::io::{self, IsTerminal};
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// Holds a group that was made for this command only; `None` for other groups.
+    /// Keeps the group from being removed as unused while this process lives, if the group was made
+    /// for this command only; `None` for other groups.
     own: Option<Hold>,
 }
 
@@ -30,12 +31,12 @@ impl Place {
             Some(name) => Self::named(args, name, limits),
             None => Self::own(args, limits),
         }?;
-        // A failure to clean up is no reason not to run the command.
+        // Remove the groups of ended jobs. If that fails, the command still runs.
         let _ = place.root.collect_garbage(Garbage::Everywhere);
         Ok(place)
     }
 
-    /// Joins or makes the group of `--name`, which stays.
+    /// Finds or makes the group of the option `--name`, which stays after the command.
     fn named(args: &Args, name: &str, limits: Option<LimitSet>) -> Result<Self, Failure> {
         refuse_job_name(name)?;
         let name = match &args.group {
@@ -61,7 +62,8 @@ impl Place {
         })
     }
 
-    /// Makes a group for this command only.
+    /// Makes a group for this command only. Uses the parent group instead if the caller may not
+    /// make groups in it and the command has no limit of its own.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -99,7 +101,8 @@ impl Place {
                 own: Some(created.hold),
             }),
             (Err(error), Some(parent)) if groups::is_denied(&error) => match limits {
-                // The new group would have no limit of its own, so run in the parent.
+                // The caller may not make groups in the parent, and this command has no limit of
+                // its own, so run it in the parent.
                 None => Ok(Self {
                     group: parent,
                     root,
@@ -117,7 +120,7 @@ impl Place {
     }
 
     /// Removes the group of this command, if the command has ended or did not start. If child
-    /// processes of the command still run, the group stays until they end.
+    /// processes of the command still run, the group stays until those processes end.
     pub fn leave(self) {
         if self.own.is_some() {
             let _ = self.group.forget_job();
@@ -127,10 +130,11 @@ impl Place {
     }
 }
 
-/// Makes a group for this process, which becomes the command.
+/// Makes a group for this process, which will become the command.
 ///
-/// The name may be taken: if one `gpulimit run` runs another, both have the same pid and start
-/// time; and so may a process in another pid namespace.
+/// The group's name contains the pid and start time of this process, and may be taken: if one
+/// `gpulimit run` executes another, both have the same pid and start time; and so may a process in
+/// another pid namespace.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -147,8 +151,9 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment put the caller into. `GPULIMIT_MAX` alone
-/// asks for a group for a job that has not begun; the group of `run` replaces that one.
+/// Returns the group that the rules and the environment put the caller into; `None` if they select
+/// none. `GPULIMIT_MAX` alone does not count: it asks for a new group for a job, and `run` makes
+/// its own group instead.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
@@ -171,7 +176,7 @@ fn callers() -> Result<Option<Group>, Failure> {
     }
 }
 
-/// Returns the limits that the options ask for; `None` if they ask for none.
+/// Returns the limits that the options of `run` ask for; `None` without such options.
 fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
     let settings = sizes::together(&args.sizes, &args.settings)?;
     if settings.is_empty() && !args.devices.is_empty() {
@@ -179,7 +184,8 @@ fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
             "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
         ));
     }
-    // Load NVML only if the limits depend on it, or if a person would see its warnings.
+    // Load NVML only if the limits depend on the GPUs, or if a person at a terminal would see the
+    // warnings that need NVML.
     let driver = (io::stderr().is_terminal() && !settings.is_empty())
         || !args.devices.is_empty()
         || settings.iter().any(changes::depends_on_gpus);
@@ -198,7 +204,7 @@ fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
     Ok((limits != LimitSet::default()).then_some(limits))
 }
 
-/// Checks that the caller may join the group, before the command starts.
+/// Checks, before the command starts, that the caller may join the group.
 fn may_join(group: &Group) -> Result<(), Failure> {
     for above in group.upwards() {
         match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
@@ -216,7 +222,7 @@ fn may_join(group: &Group) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fails if an existing group has other limits than those asked for.
+/// Fails if an existing group has other limits than the options ask for.
 fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> {
     if asked.same_as(there) {
         return Ok(());
@@ -226,7 +232,7 @@ fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> 
         None => format!("gpulimit set {name} --max SIZE --device GPU"),
     };
     Err(Failure::new(format_args!(
-        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change \
-         it with `{set}`"
+        "group '{name}' exists and has {there}, not {asked}: leave --max out to join the group, \
+         or change the limit with `{set}`"
     )))
 }

@@ -179,7 +179,7 @@ fn doctor_reports_whether_a_process_has_the_library() {
         0,
         &[
             "warning  library",
-            "neither LD_PRELOAD in its environment nor",
+            "neither LD_PRELOAD in the process's environment nor",
             "asks for a limit",
         ],
     );
@@ -223,7 +223,10 @@ fn doctor_reports_whether_a_process_has_the_library() {
         &place,
         &unseen,
         1,
-        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which does not exist in its file system"],
+        &[
+            "the process's LD_PRELOAD names /nowhere/libgpulimit.so, which does not exist in the \
+             process's file system",
+        ],
     );
 }
 
@@ -366,7 +369,7 @@ fn doctor_reports_whether_programs_start_in_a_container() {
         "{out}"
     );
     assert!(
-        out.contains("ok       preload      programs that start there load"),
+        out.contains("ok       preload      programs that start in the container load"),
         "{out}"
     );
     drop(whole);
@@ -374,7 +377,7 @@ fn doctor_reports_whether_programs_start_in_a_container() {
     let (code, out) = about("web");
     assert_eq!(code, 1, "{out}");
     assert!(
-        out.contains("programs that start there cannot load /nowhere/libgpulimit.so"),
+        out.contains("programs that start in the container cannot load /nowhere/libgpulimit.so"),
         "{out}"
     );
     drop(broken);
@@ -417,14 +420,14 @@ fn doctor_reports_a_process_older_than_the_preload_file() {
         &place,
         &looked,
         1,
-        &["it started before /etc/ld.so.preload named"],
+        &["the process started before /etc/ld.so.preload named"],
     );
     at(SystemTime::now() - hour);
     says(
         &place,
         &looked,
         1,
-        &["but the dynamic linker did not load it"],
+        &["but the dynamic linker did not load the library"],
     );
 }
 

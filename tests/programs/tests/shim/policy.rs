@@ -605,7 +605,7 @@ fn doctor_names_the_rule_for_another_process() {
     alice.expect(&[("init", "0")]);
     let said = doctor(&["--pid", &alice.pid().to_string()]);
     assert!(
-        said.contains("rule 3 of the administrator's policy assigns it to lab/alice"),
+        said.contains("rule 3 of the administrator's policy assigns the process to lab/alice"),
         "{said}"
     );
     assert_limited(&mut alice);
