@@ -173,7 +173,7 @@ mod tests {
         };
         let said = ask(Selector::All, 2, &[]);
         assert!(
-            said.contains("-2GiB") && said.contains("not known"),
+            said.contains("-2GiB") && said.contains("cannot find out which GPUs"),
             "{said}"
         );
         let said = ask(Selector::Device(A), 2, &[(B, Some(GIB))]);
