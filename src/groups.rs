@@ -383,7 +383,7 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
 /// programs' leases on the ledger (`F_SETLEASE`): a lease must not keep the processes from getting
 /// the signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
-    group.past_leases(end_of_leases(), || readable(group))
+    group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }
 
 /// Returns the time until which this command waits for the end of other programs' leases

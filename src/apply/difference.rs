@@ -85,11 +85,18 @@ pub fn steps(
     }
     for name in recorded.iter().rev() {
         let is_named = wanted.iter().any(|wanted| wanted.name == *name);
-        if !is_named && root.group(name).is_ok() {
-            steps.push(Step::Remove {
-                name: name.clone(),
-                kept: None,
-            });
+        if is_named {
+            continue;
+        }
+        let (name, kept) = (name.clone(), None);
+        match root.group(&name) {
+            Ok(_) => steps.push(Step::Remove { name, kept }),
+            Err(error) if error.is_missing() => {}
+            Err(error) if user_can_block(root, &name) => steps.push(Step::Failed {
+                name,
+                why: error.to_string(),
+            }),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(steps)

@@ -293,7 +293,12 @@ fn doctor_reports_programs_that_load_no_preload() {
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
         std::os::unix::fs::chown(&program, Some(65533), None).expect("given away");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("changed");
-        says(&place, &start(), 1, &["the process's LD_PRELOAD is ignored"]);
+        says(
+            &place,
+            &start(),
+            1,
+            &["the process's LD_PRELOAD is ignored"],
+        );
     }
 }
 

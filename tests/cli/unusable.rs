@@ -150,7 +150,10 @@ fn doctor_reports_a_root_that_the_user_cannot_write() {
         text(&output.expect("started").stdout)
     };
     let out = as_nobody();
-    assert!(out.contains("has no groups in which to run programs"), "{out}");
+    assert!(
+        out.contains("has no groups in which to run programs"),
+        "{out}"
+    );
     place.said(&["create", "lab", "--max", "4G", "--members", "all"]);
     let out = as_nobody();
     assert!(

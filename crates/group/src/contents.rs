@@ -104,8 +104,9 @@ impl Contents {
             }
         }
         // In a proven group, files with these names belong to the group, even if the files are
-        // damaged. In any other directory such files may be a user's own.
-        if !contents.proven {
+        // damaged. In any other directory such files may be a user's own. While a lease hides a file's
+        // content, the directory counts as a group.
+        if !contents.proven && contents.leased.is_none() {
             contents.foreign.append(&mut named);
         }
         // Other processes may be making or removing the group at the same time. A file that has

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, Metadata, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -61,6 +61,29 @@ pub enum EntryKind {
     Directory,
     /// A symbolic link, a device, a pipe or a socket.
     Other,
+}
+
+/// A file that [`Directory::begin_open`] opens.
+pub enum Opening {
+    /// The file had no lease, and is open.
+    Done(File),
+    /// A thread waits in `open` for the end of a lease on the file, and sends the result.
+    Waiting(mpsc::Receiver<rustix::io::Result<OwnedFd>>),
+}
+
+impl Opening {
+    /// Waits for the file, at most until `until`. Fails with `WouldBlock` where another program's
+    /// lease lasts longer.
+    pub fn finish(self, until: Instant) -> io::Result<File> {
+        match self {
+            Self::Done(file) => Ok(file),
+            Self::Waiting(opened) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let opened = opened.recv_timeout(left);
+                Ok(opened.map_err(|_| io::ErrorKind::WouldBlock)??.into())
+            }
+        }
+    }
 }
 
 impl Directory {
@@ -118,16 +141,15 @@ impl Directory {
         }
     }
 
-    /// Opens the regular file called `name`, for reading and writing where the caller may. While
-    /// another program has a lease (`F_SETLEASE`) on the file, waits at most until `until`. Fails
-    /// with `WouldBlock` where the lease lasts longer.
+    /// Begins to open the regular file called `name`, for reading and writing where the caller may,
+    /// also while another program has a lease (`F_SETLEASE`) on the file.
     ///
     /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
     /// file. It grants no new lease while another program waits in `open` or has the file open. So
     /// the wait is one blocking call of `open`: between two attempts the lease's holder could take
-    /// a new lease. A thread makes the call, because `fs.lease-break-time` may also mean "never".
-    pub fn open_leased(&self, name: impl AsRef<OsStr>, until: Instant) -> io::Result<File> {
-        let name = name.as_ref();
+    /// a new lease. A thread makes the call, because `fs.lease-break-time` may also mean "never",
+    /// and so that all files of a group are waited for at the same time.
+    pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
             let denied = [
@@ -141,7 +163,7 @@ impl Directory {
         }
         match opened {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            opened => return opened,
+            opened => return opened.map(Opening::Done),
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let place = rustix::fs::openat(&self.file, component(name)?, flags, Mode::empty())?;
@@ -158,11 +180,7 @@ impl Directory {
             // result.
             let _ = done.send(rustix::fs::open(path, flags, Mode::empty()));
         })?;
-        let left = until.saturating_duration_since(Instant::now());
-        match opened.recv_timeout(left) {
-            Ok(file) => Ok(file?.into()),
-            Err(_) => Err(leased(Path::new(name))),
-        }
+        Ok(Opening::Waiting(opened))
     }
 
     /// Makes a file with exactly this mode, open for reading and writing. Fails with

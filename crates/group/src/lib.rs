@@ -217,11 +217,36 @@ impl Group {
         }
     }
 
+    /// Runs `act`, which opens the group's ledger and no other file, as [`Group::past_leases`]
+    /// does. Leases on other files are not waited for.
+    pub fn past_lease_on_ledger<T>(
+        &self,
+        until: Instant,
+        mut act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        match act() {
+            Err(error) if error.is_leased() => {
+                let failed = |error: io::Error| match error.kind() {
+                    ErrorKind::WouldBlock => GroupError::leased(&self.ledger_path()),
+                    _ => self.failed("open", error),
+                };
+                let Descent { directory, .. } = &Descent::to(self)?;
+                let opening = directory.begin_open(LEDGER.as_ref()).map_err(failed)?;
+                let _open = opening.finish(until).map_err(failed)?;
+                act()
+            }
+            done => done,
+        }
+    }
+
     /// Opens the files of the group and of the groups above it, and waits at most until `until`
     /// while other programs have leases on the files. Files that cannot be opened for another
     /// reason are left out.
+    ///
+    /// All files are waited for at the same time, and files without a lease stay open meanwhile: a
+    /// program that takes leases on two files in turns would otherwise always have one.
     fn await_leases(&self, until: Instant) -> Result<Vec<File>, GroupError> {
-        let mut open = Vec::new();
+        let mut openings = Vec::new();
         for group in self.upwards() {
             let Ok(Descent { directory, .. }) = &Descent::to(&group) else {
                 continue;
@@ -229,19 +254,19 @@ impl Group {
             let drafts = directory.names().into_iter().flatten().flatten();
             let drafts = drafts.filter(|name| contents::has_draft_name(name));
             let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
-            let names: Vec<_> = names.into_iter().chain(drafts.take(MAX_DRAFTS)).collect();
-            // Each thread's attempt to open a file makes the kernel break the lease on that file,
-            // so that all leases end at about the same time.
-            for name in &names {
-                drop(directory.open_file(name, true));
-            }
-            for name in names {
-                match directory.open_leased(&name, until) {
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        return Err(GroupError::leased(&directory.path().join(name)));
-                    }
-                    file => open.extend(file),
+            for name in names.into_iter().chain(drafts.take(MAX_DRAFTS)) {
+                if let Ok(opening) = directory.begin_open(&name) {
+                    openings.push((directory.path().join(name), opening));
                 }
+            }
+        }
+        let mut open = Vec::new();
+        for (path, opening) in openings {
+            match opening.finish(until) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(GroupError::leased(&path));
+                }
+                file => open.extend(file),
             }
         }
         Ok(open)
