@@ -11,8 +11,7 @@ use crate::account::maps::Map;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Green {
     pub device: Ordinal,
-    /// The `CUcontext` handle that stands for the green context where a function expects a
-    /// `CUcontext`.
+    /// The `CUcontext` handle of the green context, for functions that expect a `CUcontext`.
     pub context: Context,
     /// The primary context that the green context is part of.
     pub primary: Context,

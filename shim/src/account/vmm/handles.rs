@@ -4,9 +4,9 @@
 //! Entries lie in pieces of memory that never move, and the number of an entry is its position.
 //! Entries whose handles fall into the same hash bucket form a chain.
 //!
-//! A `HashMap` of numbers beside a `Vec` of entries would be less code, but takes 50 to 105 bytes
-//! for an allocation, where this table takes up to 56: both collections double their memory when
-//! they grow, and both copy their entries then.
+//! A `HashMap` of numbers beside a `Vec` of entries would be less code. But these two collections
+//! double their memory and copy their entries when they grow. They would take 50 to 105 bytes for
+//! each allocation, and this table takes at most 56.
 
 use std::hash::Hasher;
 use std::iter;
