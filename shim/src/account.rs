@@ -163,8 +163,8 @@ impl Process {
 
     /// Uncharges the bytes that this process holds unused, if another member of the group has asked
     /// for memory. Every hook calls this function, except the hooks of memory pools. Where no
-    /// member has asked, the check only reads one word of memory for each group on the way from the
-    /// process's own group up to the root group.
+    /// member has asked, the check is cheap: it reads one word of memory for the process's own
+    /// group and for each of its ancestors.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()

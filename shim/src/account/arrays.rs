@@ -1,8 +1,8 @@
 //! The arrays and mipmapped arrays of the process, found by their handles. This file also remembers
 //! how much memory the driver requires for an array with a given descriptor.
 //!
-//! The entry of an array is removed before the driver is asked to destroy the array, because the
-//! driver may hand out the same handle for a new array during that call.
+//! The entry of an array is removed before the driver is asked to destroy the array. During that
+//! call, the driver may already hand out the same handle for a new array.
 
 use parking_lot::Mutex;
 

@@ -1,8 +1,8 @@
 //! The 2 MiB blocks of device memory that `cuMemAlloc` holds.
 //!
-//! The address of an allocation tells which blocks it lies in. In every mix of sizes that was
-//! measured, the physical memory of the process was exactly 2 MiB × the number of distinct 2
-//! MiB-aligned blocks that its live allocations touch. An allocation of up to 2 MiB (a small one)
+//! The address of an allocation tells which blocks it lies in. The physical memory of the process
+//! is exactly 2 MiB × the number of distinct 2 MiB-aligned blocks that its live allocations touch.
+//! This held in every mix of sizes that was measured. An allocation of up to 2 MiB (a small one)
 //! lies in one block, and shares it with other small allocations as long as the block has room. For
 //! instance, allocations of 1,048,577 and 700,000 bytes lay in one block (measured). A larger
 //! allocation starts on a block boundary and shares no block. So the map has an entry for each

@@ -25,8 +25,9 @@ pub fn note_flags(flags: u32) {
     }
 }
 
-/// Returns whether a thread of this process may sleep while it waits for the GPU. Calls that wait,
-/// such as `cuMemFree`, are then cancellation points of the thread (measured, H200, 580.159).
+/// Returns whether a thread of this process may sleep while it waits for the GPU. If so, calls that
+/// wait for the GPU, such as `cuMemFree`, are cancellation points of the thread (measured, H200,
+/// 580.159).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)

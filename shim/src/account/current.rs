@@ -5,8 +5,8 @@
 //! zeros in the child (`MADV_WIPEONFORK`). So a child of fork, clone or a raw system call finds a
 //! null pointer there, and makes its own account when it first needs one. Children of vfork and
 //! CLONE_VM share the parent's memory until they exec, and use the parent's account. Linux before
-//! 4.14 cannot wipe a page. On such kernels the account is stored with the pid of its process, and
-//! each use of the account costs a system call to compare the pid.
+//! 4.14 cannot wipe a page. On such kernels the account is stored with the pid of its process. Each
+//! use of the account then compares the pid, which costs a system call.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;

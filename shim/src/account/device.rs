@@ -1,7 +1,7 @@
-//! One GPU of this process: its [`Book`], the parts of the account that change the book's figures,
-//! and the operations that need several of these parts. These operations request bytes from the
-//! group ([`Device::charge`]), give bytes back to it ([`reclaim`]), measure NVML's figure
-//! ([`measuring`]), and handle memory that other processes hold too ([`inherited`]).
+//! One GPU as this process uses it: the GPU's [`Book`], the parts of the account that change the
+//! book's figures, and the operations that need several of these parts. These operations request
+//! bytes from the group ([`Device::charge`]), give bytes back to it ([`reclaim`]), measure NVML's
+//! figure ([`measuring`]), and handle memory that other processes hold too ([`inherited`]).
 
 mod inherited;
 mod measuring;

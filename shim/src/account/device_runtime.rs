@@ -17,8 +17,8 @@ pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// The bytes that the driver takes for the device runtime when code is loaded whose image says that
-/// it uses device `printf`, `assert` or `malloc`.
+/// The bytes that the driver takes for the device runtime when certain code is loaded. The image of
+/// this code says that it uses device `printf`, `assert` or `malloc`.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
     /// The total bytes that the context has taken for the device runtime once the code is loaded.

@@ -1,11 +1,11 @@
 //! The driver's own memory in this process ("the driver's part"): the memory for which no call of
 //! the process gives a size. It consists of contexts, code, streams and the driver's own buffers.
 //!
-//! The size of the driver's own memory is NVML's figure for this process less the memory for which
-//! calls gave a size (the named bytes). A call that may increase the driver's own memory pays for
-//! an estimate of the increase in advance ([`Prepaid`]). After the call, the account measures the
-//! driver's own memory ([`Device::measure`](super::device::Device::measure)). Between such calls
-//! the [`RESERVE`] stays charged beyond the last measured size.
+//! The size of the driver's own memory is NVML's figure for this process minus the *named* bytes.
+//! These are the bytes for which calls gave a size. A call that may increase the driver's own
+//! memory pays for an estimate of the increase in advance ([`Prepaid`]). After the call, the
+//! account measures the driver's own memory ([`Device::measure`](super::device::Device::measure)).
+//! Between such calls the [`RESERVE`] stays charged beyond the last measured size.
 //!
 //! The blocks that small arrays share are measured together with the driver's own memory and
 //! published as arrays ([`Packed`]).
@@ -53,8 +53,8 @@ impl State {
         self.used - self.uncounted
     }
 
-    /// Returns the bytes that have to be charged for the driver's own memory, including the bytes
-    /// promised to calls and the bytes kept for contexts.
+    /// Returns the bytes that have to be charged for the driver's own memory. The bytes promised to
+    /// calls and the bytes kept for contexts are included.
     fn needed(&self) -> u64 {
         self.counted() + self.prepaid + self.reserved
     }

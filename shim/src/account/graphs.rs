@@ -7,24 +7,25 @@
 //! possible growth of the pool is charged before the launch; the graph's nodes tell this growth
 //! ([`nodes`]). The pool's reserved bytes are read after the launch.
 //!
-//! **Graphs that have their memory.** In a full group no bytes can be charged ahead, but a graph
-//! that has been launched before must still run. NVIDIA's programming guide says when a launch may
-//! need new memory. The driver keeps a graph's mappings between launches, and remaps the graph's
-//! memory in three cases: the graph is launched in another stream, the pool was trimmed, or an
-//! allocation that another graph has not freed lies in the same memory. Graphs in one stream share
-//! memory because they cannot run at the same time. A graph that may run at the same time as other
-//! graphs needs memory of its own. The driver may give it the memory of a graph in an idle stream.
-//! So a launch takes no new memory if three conditions have held since the graph's last launch or
-//! upload: all launches of graphs with memory nodes were in the same stream, no other graph has
-//! left memory allocated, and the pool was not trimmed.
+//! **Graphs that have their memory.** In a full group no bytes can be charged in advance. But a
+//! graph that has been launched before must still run there. NVIDIA's programming guide says when a
+//! launch may need new memory. The driver keeps a graph's mappings between launches, and remaps the
+//! graph's memory in three cases: the graph is launched in another stream, the pool was trimmed, or
+//! an allocation that another graph has not freed lies in the same memory. Graphs in one stream
+//! share memory because they cannot run at the same time. A graph that may run at the same time as
+//! other graphs needs memory of its own. The driver may give it the memory of a graph in an idle
+//! stream. So a launch takes no new memory if three conditions have held since the graph's last
+//! launch or upload: all launches of graphs with memory nodes were in the same stream, no other
+//! graph has left memory allocated, and the pool was not trimmed.
 //!
 //! An *epoch* is a period in which these three conditions hold for one stream. Three events begin a
-//! new epoch: a launch in another stream, a launch of a graph that leaves memory allocated (after
-//! which only that graph is sure of its memory), and a trim of the pool. A graph that got its
-//! memory in the present epoch is *backed*, and its launch is not charged. A launch of one thread
-//! may begin an epoch while a backed launch of another thread is under way. The launch that begins
-//! the epoch then pays for both. A trim does not lower the charge of a backed launch that is under
-//! way: the bytes that were reserved when that launch began stay charged until it is over.
+//! new epoch: a launch in another stream, a launch of a graph that leaves memory allocated, and a
+//! trim of the pool. After a launch that leaves memory allocated, only the launched graph is sure
+//! of its memory. A graph that got its memory in the present epoch is *backed*, and its launch is
+//! not charged. A launch of one thread may begin an epoch while a backed launch of another thread
+//! is under way. The launch that begins the epoch then pays for both. A trim does not lower the
+//! charge of a backed launch that is under way: the bytes that were reserved when that launch began
+//! stay charged until it is over.
 //!
 //! A launch that is not backed is charged like the graph's first launch. In a full group the pool
 //! is trimmed to make room for this charge. The trim also frees the memory that the graph itself

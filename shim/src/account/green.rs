@@ -1,5 +1,5 @@
 //! Green contexts, which are parts of a device's primary context. Memory that is allocated in a
-//! green context belongs to the primary context, and stays allocated when the green context is
+//! green context belongs to the primary context. It stays allocated when the green context is
 //! destroyed (measured, H100, 580.159.04).
 
 use parking_lot::RwLock;

@@ -1,11 +1,11 @@
 //! The handles that the driver has handed out to this process and that are not destroyed yet.
 //!
-//! Some functions of the driver crash when they get the handle of a destroyed object (measured:
-//! `cuMemPoolGetAttribute`). So gpulimit passes a handle from the program to further driver
-//! functions only if the handle is in this table. A handle that is not in the table may still be
-//! valid, because the program may have made the object in a way that no hook sees. A call with such
-//! a handle pays in advance for as much memory as the call can take. gpulimit asks the driver about
-//! the handle only after the driver has accepted the call.
+//! Some functions of the driver crash when they get the handle of a destroyed object. For instance,
+//! `cuMemPoolGetAttribute` does so (measured). So gpulimit passes a handle from the program to
+//! further driver functions only if the handle is in this table. A handle that is not in the table
+//! may still be valid, because the program may have made the object in a way that no hook sees. A
+//! call with such a handle pays in advance for as much memory as the call can take. gpulimit asks
+//! the driver about the handle only after the driver has accepted the call.
 //!
 //! The table holds streams, code, graphs and executable graphs. Contexts, pools, blocks of device
 //! memory and green contexts have tables of their own. Other kinds of handles (events, arrays,

@@ -3,16 +3,17 @@
 //! size of this memory is known before the driver takes it: it follows from the limits of the
 //! context (`cuCtxSetLimit`) and from the needs of the kernels.
 //!
-//! Measured (H100, 580.159.04): the local memory of a context is a multiple of 16 bytes per thread,
-//! times the threads that the GPU can hold, rounded *down* to whole blocks. The driver takes local
-//! memory when the program sets the stack limit. It also takes local memory at the first launch of
-//! a kernel that needs more than the context has, and raises the limit then. Lowering the limit
-//! frees local memory. If the GPU has no room for the local memory of a launch, the launch fails
-//! and frees the context's present local memory. Whatever the limits are, the first loaded code
-//! that uses device `printf` takes 62 MiB. For `assert` this is 90 MiB, and for `malloc` 138 MiB.
-//! Each of these sizes includes the smaller ones. The heap of device `malloc` is taken in full at
-//! the first launch of a kernel that uses `malloc`. The bytes of the heap are charged in advance:
-//! when the program sets the heap limit, or when code that uses `malloc` is loaded.
+//! Measured (H100, 580.159.04): each thread's local memory is a multiple of 16 bytes. The local
+//! memory of a context is this number times the number of threads that the GPU can hold, rounded
+//! *down* to whole blocks. The driver takes local memory when the program sets the stack limit. It
+//! also takes local memory at the first launch of a kernel that needs more than the context has,
+//! and raises the limit then. Lowering the limit frees local memory. If the GPU has no room for the
+//! local memory of a launch, the launch fails and frees the context's present local memory.
+//! Whatever the limits are, the first loaded code that uses device `printf` takes 62 MiB. For
+//! `assert` this is 90 MiB, and for `malloc` 138 MiB. Each of these sizes includes the smaller
+//! ones. The heap of device `malloc` is taken in full at the first launch of a kernel that uses
+//! `malloc`. The bytes of the heap are charged in advance: when the program sets the heap limit, or
+//! when code that uses `malloc` is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +62,7 @@ pub struct ContextMemory {
     per_thread: AtomicU64,
     /// Bytes of device memory behind `per_thread`; 0 after the driver has freed the local memory.
     backing: AtomicU64,
-    /// Bytes that are charged ahead for the heap of device `malloc`.
+    /// Bytes that are charged in advance for the heap of device `malloc`.
     pub heap: AtomicU64,
     /// Bytes that loaded code has taken for the device runtime.
     pub runtime: AtomicU64,
@@ -134,8 +135,8 @@ impl KernelMemory {
         }))
     }
 
-    /// Removes the record of a destroyed context. Returns the bytes that were charged ahead for its
-    /// heap.
+    /// Removes the record of a destroyed context. Returns the bytes that were charged in advance
+    /// for the heap of that context.
     pub fn forget(&self, context: Context) -> u64 {
         let Some(gone) = self.contexts.write().remove(&context) else {
             return 0;

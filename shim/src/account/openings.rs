@@ -1,9 +1,9 @@
 //! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
 //!
 //! NVML attributes such memory to its owner for as long as the owner has it. When the owner has
-//! freed the memory or has ended, NVML attributes it to the process that has it open (measured,
-//! H100, 580.159.04). No CUDA call tells the process about this change. The account notices it when
-//! NVML's figure for the process has grown by at least the size of the memory
+//! freed the memory or has ended, NVML attributes the memory to the process that still has it open
+//! (measured, H100, 580.159.04). No CUDA call tells the process about this change. The account
+//! notices it when NVML's figure for the process has grown by at least the size of the memory
 //! ([`Openings::take_over`]).
 
 use gpulimit_base::order;

@@ -3,9 +3,9 @@
 //! The address of a linear allocation tells in which block it lies. A small array has no such
 //! address: neither the driver's call nor the array's handle tells its block. So these blocks are
 //! measured as part of the driver's own memory, and this file records how much of that memory
-//! belongs to small arrays. That is the growth and shrinkage of the driver's own memory during
-//! calls that make or destroy arrays, limited to what the live arrays can take at least and at
-//! most.
+//! belongs to small arrays. When the driver's own memory grows or shrinks during a call that makes
+//! or destroys an array, the change counts as memory of small arrays. The result is kept between
+//! the least and the most bytes that the live arrays can take.
 
 use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;

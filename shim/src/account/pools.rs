@@ -1,13 +1,13 @@
 //! Memory pools for stream-ordered allocation (`cuMemAllocAsync`). The physical memory belongs to
 //! the pool, not to the allocation, so bytes are charged for pools.
 //!
-//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB and never by more
-//! than the request rounded up to a step (measured). They shrink inside synchronise calls, inside
-//! `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether an allocation
-//! makes the pool grow. That depends on the fragmentation of the pool's unused memory, and on which
-//! GPU work has ended. So the largest possible growth is always charged before the call. After the
-//! call, the pool's reserved bytes are read, unless the returned address shows that the pool has
-//! not grown ([`steps`]).
+//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB. They never grow by
+//! more than the requested bytes rounded up to a step (measured). They shrink inside synchronise
+//! calls, inside `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether
+//! an allocation makes the pool grow. That depends on the fragmentation of the pool's unused
+//! memory, and on which GPU work has ended. So the largest possible growth is always charged before
+//! the call. After the call, the pool's reserved bytes are read, unless the returned address shows
+//! that the pool has not grown ([`steps`]).
 //!
 //! A pool that has reserved memory has one step charged beyond that memory, its *headroom*. The
 //! headroom pays for the next allocation in advance. So the program can reuse memory that the pool

@@ -10,13 +10,13 @@
 //! So a process that lets go of shared memory leaves its charge behind as an *orphan*, and NVML's
 //! figures decide how long the orphan stays charged. An orphan is needed in two cases. In the
 //! first, NVML's figures for members are larger than the charges of these members. In the second,
-//! the GPU uses *hidden* bytes, which are in no process's figure. If the hidden bytes have not
-//! grown by the size of the memory when the process let go of it, the orphan for that memory is not
-//! needed for them. Orphans that are not needed are uncharged. The free bytes of the GPU are no
-//! evidence, because other processes free memory too. An importer that measures charges the memory
-//! that NVML now attributes to it and uncharges the orphan, whichever process left the orphan. The
-//! process that cleans up the ledger slot of a dead process takes over the orphans for the memory
-//! that the dead process left.
+//! the GPU uses *hidden* bytes, which are in no process's figure. The second case has an exception:
+//! if the hidden bytes did not grow by the size of the memory when the process let go of it, the
+//! orphan for that memory is not needed. Orphans that are not needed are uncharged. The free bytes
+//! of the GPU are no evidence, because other processes free memory too. An importer that measures
+//! charges the memory that NVML now attributes to it and uncharges the orphan, whichever process
+//! left the orphan. The process that cleans up the ledger slot of a dead process takes over the
+//! orphans for the memory that the dead process left.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -85,8 +85,9 @@ impl Borne {
     }
 }
 
-/// Returns the bytes of a GPU that NVML attributes to no process. `None` when NVML does not tell,
-/// or does not list this process: in that case the bytes would include the memory of this process.
+/// Returns the bytes of a GPU that NVML attributes to no process. `None` when NVML gives no
+/// figures. `None` too when NVML does not list this process, because the result would then include
+/// the memory of this process.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
     beyond(used, &listed, std::process::id())
@@ -135,7 +136,7 @@ fn steady<T>(
 }
 
 /// Compares NVML's figures for a device with the charges of the living members. `None` when NVML
-/// does not tell.
+/// gives no figures.
 ///
 /// The charges are read before NVML's figures. A member may charge and take memory between these
 /// two readings, and this memory then looks uncharged. That may keep an orphan for longer than
@@ -181,9 +182,9 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // If a member's reserve is charged, NVML's figure for the member may exceed its charge in
-        // use by up to the reserve: the driver sometimes takes a block that the member measures
-        // only later. Such an excess does not count as uncharged.
+        // If a member's reserve is charged, NVML's figure for the member may exceed the bytes that
+        // it has charged as in use by up to the reserve: the driver sometimes takes a block that
+        // the member measures only later. Such an excess does not count as uncharged.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -192,12 +193,12 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
     told.then_some(borne)
 }
 
-/// Uncharges the orphans of the group that are not needed: those of memory that is freed, and those
-/// of memory that its present holder has charged. Where NVML does not tell, no orphan counts as
-/// needed. Returns false when the group has no orphans.
+/// Uncharges the orphans of the group that are not needed: the orphans of freed memory, and the
+/// orphans of memory that its present holder has charged. Where NVML gives no figures, no orphan
+/// counts as needed. Returns false when the group has no orphans.
 ///
-/// `size` is the number of bytes that this process has just let go of, and `before` is what
-/// [`hidden`] returned before this process let go of them.
+/// `size`: the bytes that this process has just let go of. `before`: the result of [`hidden`]
+/// before this process let go of them.
 pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))

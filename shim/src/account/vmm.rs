@@ -1,6 +1,6 @@
-//! Physical memory of `cuMemCreate`. It lives as long as any reference to its handle or any mapping
-//! of it at addresses. Mappings into sparse and deferred arrays do not keep the memory alive
-//! (measured, H100, 580.159.04).
+//! Physical memory of `cuMemCreate`. Such memory lives as long as there is a reference to its
+//! handle, or a mapping that gives it an address. Mappings into sparse and deferred arrays do not
+//! keep the memory alive (measured, H100, 580.159.04).
 //!
 //! Every call that may end an allocation is announced before the driver is called, and concluded
 //! after the driver's answer. If an announcement leaves neither a reference nor a mapping, it

@@ -23,8 +23,8 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
     found
 }
 
-/// Makes, for each library of the hook table, the list of symbols to look up, the addresses of
-/// these symbols, and a typed function for each symbol.
+/// Makes three things for each library of the hook table: the list of symbols to look up, the
+/// addresses of these symbols, and a typed function for each symbol.
 macro_rules! functions {
     (
         $( $(#[$doc:meta])* library $module:ident (

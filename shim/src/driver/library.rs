@@ -1,10 +1,10 @@
 //! The real libraries of the driver, CUDA and NVML, and the addresses of their functions.
 //!
-//! A library of the driver is found with `dlopen` by its soname, never through `RTLD_NEXT` or
-//! `RTLD_DEFAULT`, because other libraries export stubs under the names of driver functions.
-//! Looking up the addresses is idempotent and takes no lock, so it cannot deadlock in a program
-//! that forks or that calls a hook from a constructor. Two threads that look up the addresses at
-//! the same time store the same addresses twice.
+//! A library of the driver is found with `dlopen` by its soname. `RTLD_NEXT` and `RTLD_DEFAULT` are
+//! not used, because other libraries export stubs under the names of driver functions. Looking up
+//! the addresses takes no lock. So it cannot deadlock in a program that forks or that calls a hook
+//! from a constructor. Two threads that look up the addresses at the same time store the same
+//! addresses twice, which does no harm.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -43,7 +43,7 @@ impl Library {
     }
 
     /// Returns the address of the library's function `index`, null when this driver lacks the
-    /// function. The first call loads the library.
+    /// function. Loads the library if it is not loaded yet.
     #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
         let Some(address) = self.addresses.get(index) else {

@@ -52,9 +52,9 @@ impl Device {
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
-            // Memory of other processes that NVML has attributed to this process since the last
-            // measurement is counted with the named bytes from now on, and no longer with the
-            // driver's own memory.
+            // Since the last measurement, NVML may have attributed memory of other processes to
+            // this process. From now on such memory counts as named, and not as the driver's own
+            // memory.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),

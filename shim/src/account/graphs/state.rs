@@ -51,8 +51,8 @@ pub struct Launch<'a> {
     number: u64,
     /// Bytes of graph memory that were reserved before the launch.
     reserved: u64,
-    /// Whether the device had no graph memory, and no other launch was under way, when the bytes
-    /// for this launch had just been charged.
+    /// Whether this launch was alone when its bytes had just been charged: the device had no graph
+    /// memory, and no other launch was under way.
     alone: bool,
     /// The number of launches that had ended when the payment for this launch began.
     ended: u64,
