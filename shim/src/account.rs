@@ -117,8 +117,8 @@ impl Process {
     /// program is to run without a limit instead, the status is `CUDA_ERROR_UNKNOWN`.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
-            // The process joins once, not once per thread: a second claim of a slot would appear in
-            // the ledger as a second process.
+            // Only one thread joins. If a second thread joined too, the process would claim a
+            // second slot and would appear in the ledger as two processes.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));

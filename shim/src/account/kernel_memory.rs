@@ -4,7 +4,7 @@
 //! context (`cuCtxSetLimit`) and from the needs of the kernels.
 //!
 //! Measured (H100, 580.159.04): each thread's local memory is a multiple of 16 bytes. The local
-//! memory of a context is this number times the number of threads that the GPU can hold, rounded
+//! memory of a context is this size times the number of threads that the GPU can hold, rounded
 //! *down* to whole blocks. The driver takes local memory when the program sets the stack limit. It
 //! also takes local memory at the first launch of a kernel that needs more than the context has,
 //! and raises the limit then. Lowering the limit frees local memory. If the GPU has no room for the

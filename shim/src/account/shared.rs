@@ -13,10 +13,10 @@
 //! the GPU uses *hidden* bytes, which are in no process's figure. The second case has an exception:
 //! if the hidden bytes did not grow by the size of the memory when the process let go of it, the
 //! orphan for that memory is not needed. Orphans that are not needed are uncharged. The free bytes
-//! of the GPU are no evidence, because other processes free memory too. An importer that measures
-//! charges the memory that NVML now attributes to it and uncharges the orphan, whichever process
-//! left the orphan. The process that cleans up the ledger slot of a dead process takes over the
-//! orphans for the memory that the dead process left.
+//! of the GPU are no evidence, because other processes free memory too. When an importer measures,
+//! it charges the memory that NVML now attributes to it. It also uncharges the orphan for this
+//! memory, whichever process left that orphan. The process that cleans up the ledger slot of a dead
+//! process takes over the orphans for the memory that the dead process left.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};

@@ -10,8 +10,8 @@
 //! handle alone is not enough: when a call has ended an allocation, the driver may hand out the
 //! same handle value again before that call is concluded.
 //!
-//! Imported memory counts for the process that exported it until NVML attributes it to this process
-//! ([`Vmm::take_over`]).
+//! Imported memory stays charged to the process that exported it, until NVML attributes it to this
+//! process ([`Vmm::take_over`]).
 
 mod handles;
 

@@ -13,8 +13,8 @@ pub struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// Ends the launch, which has `succeeded` or not: reads how much graph memory the driver has
-    /// reserved now.
+    /// Ends the launch: reads how much graph memory the driver has reserved now. `succeeded`: the
+    /// driver's launch function has succeeded.
     pub fn settle(self, succeeded: bool) {
         self.memory.settle(self.book, &self.launch, succeeded);
         std::mem::forget(self);

@@ -86,8 +86,8 @@ impl<T> Handles<T> {
         slots.filter_map(|slot| slot.entry.as_mut())
     }
 
-    /// Records `entry` as the one that `handle` stands for from now on. An older entry with the
-    /// same handle can be found by its number only.
+    /// Records that `handle` stands for `entry` from now on. An older entry with the same handle
+    /// can then be found only by its number.
     pub fn insert(&mut self, handle: u64, entry: T) {
         if let Some(before) = self.find(handle) {
             self.unlink(before);
