@@ -1,6 +1,7 @@
-//! Modules and libraries: code with its `__device__` and `__managed__` variables. The memory that
-//! an image declares for variables and device `malloc` is charged before the call. The remaining
-//! memory is measured after the call, and the code is unloaded again where the group has no room.
+//! Modules and libraries: code with its `__device__` and `__managed__` variables. A code image
+//! declares memory for variables and device `malloc`, and that memory is charged before the
+//! driver's call. The remaining memory is measured after the call. If the group has no room for it,
+//! the code is unloaded again.
 
 use std::cell::Cell;
 
@@ -100,10 +101,11 @@ pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: Fil
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too,
-/// and takes memory only for its managed variables unless loading is eager. A library whose image
-/// gpulimit cannot read is also loaded in the current context at once: only a measurement tells its
-/// size, and only while the library is being opened can gpulimit undo the call.
+/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too.
+/// Unless loading is eager, opening takes memory only for the library's managed variables. If
+/// gpulimit cannot read the library's image, it loads the library in the current context at once.
+/// Only a measurement tells the size of such a library, and gpulimit can undo the call only while
+/// the library is being opened.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -151,8 +153,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // The bytes that the driver's reserve keeps charged suffice for CUDA libraries with smaller
-    // needs, as they do for code.
+    // Only a CUDA library with large needs is recorded. For smaller needs, the bytes that the
+    // driver's reserve keeps charged suffice, as they do for other code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -262,8 +264,8 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // During the driver's call other threads may have launched functions of this code, and so
-        // recorded them as launched. Forgets these records, too.
+        // During the driver's call other threads may have launched functions of this code. gpulimit
+        // has recorded these functions as launched. Forgets these records, too.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

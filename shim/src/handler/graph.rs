@@ -1,5 +1,5 @@
-//! CUDA graphs. The memory that a graph's memory nodes allocate is charged before a launch or
-//! upload. The memory that the driver itself takes for graphs is measured.
+//! CUDA graphs. The memory that a graph's memory nodes allocate is charged before the graph is
+//! launched or uploaded. The memory that the driver itself takes for graphs is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -142,9 +142,9 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Runs `real`, the driver's function that makes an executable graph. The local memory that the
-/// graph's kernels need is charged before, because the driver takes it when it makes the executable
-/// graph (measured, H100, 580.159.04).
+/// Runs `real`, the driver's function that makes an executable graph. Charges the local memory that
+/// the graph's kernels need before the call, because the driver takes it when it makes the
+/// executable graph (measured, H100, 580.159.04).
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -184,9 +184,9 @@ pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> S
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // Sets the lowest bit of the handle in the table of recent launches. With the unchanged
-            // handle, the second launch of this graph would be found in that table and go straight
-            // to the driver, without a charge for the memory nodes.
+            // Sets the lowest bit of the handle in the table of recent launches. If the table held
+            // the unchanged handle, the second launch of this graph would find it there. That
+            // launch would go straight to the driver, without a charge for the memory nodes.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
