@@ -32,9 +32,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
-/// `cuArrayCreate_v2`: Charges whole blocks of 2 MiB before the call, as many as the driver says an
-/// array of this shape requires. Arrays smaller than 2 MiB share blocks: for such an array the hook
-/// charges one block before the call and measures after it.
+/// `cuArrayCreate_v2`: Charges, before the call, the bytes that the driver names for an array of
+/// this shape, in whole blocks of 2 MiB. Arrays smaller than 2 MiB share blocks: for such an array
+/// the hook charges one block before the call and measures after it.
 pub fn create(
     call: Call,
     real: &dyn Real,

@@ -90,8 +90,9 @@ pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) ->
     load_module(call, needs(call, image), module, real)
 }
 
-/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise the hook
-/// remembers the variables of the CUDA library, and charges them before the call that loads them.
+/// `cuLibraryLoadData`: With eager loading, charged like `cuModuleLoadData`. With lazy loading, the
+/// hook remembers the variables of the CUDA library, and charges them before the call that loads
+/// them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open_library(call, needs(call, code), library, real)
 }
@@ -254,7 +255,7 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
 }
 
 /// `cuModuleUnload`: Uncharges the memory that a measurement after the call finds gone. Forgets the
-/// handles of the module's functions before the call, because the driver may then give them to
+/// handles of the module's functions before the call. The driver may then give these handles to
 /// other code, which must be charged.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);

@@ -288,7 +288,7 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the call ends the
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: If the call ends the
 /// primary context, uncharges the context and all memory in it after the call.
 pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = is_primary_active(ordinal);

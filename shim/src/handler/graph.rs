@@ -38,8 +38,8 @@ pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Gra
     make(call, graph, exec, None, real)
 }
 
-/// `cuGraphInstantiateWithParams`: Charged like `cuGraphInstantiateWithFlags`. Where the call also
-/// uploads the graph, the memory nodes are charged like those of `cuGraphUpload`.
+/// `cuGraphInstantiateWithParams`: Charged like `cuGraphInstantiateWithFlags`. If the call also
+/// uploads the graph, the memory nodes are charged as by `cuGraphUpload`.
 pub fn instantiate_with_params(
     call: Call,
     real: &dyn Real,
@@ -177,9 +177,9 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload`: Charges, before the call, the memory that the graph's memory
-/// nodes may need beyond the memory that the GPU already keeps for graphs. Uncharges the unused
-/// part after the call.
+/// `cuGraphLaunch`, `cuGraphUpload`: The GPU keeps memory for graphs, and the graph's memory nodes
+/// may need more than that. Charges the difference before the call, and uncharges the unused part
+/// after the call.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
@@ -267,7 +267,8 @@ fn pay(
 }
 
 /// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory for other graphs.
-/// Forgets the executable graph, because the driver may give its handle to another one.
+/// Forgets the executable graph, because the driver may give its handle to another executable
+/// graph.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);

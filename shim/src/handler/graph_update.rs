@@ -168,8 +168,9 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
 }
 
 /// `cuGraphExecKernelNodeSetParams_v2`: Charges, before the call, the growth of local memory for
-/// the new kernel. Where the driver takes the memory only at a launch, charges it before that
-/// launch. Measures at the first call for each kernel; later calls cost one table lookup.
+/// the new kernel. If the driver takes this memory only at a launch, it is charged before that
+/// launch. Measures at the first call for each kernel. Later calls for that kernel cost one table
+/// lookup.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,

@@ -124,8 +124,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
     })
 }
 
-/// Remembers that the handle `seen` was launched in `context`. Its kernel needs `per_thread` bytes
-/// of local memory per thread.
+/// Remembers that the handle `seen` was launched in `context`. The kernels behind that handle need
+/// `per_thread` bytes of local memory per thread.
 fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
     let launched = &call.process.launched;
     match per_thread {

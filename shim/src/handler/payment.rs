@@ -31,8 +31,8 @@ pub struct Payment<'b, G> {
 }
 
 impl<G> Payment<'_, G> {
-    /// Takes the lock and pays. Returns the guard of the lock, and the payment. While the thread
-    /// waits, it gives back what it has `paid` so far.
+    /// Takes the lock and pays. Returns the guard of the lock, and the payment. Where the thread
+    /// must wait, it first gives back what it has `paid` so far.
     pub fn make(
         &self,
         call: Call,

@@ -1,5 +1,5 @@
-//! Finds the place on the stack where the program called into `libgpulimit.so`, however many frames
-//! of `libgpulimit.so` the stack holds since then.
+//! Finds the place on the stack where the program called into `libgpulimit.so`. Any number of
+//! frames of `libgpulimit.so` may lie further down the stack.
 //!
 //! All functions of `libgpulimit.so` begin their frames with the caller's frame pointer and the
 //! return address (`.cargo/config.toml`). So the frames form a linked list, which this module
@@ -10,9 +10,10 @@ use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
 /// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 where
-/// `libgpulimit.so` was built without frame pointers. On aarch64, returns the end of the record at
-/// which the first frame's pointer points instead; parts of that frame may lie above the record.
-/// The only effect on aarch64 is that a jump out of a hook may go unnoticed in these parts.
+/// `libgpulimit.so` was built without frame pointers. On aarch64, the pointer of the first frame
+/// points to a record inside that frame, and this function returns the end of the record. Parts of
+/// the frame may lie above the record. The only effect is that a jump out of a hook may go
+/// unnoticed in these parts.
 #[inline(never)]
 pub fn start_of_library_frames() -> usize {
     if !cfg!(frame_pointers) {

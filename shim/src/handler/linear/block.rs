@@ -1,6 +1,6 @@
-//! The payment for the new block that a small allocation may take. It is a guard: the payment is
-//! returned if the allocation takes no new block, and stays charged until a measurement if the
-//! handler panics.
+//! The payment for the new block that a small allocation may take. It is a guard. If the allocation
+//! takes no new block, the payment is returned. If the handler panics, the payment stays charged
+//! until the next measurement.
 
 use std::mem::ManuallyDrop;
 
@@ -44,8 +44,8 @@ impl<'a> Block<'a> {
         Ok(Block { device, means })
     }
 
-    /// Charges a block for the allocation, and waits for room or refuses as the group's options
-    /// say.
+    /// Charges a block for the allocation. In a full group, waits for room or refuses, as the
+    /// group's options say.
     pub fn charge(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         device.charge(Request::insisting(symbol, BLOCK))?.spend();
         let means = Means::Charged;
