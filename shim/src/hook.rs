@@ -1,8 +1,8 @@
 //! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
 //! and the panic boundary around the handler.
 //!
-//! A hooked function checks whether this process has a limit, takes the re-entrancy guard, sets up
-//! the panic boundary and calls the handler, in this order. Without a limit, or inside another hook
+//! A hooked function first checks whether this process has a limit. Then it takes the re-entrancy
+//! guard, sets up the panic boundary and calls the handler. Without a limit, or inside another hook
 //! of the same thread, the driver gets the call exactly as the program made it.
 #![allow(unsafe_code)]
 

@@ -45,8 +45,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     }
 }
 
-/// Returns whether the NUL-terminated text or the binary at the address `image` begins with the
-/// bytes `with`. Reads no further than the NUL of a text.
+/// Returns whether the image at the address `image`, a NUL-terminated text or a binary, begins with
+/// the bytes `with`. Reads no further than the NUL of a text.
 ///
 /// # Safety
 /// `image` is the address of a NUL-terminated text or of a binary.

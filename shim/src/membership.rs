@@ -66,8 +66,8 @@ fn any_in_environment(names: &[&str]) -> bool {
 /// this copy, a program that empties its environment later keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group that the rules or the environment name, at this moment or when the program
-/// started; `None` when the process has no limit.
+/// Returns the group that the rules or the environment name now, or named when the program started.
+/// Returns `None` if the process has no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();

@@ -19,16 +19,16 @@
 //!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
 //! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
 //!   The handler may call the function more than once, and with other arguments than the program's.
-//! - `given (a, b)`: `HANDLER` gets the call, and the driver's function with the program's arguments
-//!   bound to it. Of these arguments `HANDLER` itself gets only `a` and `b`. So functions that differ
-//!   in their other arguments share a handler.
+//! - `given (a, b)`: `HANDLER` gets the call, and the driver's function with the program's
+//!   arguments bound to it. Of these arguments `HANDLER` itself gets only `a` and `b`. So functions
+//!   that differ in their other arguments share a handler.
 //! - `as hot`: programs call the function by the million. The path to the handler is compiled into
 //!   the export. The thread stays cancellable: only the slow paths of the handler put cancellation
 //!   off.
 //! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
 //!   no guard and no lock held. `HANDLER` runs after the driver's call and gets only the `Call`.
-//! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver. The hook then
-//!   costs only that check.
+//! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver. The hook
+//!   then costs only that check.
 //! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
 //!   passes in `REGISTER`. If `a` was launched before, the export jumps to the driver's function
 //!   without a stack frame of its own (`hook/pass.rs`). On other architectures the export calls the

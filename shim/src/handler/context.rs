@@ -138,8 +138,8 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 /// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // There is no need to wait where the group has room for a context of any size, or where the
-    // group has no other member that could measure a context.
+    // A group with room for a context of any size need not wait. Nor need a group without another
+    // member, which could measure a context.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()

@@ -58,8 +58,8 @@ pub fn instantiate_with_params(
     )
 }
 
-/// Makes an executable graph of `graph`. Where `upload` names a stream, the same driver call also
-/// uploads the executable graph to it.
+/// Makes an executable graph of `graph`. If `upload` names a stream, the same driver call also
+/// uploads the executable graph to that stream.
 fn make(
     call: Call,
     graph: Graph,
@@ -87,7 +87,7 @@ fn make(
 /// Remembers the nodes of the executable graph `exec`.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // The driver may have reused the handle of an executable graph that ended with its context, so
+    // An executable graph ends with its context, and the driver may then reuse its handle. So
     // gpulimit removes the old record of this handle.
     execs.take(exec);
     if !nodes.is_empty() {
@@ -142,9 +142,9 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Runs `real`, the driver's function that makes an executable graph. Charges the local memory that
-/// the graph's kernels need before the call, because the driver takes it when it makes the
-/// executable graph (measured, H100, 580.159.04).
+/// Runs `real`, the driver's function that makes an executable graph. The driver takes the local
+/// memory of the graph's kernels when it makes the executable graph (measured, H100, 580.159.04).
+/// So that memory is charged before the call.
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,

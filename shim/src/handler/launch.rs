@@ -42,8 +42,8 @@ pub enum Target<'a> {
     Graph(Opaque),
 }
 
-/// Launches a kernel or a graph, and charges the memory for it. The memory of a graph's memory
-/// nodes is charged by the function that calls this one.
+/// Launches a kernel or a graph, and charges the memory for it. The caller of this function charges
+/// the memory of a graph's memory nodes.
 pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;

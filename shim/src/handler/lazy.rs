@@ -2,9 +2,9 @@
 //! a CUDA library, the driver loads all code and variables at once, in each context separately
 //! (measured, H100, 580.159.04).
 //!
-//! Many driver functions may be the first use of code: those that compute with the code, such as
-//! the occupancy functions, and those that store it, such as the functions that add nodes to
-//! graphs.
+//! A call of many driver functions may be the first use of code. Some of these functions compute
+//! with the code, such as the occupancy functions. Others store it, such as the functions that add
+//! nodes to graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -114,8 +114,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
             return Ok(status);
         }
         let current = current_context();
-        // Loads the kernel in the other contexts of the device one by one, so that each of these
-        // loads is charged before the driver makes it.
+        // Loads the kernel in the other contexts of the device one by one. So each load is charged
+        // before the driver makes it.
         for context in device.contexts.all() {
             if context == current {
                 continue;

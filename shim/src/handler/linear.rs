@@ -188,8 +188,8 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // Another thread has made an allocation in the same block meanwhile. That thread did not
-        // pay for the block, because it found the block in use. So the block stays, and the bytes
+        // Another thread has made an allocation in the same block meanwhile. That thread found the
+        // block in use, so it did not pay for the block. The block therefore stays, and the bytes
         // lent for it stay charged.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
@@ -333,8 +333,8 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
             Departure::Emptied(device) => empty_block(call, device, mark),
-            // The freed address may belong to a memory pool. Then the pool's usage, which the
-            // driver tells, shows what was freed.
+            // The freed address may belong to a memory pool. In that case the driver's figure for
+            // the pool's usage shows what was freed.
             Departure::Unknown => {
                 call.process.refresh_pools();
                 // The memory pool may shrink at the next synchronise call, which must therefore ask

@@ -86,7 +86,7 @@ pub enum Use<'a> {
 }
 
 /// The device on which a launch lacked room, and the bytes that the launch must still pay for on
-/// that device. It is handed back to the caller, because the launch must not wait for room while
+/// that device. It is handed back to the caller. The launch itself must not wait for room while
 /// other launches of the same call hold their locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 

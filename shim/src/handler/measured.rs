@@ -103,9 +103,9 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate (the driver's reserve of 4
-/// MiB) before the call and measures after it. Every few streams the driver takes one or two blocks
-/// of 2 MiB, which it does not give back.
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges the driver's reserve of 4 MiB as an
+/// estimate before the call, and measures after it. Every few streams the driver takes one or two
+/// blocks of 2 MiB, and does not give them back.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;

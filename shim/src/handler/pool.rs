@@ -319,8 +319,8 @@ impl Allocation {
                 return Ok(status);
             }
             tries += 1;
-            // A managed pool keeps the memory of an allocation that was undone, so a second try
-            // would not show how much memory the first one took.
+            // A managed pool keeps the memory of an allocation that was undone. So a second try
+            // would not show how much memory the first try took.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }

@@ -65,9 +65,9 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// The addresses that the test records in a callback from the C library: the start of the
-    /// frames of this library, as found in the callback and in functions further down the stack,
-    /// and the address of a local variable.
+    /// The addresses that the test records in a callback from the C library. They are the starts of
+    /// this library's frames, as the callback and functions further down the stack find them, and
+    /// the address of a local variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

@@ -3,15 +3,15 @@
 //!
 //! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted the hook;
 //! the hook then runs no code at its end. So the guard does not store a flag. It stores the address
-//! of a word in the stack frame of the hook that the thread is in, and that word holds its own
-//! address. A call from further up the stack cannot be inside that hook. A call from further down
-//! the stack is inside that hook under two conditions: the word still holds its own address, and it
-//! lies above the place where the call entered `libgpulimit.so`. Otherwise the program has left the
-//! hook, and the call is handled like any other call.
+//! of a word in the stack frame of the thread's current hook. That word holds its own address. A
+//! call from further up the stack cannot be inside that hook. A call from further down the stack is
+//! inside that hook under two conditions: the word still holds its own address, and it lies above
+//! the place where the call entered `libgpulimit.so`. Otherwise the program has left the hook, and
+//! the call is handled like any other call.
 //!
 //! On another stack (of a signal handler or a fiber) the comparison of stack addresses shows
-//! nothing. A driver call from there goes straight to the driver, because the interrupted hook may
-//! hold a lock for which the call would wait for ever.
+//! nothing. A driver call from another stack goes straight to the driver. A handler might wait for
+//! ever for a lock that the interrupted hook holds.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -46,8 +46,9 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. Returns `None` without running `work` where the thread is
-/// already inside a hook, or where the thread is ending and its thread-local variables are gone.
+/// Runs `work` as a hook of this thread. Returns `None` without running `work` in two cases: the
+/// thread is already inside a hook, or the thread is ending and its thread-local variables are
+/// gone.
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.

@@ -12,8 +12,8 @@
 //! | any other | `write` |
 //!
 //! Where the system lacks or forbids these calls, gpulimit uses `poll` and then `write`. Such a
-//! write waits only if another process fills the pipe after `poll`, or the terminal has room for
-//! only a part of the line.
+//! write waits in two cases only: another process fills the pipe after `poll`, or the terminal has
+//! room for only a part of the line.
 //!
 //! All system calls are made directly, because a cancelled thread may end in the C library's
 //! functions of the same names.

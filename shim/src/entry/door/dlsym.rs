@@ -1,8 +1,8 @@
 //! The `dlsym` of `libgpulimit.so`: a naked function that returns a hook or jumps to the C
 //! library's `dlsym`.
 //!
-//! The C library's `dlsym` uses its return address to identify the caller (for `RTLD_NEXT` and
-//! namespaces), so gpulimit must not call it on behalf of the program. gpulimit's `dlsym` asks
+//! The C library's `dlsym` identifies its caller by the return address, for `RTLD_NEXT` and
+//! namespaces. So gpulimit must not call it on behalf of the program. gpulimit's `dlsym` asks
 //! [`decide`] for the address of a hook. Where `decide` returns null, gpulimit's `dlsym` jumps to
 //! the C library's `dlsym`, with all argument registers unchanged.
 #![allow(unsafe_code)]

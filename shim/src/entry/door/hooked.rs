@@ -75,9 +75,9 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Changes the symbol table of the driver's library so that its names lead to the hooks, for
-    /// libraries that the dynamic linker binds straight to the driver. The driver's library must be
-    /// loaded.
+    /// Changes the symbol table of the driver's library so that its names lead to the hooks. The
+    /// change is meant for libraries that the dynamic linker binds straight to the driver. The
+    /// driver's library must be loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
