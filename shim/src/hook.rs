@@ -94,9 +94,9 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
 }
 
 /// Does the work of [`enter`]. Compiled once for all hooks, because there are many hooks and a
-/// program calls few of them often. Takes a pointer and a function instead of a `dyn Fn`. With `dyn
-/// Fn`, each closure type would add a vtable, and the dynamic linker would have to relocate every
-/// vtable in every program.
+/// program calls few of them often. Takes a pointer and a function instead of a `dyn Fn`. Otherwise
+/// each closure type would add a vtable, and the dynamic linker would have to relocate every vtable
+/// in every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.

@@ -226,8 +226,8 @@ impl Making {
         Ok(())
     }
 
-    /// Makes an array that takes at least `least` and at most `most` bytes: charges `most` ahead
-    /// and measures after the driver's call.
+    /// Makes an array that takes at least `least` and at most `most` bytes. Charges `most` bytes
+    /// before the driver's call, and measures after it.
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
         let part = &device.driver_part;
@@ -338,8 +338,8 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     status
 }
 
-/// Forgets all arrays of `context`, which has ended. Calls `freed` for each array that had blocks
-/// of its own.
+/// Forgets all arrays of the context `context`, which has ended. For each array that had blocks of
+/// its own, calls `freed`.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
     call.process.arrays.drain(context, |entry| {
         if let Memory::Own(bytes) = entry.memory {

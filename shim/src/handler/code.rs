@@ -154,8 +154,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // Only a CUDA library with large needs is recorded. For smaller needs, the bytes that the
-    // driver's reserve keeps charged suffice, as they do for other code.
+    // Only a CUDA library with large memory needs is recorded. For smaller needs, the bytes that
+    // the driver's reserve keeps charged suffice, as they do for other code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -265,8 +265,8 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // During the driver's call other threads may have launched functions of this code. gpulimit
-        // has recorded these functions as launched. Forgets these records, too.
+        // Other threads may have launched functions of this code during the driver's call, and
+        // gpulimit has then recorded these launches. Forgets these records, too.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

@@ -138,8 +138,8 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 /// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // A group with room for a context of any size need not wait. Nor need a group without another
-    // member, which could measure a context.
+    // This process need not wait if the group has room for a context of any size. It need not wait
+    // either if the group has no other member: then nobody else can measure a context.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()

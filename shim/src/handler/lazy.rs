@@ -27,7 +27,7 @@ use crate::image::Needs;
 
 /// Runs `real`, a driver function that uses `handle` in `context` (`None`: the current context).
 /// `handle` is a CUDA library, a function or a kernel. The driver loads it in that context unless
-/// it is loaded there already. Charges the memory that loading takes before the call, and measures
+/// it is loaded there already. Before the call, charges the memory that loading takes. Measures
 /// after the call. Programs ask for the same kernel again and again, so for a loaded kernel this
 /// function costs one table lookup.
 pub fn load(

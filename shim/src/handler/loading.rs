@@ -90,9 +90,10 @@ pub enum Use<'a> {
 /// other launches of the same call hold their locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// Does the work of [`measured::run`] in `context`. Before the call, also charges what the call's
-/// kernels need: the driver's reserve, the memory `declared` by the image of their code, and the
-/// growth of local memory. If the group then has room left, charges up to `more` bytes in addition.
+/// Does the work of [`measured::run`] in `context`. Before the call, also charges three amounts for
+/// the call's kernels: the driver's reserve, the memory `declared` by the image of their code, and
+/// the growth of local memory. If the group then has room left, charges up to `more` bytes in
+/// addition.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -183,7 +184,7 @@ pub fn run(
     let before = paid.offer(heap);
     let status = real.call();
     // The driver refuses to set the limit of the device `malloc` heap once the heap exists
-    // (measured). So gpulimit tries to set the limit to find out whether the heap exists.
+    // (measured). gpulimit therefore tries to set the limit, to find out whether the heap exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;

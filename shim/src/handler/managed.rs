@@ -87,7 +87,7 @@ pub fn variables(
 
 /// Frees the managed memory at the address `dptr`, or the managed memory of the code whose handle
 /// is `dptr`. Returns the driver's status. Returns `None`, without a call of the driver, if `dptr`
-/// is not managed memory.
+/// is neither of the two.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

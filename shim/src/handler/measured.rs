@@ -32,8 +32,8 @@ pub fn run(
     }
 }
 
-/// Runs `real`, the driver's function, and measures after it. This is the part of [`run`] after the
-/// payment, which is `paid`.
+/// Runs `real`, the driver's function, and measures after it. This is the part of [`run`] that
+/// follows the payment `paid`.
 pub fn conclude(
     call: Call,
     device: &'static Device,

@@ -264,8 +264,8 @@ struct Allocation {
 }
 
 impl Allocation {
-    /// Runs `real`, the driver's function, for which the pool's possible growth is paid. Returns
-    /// the driver's status, and whether all memory that the pool has afterwards is paid.
+    /// Runs `real`, the driver's function. The pool's possible growth is already paid. Returns the
+    /// driver's status, and whether all memory that the pool then has is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -366,8 +366,8 @@ fn pay(
     if paid(Some(until)) {
         return Ok(());
     }
-    // Memory that the pool gives back to the GPU makes room for its growth. The pool gives back
-    // twice the growth, so that the next request of this size finds room at once.
+    // Memory that a pool gives back to the GPU makes room for this pool's growth. The pool gives
+    // back twice as much as it grows, so that the next request of this size finds room at once.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());

@@ -68,8 +68,8 @@ fn replace() {
     };
     crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
-    // Finds out which drivers are loaded, and makes their tables of addresses. Both may load a
-    // library, so they come before `any_object`, during which no library may be loaded.
+    // Finds out which drivers are loaded, and makes their tables of addresses. This is done before
+    // `any_object` runs, because no library may be loaded inside `any_object`.
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {

@@ -1,6 +1,6 @@
-//! The payment for the new block that a small allocation may take. It is a guard. If the allocation
-//! takes no new block, the payment is returned. If the handler panics, the payment stays charged
-//! until the next measurement.
+//! The payment for the new block that a small allocation may take. The payment is a guard. If the
+//! allocation takes no new block, the payment is returned. If the handler panics, the payment stays
+//! charged until the next measurement.
 
 use std::mem::ManuallyDrop;
 
@@ -104,7 +104,7 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
         return Ok(Means::Spare(spare));
     }
     // The group is full, but the allocation may still fit into a block that the process already
-    // holds. The address that the driver returns will tell.
+    // holds. The address that the driver returns will show whether it does.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
