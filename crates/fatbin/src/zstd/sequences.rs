@@ -92,8 +92,8 @@ const OFFSETS: Kind = Kind {
 };
 
 impl Table {
-    /// Selects the decoding table in the mode that the block specifies. In a mode with a
-    /// description of the table, reads the description from the front of `rest`.
+    /// Selects the decoding table by the mode that the block specifies. In some modes the block
+    /// describes the table; the description is then read from the front of `rest`.
     fn read(&mut self, mode: usize, kind: &Kind, rest: &mut &[u8]) -> Option<()> {
         match mode {
             0 => self.set(kind, kind.log, &fse::table(kind.log, kind.counts)?),
@@ -141,8 +141,8 @@ impl State {
     }
 }
 
-/// The decoding tables of the last block, which a later block may use again, and the distances of
-/// recent matches.
+/// The decoding tables of the last block, and the distances of recent matches. A later block may
+/// use both again.
 pub struct Sequences {
     literals: Table,
     offsets: Table,
