@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 /// The properties of a file system that decide whether gpulimit groups can be stored on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`;
-    /// `file system 0x…` with the magic number if the name is unknown.
+    /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`. If the
+    /// name is unknown, the text is `file system 0x…` with the magic number.
     pub name: Cow<'static, str>,
     /// The reason why a group cannot be stored on this file system; `None` if a group can.
     pub fault: Option<Fault>,

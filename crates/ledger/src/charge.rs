@@ -5,7 +5,7 @@
 //! word in the ledger, both as charged and as undecided. Only then does the process read the sum
 //! over all slots. If two processes race for the last bytes, at least one of them therefore sees
 //! the request of the other. If both see the request of the other, both withdraw their requests and
-//! look at the words again. It cannot happen that neither sees the request of the other.
+//! look at the words again.
 //!
 //! The code is generic over the kind of the words. The model checker loom therefore runs the same
 //! code on words of its own.
@@ -467,9 +467,9 @@ enum Confirmed {
 }
 
 /// Confirms that a request must be refused, with at least two looks at the level's words. One look
-/// may count memory twice if the memory moves from a low slot to a high slot during the look; two
-/// equal looks saw no movement. While successive looks differ, the function repeats them, up to
-/// [`LOOKS`] times, so that steady movement alone does not cause a refusal.
+/// may count memory twice if the memory moves from a low slot to a high slot during the look. Two
+/// equal looks show that no memory moved. While successive looks differ, the function looks again,
+/// up to [`LOOKS`] times. Memory that keeps moving therefore does not cause a refusal by itself.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

@@ -2,14 +2,14 @@
 //! and never removed.
 //!
 //! The identity of a GPU consists of three words in its table entry. Each of these words is written
-//! once, by compare-and-swap, and the words are written in order. A process that finds an entry
-//! whose words so far match its own GPU writes the next word, whichever process began the entry.
-//! Therefore a process that dies halfway blocks no other process, and two processes that insert the
-//! same GPU end at the same entry. A process skips an entry only if one of the entry's words is set
-//! and differs from the word of its own GPU. Such a word never changes again, so all processes skip
-//! the same entries, and each GPU is in the table once. If a process dies while it inserts a GPU
-//! and no other process inserts that GPU again, the first words of that GPU's identity remain in
-//! one entry.
+//! once, by compare-and-swap, and the words are written in order. Suppose that a process finds an
+//! unfinished entry whose written words match its own GPU. The process then writes the next word,
+//! whichever process began the entry. Therefore a process that dies halfway blocks no other
+//! process, and two processes that insert the same GPU end at the same entry. A process skips an
+//! entry only if one of the entry's words is set and differs from the word of its own GPU. Such a
+//! word never changes again, so all processes skip the same entries, and each GPU is in the table
+//! once. If a process dies while it inserts a GPU, the entry stays unfinished until another process
+//! inserts the same GPU.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::GpuEntry;

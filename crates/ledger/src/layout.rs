@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A charge on a device reads the words of all slots for that device. These words therefore lie in
-//! consecutive cache lines. If the words of each slot lay in a separate page, all these cache lines
-//! would compete for one set of the first-level cache, and each slot would need a TLB entry. Any
-//! change to the layout requires a new [`version::LEDGER`].
+//! consecutive cache lines. In a layout with a separate page for the words of each slot, all these
+//! cache lines would compete for one set of the first-level cache. Each slot would also need a TLB
+//! entry. Any change to the layout requires a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
@@ -207,9 +207,9 @@ pub(super) struct Owner {
     /// Time at which a process first found that the slot's owner is dead, in milliseconds of the
     /// boot clock; 0 if no process has found that yet.
     pub dead_since: AtomicU64,
-    /// The key (`child_key`) of a child group of the ledger's group: of the child group that
-    /// contains the slot's owner, itself or in a group below it. The key is 0 if the owner is in
-    /// the ledger's group itself.
+    /// The key (`child_key`) of the child group that contains the slot's owner. The owner may be in
+    /// this child group or in any group below the child group. The key is 0 if the owner is in the
+    /// ledger's group itself.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],

@@ -66,11 +66,11 @@ pub struct Refused {
 /// A grant takes no lock, makes no system call and does not allocate. A refusal is final. The
 /// request then does not fit beside the granted memory, no slot of a dead process is left to clean,
 /// and this process has no idle memory to give back. A refusal may take time for two reasons.
-/// Another process may be stopped in the middle of a charge or a cleaning that stands in the way;
-/// the refusal then takes up to a second. The memory of dead processes may be large enough to make
-/// room; the refusal then comes after their slots have drained (a second without a witness, 30 s at
-/// most). If another process has lowered this process's charge in the ledger, no request of this
-/// process is granted for a second.
+/// First, another process may be stopped in the middle of a charge or a cleaning that stands in the
+/// way. The refusal then takes up to a second. Second, the memory of dead processes may be large
+/// enough to make room. The refusal then comes after their slots have drained, which takes a second
+/// without a witness, and 30 s at most. If another process has lowered this process's charge in the
+/// ledger, no request of this process is granted for a second.
 ///
 /// `levels` must not contain the same slot and device twice.
 #[inline]
@@ -288,9 +288,9 @@ const DRAIN_STEP: Duration = Duration::from_millis(1);
 /// longest time that a slot takes to drain.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are exiting but still hold their file lock. The
-/// bound is shorter than the one for draining, because some of these processes are not exiting: a
-/// process also looks like an exiting process if only its first thread has ended.
+/// How long a request waits for processes that are exiting but still hold their file lock. Some of
+/// these processes only look as if they were exiting, because their first thread has ended but
+/// others run on. Therefore this bound is separate from the bound for draining.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The state of one request on the slow path.

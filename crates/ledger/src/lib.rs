@@ -214,9 +214,9 @@ impl Ledger {
     }
 
     /// Returns whether the ledger at this path has a living member; false if that cannot be
-    /// determined. The function also works for a ledger of another format, which this program
-    /// cannot open: members of all formats hold a lock on some byte of the file as long as they
-    /// live.
+    /// determined. The function also works for a ledger of another format, although this program
+    /// cannot open such a ledger. Living members hold a lock on some byte of the file in every
+    /// format.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))

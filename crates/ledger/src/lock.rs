@@ -2,9 +2,9 @@
 //! locks. Each slot has two bytes: a lock on the first means "this slot has an owner", and a lock
 //! on the second means "this slot is being claimed or cleaned".
 //!
-//! Unlike POSIX record locks, these locks belong to the open file description, not to the process:
-//! they also exclude other threads of the same process, and closing another descriptor of the file
-//! does not drop them. No function of this module waits for a lock.
+//! POSIX record locks belong to a process; these locks belong to an open file description.
+//! Therefore they also exclude other threads of the same process, and closing another descriptor of
+//! the file does not drop them. No function of this module waits for a lock.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;

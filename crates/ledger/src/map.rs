@@ -121,8 +121,8 @@ impl Mapping {
         self.writable
     }
 
-    /// Returns whether the ledger file was truncated; the mapped content is then private zeros.
-    /// Costs one load as long as no mapping of this process was ever lost.
+    /// Returns whether the ledger file was truncated. The mapped content then consists of private
+    /// zeros. Costs one load as long as no mapping of this process was ever lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         lost::any() && self.own.pages.is_lost()

@@ -2,14 +2,14 @@
 //! of the group may now hold.
 //!
 //! An orphan stays charged in the slot where it was charged. It counts against the limit like any
-//! other charge. It ends when a process finds out where the memory is: either the member that holds
-//! the memory has charged it, or no member holds it. The process that finds this out uncharges the
-//! orphan, in whichever slot the orphan is, because the slot's owner may be asleep. This is the
-//! only change that a process makes in the word of another living process. The change only lowers
-//! the word, at most by the amount that the owner has marked as orphaned. The process holds the
-//! slot's claim lock during the change, so that the slot cannot get another owner meanwhile. If the
-//! process dies in the middle of the change, the group stays overcharged until the slot's owner
-//! exits.
+//! other charge. The orphan stays until a process finds out where the memory is: either the member
+//! that holds the memory has charged it, or no member holds it. The process that finds this out
+//! uncharges the orphan. It does so even in another process's slot, because the slot's owner may be
+//! asleep. This is the only change that a process makes in the word of another living process. The
+//! change only lowers the word, at most by the amount that the owner has marked as orphaned. The
+//! process holds the slot's claim lock during the change, so that the slot cannot get another owner
+//! meanwhile. If the process dies in the middle of the change, the group stays overcharged until
+//! the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};

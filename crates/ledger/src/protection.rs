@@ -1,9 +1,9 @@
 //! Protection of groups: memory that the growth of other groups must not take.
 //!
 //! Memory of a group may be protected for a child group. Every slot in the group's ledger tells
-//! which child group contains the slot's owner. From this ledger alone, a process can therefore
-//! compute how much of a child group's protected memory the members of the child group have not
-//! charged yet. All processes outside the child group must leave that much memory free.
+//! which child group contains the slot's owner. Therefore a process can compute from this ledger
+//! alone how much memory the members of a child group have charged. All processes outside the child
+//! group must leave the rest of its protected memory free.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
@@ -29,9 +29,9 @@ pub fn child_key(name: &str) -> u64 {
 }
 
 impl Ledger {
-    /// Returns how much of a child group's protected memory the members of the child group have not
-    /// charged yet. `bytes` is the size of the protected memory, and `child` is the [`child_key`]
-    /// of the child group.
+    /// Returns the unused part of a child group's protected memory, in bytes. `bytes` of memory are
+    /// protected for the child group, and `child` is its [`child_key`]. The result is `bytes` minus
+    /// the bytes that the members of the child group have charged, and at least 0.
     ///
     /// Call this method before publishing a request. If units are granted to the child group
     /// afterwards, the request sees them in the sum over all slots.

@@ -196,8 +196,9 @@ pub(super) fn has_drained(
 
 /// Returns the bytes that were charged by later programs of the process that owned the dead slot. A
 /// process that calls `exec` keeps its pid. The driver lists the memory of its old and its new
-/// program under this pid, so the new program's charge is subtracted when the old program's slot is
-/// examined. It is never subtracted the other way round, even if both programs have ended.
+/// program under this pid. When the old program's slot is examined, the new program's charge is
+/// therefore subtracted. The old program's charge is never subtracted for the new program's slot,
+/// even if both programs have ended.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);

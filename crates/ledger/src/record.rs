@@ -6,15 +6,15 @@
 //! word again.
 //!
 //! A thread cannot change the word and the record in one step. The two can only be compared while
-//! no thread is between these two changes. The record itself shows whether that is so: beside the
-//! units, it holds the number of threads that are between the two changes, and a count of how often
+//! no thread is between these two changes. The record itself shows whether that is so. Beside the
+//! units, it holds the number of threads that are between the two changes. It also counts how often
 //! a thread began a change.
 
 use super::atomic::{Ordering, Word};
 
-/// Bits 0 to 31 are units; bits 32 to 47 are the number of threads that are between changing the
-/// record and changing the word; bits 48 to 63 count how often a thread began a change, and wrap
-/// around.
+/// A record has three parts. Bits 0 to 31 are units. Bits 32 to 47 are the number of threads that
+/// have begun and not yet ended a change. Bits 48 to 63 count how often a thread began a change,
+/// and wrap around.
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;

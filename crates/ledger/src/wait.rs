@@ -2,8 +2,8 @@
 //!
 //! A waiting process draws a number, writes it into its own slot, and checks whether another
 //! process with a lower number waits for the same device. The line consists only of the numbers in
-//! the slots of living owners, so no process holds a lock that others need. A waiter that has not
-//! checked the line for a while, because it was stopped, is skipped.
+//! the slots of living owners, so no process holds a lock that others need. A stopped waiter does
+//! not check the line. After a while the other waiters skip it.
 //!
 //! A process that gives memory back first removes its charge, and then reads the word `waiting`. A
 //! waiter first sets `waiting`, and then reads the charges. Therefore at least one of the two

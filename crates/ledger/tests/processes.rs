@@ -184,9 +184,9 @@ impl Drop for Actor {
 /// owner. One word holds the owners of all blocks, in five bits per block.
 ///
 /// All owners are in one word, so that every change happens at one moment. A process that is killed
-/// at any instruction either has taken a block or has not. There are as many blocks as the limit
-/// allows: if the ledger grants memory to a process, but this device has no free block, the limit
-/// was exceeded.
+/// at any instruction either has taken a block or has not. The device has as many blocks as the
+/// limit allows. If the ledger grants memory to a process and this device has no free block, the
+/// limit was exceeded.
 struct Judge(*const AtomicU64);
 
 impl Judge {

@@ -1,7 +1,7 @@
 //! Protection of this process from the truncation of files that it has mapped.
 //!
 //! If another process truncates a mapped file, reading a page beyond the file's new end raises
-//! SIGBUS. No process can prevent the truncation of a file with a path on tmpfs: seals exist only
+//! SIGBUS. No process can prevent the truncation of a file with a path on tmpfs. Seals exist only
 //! for a memfd, and leases and locks are advisory. Without a SIGBUS handler, one process in a group
 //! could therefore end the programs of all others. The handler replaces the *whole* mapping with
 //! private zeros and marks the mapping as lost. The zeros mean nothing; code that reads them checks

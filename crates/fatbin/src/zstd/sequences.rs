@@ -4,8 +4,9 @@
 use super::bits::Backward;
 use super::{Output, fse, number};
 
-/// One state of a sequence decoder: the smallest value that the state stands for, the number of
-/// bits to add to the value, and the transition to the next state.
+/// One state of a sequence decoder. A state stands for a range of values: it holds the smallest
+/// value and the number of bits to add to that value. It also holds the transition to the next
+/// state.
 #[derive(Clone, Copy, Default)]
 struct State {
     base: u32,

@@ -3,8 +3,8 @@
 //! In each scenario the judge checks five rules. The memory that the driver has handed out never
 //! exceeds the limit. Memory that a process has is always charged. A process is refused only for a
 //! reason. A process does not change a living process's slot. All processes end. When all processes
-//! have ended, one cleaning must leave exactly the charges of the living processes, and a new
-//! process must be able to charge the rest.
+//! have ended, the dead processes' slots are cleaned once. Exactly the charges of the living
+//! processes must then be left, and a new process must be able to charge the rest.
 
 use super::super::charge;
 use super::super::level::{self, Level};

@@ -3,11 +3,11 @@
 //!
 //! Each process is a coroutine that pauses before each step. A step is an operation that other
 //! processes can see: on a shared word, on a file lock, on the simulated driver, or on the clock.
-//! Before each step the explorer makes a choice: a process takes its step, or a process dies
-//! instead, or the kernel or the driver releases something of a dead process. The values that a
-//! process has seen determine its local state. The state of the scenario is therefore the shared
-//! words, plus one hash of the seen values for each process. The explorer does not explore a state
-//! twice.
+//! Before each step the explorer chooses what happens next. Either a process takes its step, or a
+//! process dies instead, or the kernel or the driver releases something of a dead process. The
+//! values that a process has seen determine its local state. The state of the scenario is therefore
+//! the shared words, plus one hash of the seen values for each process. The explorer does not
+//! explore a state twice.
 //!
 //! Some of the explored orders show processes that are stopped for very long: a process is not
 //! chosen until all others have ended.
