@@ -233,8 +233,8 @@ impl Node {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
         // A kubelet that has just started does not list its pods yet, not even the pod of this
-        // plugin. A list without this plugin's pod is ignored; stale allocations are then still
-        // found if their units were allocated again.
+        // plugin. So ignore a list without this plugin's pod. Without a list, the sweep only
+        // removes allocations whose units were allocated again.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {

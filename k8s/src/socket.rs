@@ -12,8 +12,8 @@ use tokio::net::UnixListener;
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// The file's change time in seconds and nanoseconds. It is needed because the file system may
-    /// give the inode number of a removed file to a new file at once.
+    /// The file's change time in seconds and nanoseconds. The inode number alone does not identify
+    /// a file: the file system may give the number of a removed file to a new file at once.
     changed: (i64, i64),
 }
 
