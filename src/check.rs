@@ -72,7 +72,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             lines.push((group.line, line));
         }
     }
-    // A stanza of the policy may make many groups; its warning is printed once.
+    // A stanza of the policy may make many groups. Print the stanza's warning only once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {

@@ -72,8 +72,8 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol that contains the version of libgpulimit.so: a text that ends with a zero byte, in a
-/// constant without relocations.
+/// The symbol of the constant that contains the version of libgpulimit.so. The version is a text
+/// that ends with a zero byte. The constant has no relocations.
 const VERSION: &[u8] = b"gpulimit_version_text";
 /// The longest version text in bytes; the rest of a longer text is ignored.
 const LONGEST_VERSION: u64 = 256;

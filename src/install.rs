@@ -159,7 +159,8 @@ impl Place {
     }
 }
 
-/// Adds the reason and the remedy to the error of a check that only root can change a file.
+/// Adds the reason and the remedy to the error of a failed check. The check was whether only root
+/// can change a file.
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(

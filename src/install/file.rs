@@ -71,8 +71,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     }
 }
 
-/// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, gives the
-/// file its former content `before` again (`None`: there was no file).
+/// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, restores
+/// the file's former content `before`, or removes the file if `before` is `None`.
 pub fn change(
     path: &Path,
     before: Option<&str>,
