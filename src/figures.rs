@@ -29,7 +29,7 @@ pub struct Figures {
     /// ledger. The usage figures for each GPU are then `None` as well.
     pub processes: Option<usize>,
     /// The smallest `max` for all GPUs among the groups above this group, and the name of the group
-    /// that has this `max`. `None` if this `max` is not below the group's own `max`.
+    /// that has this `max`. `None` if no such `max` is below the group's own `max`.
     pub above_all: Option<(Size, String)>,
     /// The name of the table row for the GPUs that are not in `gpus`; `None` if the table needs no
     /// such row.

@@ -1,5 +1,6 @@
-//! The hidden verb with which other verbs ask a child process: the child may have libgpulimit.so
-//! preloaded, may crash in a driver, and may wait forever for the process that it looks at.
+//! The hidden verb that other verbs run in a child process to get an answer. Only a child process
+//! can do this work, because the child may have libgpulimit.so preloaded, may crash in a driver,
+//! and may wait forever for the process that it looks at.
 //!
 //! The child answers with lines `key value` on standard output, and with JSON about a running
 //! process.
@@ -27,8 +28,8 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The libgpulimit.so that should be in the process, the pid of the process to look at, or the
-    /// file to search for in the memory maps.
+    /// The object of the question: the libgpulimit.so that should be preloaded, the pid of the
+    /// process to look at, or the file to search for in memory maps.
     about: Option<PathBuf>,
 }
 
@@ -42,9 +43,10 @@ enum What {
     Preload,
     /// What `gpulimit doctor --pid` finds about a running process.
     Process,
-    /// For each pid on standard input: whether the process is a member of the group with a ledger.
+    /// For each pid on standard input: whether the process is a member of the group that has the
+    /// given ledger.
     Member,
-    /// For each pid on standard input: whether the process has mapped a file.
+    /// For each pid on standard input: whether the process has mapped the given file.
     Uses,
     /// For each pid on standard input: the process's command line.
     Command,
@@ -79,8 +81,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
     command.arg(VERB).arg(what).stdin(Stdio::null());
-    // Remove the variables that select a group: the probe checks the driver and the library
-    // themselves, without the limits of a group.
+    // Remove the variables that select a group, because the child checks the driver and the library
+    // without the limits of a group.
     for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
         command.env_remove(name);
     }
@@ -139,7 +141,7 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
 }
 
 /// Closes all descriptors except the first three. A read that never ends keeps this process alive,
-/// which must not keep the caller's locks, pipes and files open.
+/// and this process must not keep the caller's locks, pipes and files open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;

@@ -1,4 +1,4 @@
-//! Gives the command of `run` the signal state that gpulimit started with. This process either
+//! Gives the command of `run` the signal state with which gpulimit started. This process either
 //! becomes the command, or supervises the command as a child process.
 //!
 //! A supervised child behaves as if the caller had started it directly: it gets the signals that
@@ -275,8 +275,8 @@ const fn is_suspension(signal: libc::c_int) -> bool {
 fn follow(child: libc::pid_t) -> io::Result<()> {
     // Wait a moment: a SIGCONT for the whole process group may be about to reach the child.
     std::thread::sleep(Duration::from_millis(2));
-    // Suspend this process only if the child is still stopped. Asking for the child's stop again
-    // (WNOWAIT) cannot tell this, so ask whether the child was resumed.
+    // Suspend this process only if the child is still stopped. The kernel reports a stop only once
+    // (without WNOWAIT), so ask whether the child was resumed.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };

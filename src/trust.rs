@@ -12,7 +12,7 @@ const OVERFLOW: u32 = 65534;
 /// The most symbolic links that are followed on a path, the same as in the kernel.
 const MOST_LINKS: u32 = 40;
 
-/// The users and unix groups who are trusted: they may be able to change a file that root uses.
+/// The users and unix groups who are trusted. They may be able to change a file that root uses.
 #[derive(Clone, Debug, Default)]
 pub struct Trusted {
     users: BTreeSet<u32>,
@@ -29,7 +29,7 @@ impl Trusted {
     /// Trusts root only.
     pub fn root() -> Self {
         let mut users = BTreeSet::from([0]);
-        // In a user namespace, files of the machine's root appear under the overflow uid. The
+        // In a user namespace, files of the machine's root seem to belong to the overflow uid. The
         // namespace's root must trust these files.
         if is_in_user_namespace() {
             users.insert(OVERFLOW);
