@@ -113,8 +113,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
             checked.map_err(|why| {
                 Failure::new(format_args!(
                     "{why}: other users could change what containers load and what root runs for \
-                     them; install gpulimit where only root can write, and let {} and \
-                     GPULIMIT_ROOT name such a place if you set them",
+                     them; install gpulimit where only root can write; if you set {} or \
+                     GPULIMIT_ROOT, name such a place there as well",
                     library::VARIABLE
                 ))
             })?;

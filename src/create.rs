@@ -164,8 +164,8 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
         None => format!("install -d -m 0755 {SYSTEM}"),
     };
     Err(Failure::new(format_args!(
-        "{owner} could not find group '{name}' in {}, which only root can read: first run `{step}` \
-         to make a directory of groups for all users",
+        "{owner} would not be able to find group '{name}' in {}, because only root can read this \
+         directory: first run `{step}` to make a directory of groups for all users",
         path.display()
     )))
 }

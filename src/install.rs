@@ -321,8 +321,8 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: cannot see whether this file is used by processes whose memory maps do not \
-             answer ({}); end these processes and run `gpulimit uninstall` again",
+            "{} stays: processes may use this file, but their memory maps cannot be read in time \
+             ({}); end these processes and run `gpulimit uninstall` again",
             inside.display(),
             output::some(&silent)
         )));

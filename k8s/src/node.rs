@@ -73,8 +73,9 @@ impl Node {
             None => {
                 let there = |path: &PathBuf| path.is_file();
                 let found = library::places().into_iter().find(there);
-                found
-                    .ok_or("cannot find libgpulimit.so beside this program: name it in --library")?
+                found.ok_or(
+                    "cannot find libgpulimit.so beside this program: name the library in --library",
+                )?
             }
         };
         let directory = options.state.join("lib");
@@ -85,8 +86,8 @@ impl Node {
         let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a separate file system, so a container can fill the file system of \
-                 which the directory is a part: docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system that \
+                 contains this directory: docs/kubernetes.md says how to mount a separate one",
                 options.root.display()
             ));
         }

@@ -35,7 +35,7 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     }
     Err(Failure::new(format_args!(
         "{} is damaged and no longer says which groups an earlier apply made: remove the file, and \
-         remove groups that you no longer need with `gpulimit rm`",
+         use `gpulimit rm` to remove the groups that you no longer need",
         path.display()
     )))
 }

@@ -19,7 +19,7 @@ const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
-            "cannot mount {} in the container, at {SYSTEM} of {}: {error}",
+            "cannot mount {} at {SYSTEM} in the container's root file system {}: {error}",
             what.display(),
             rootfs.display()
         ))
