@@ -152,7 +152,8 @@ impl Changes {
         lines
     }
 
-    /// Returns a warning line for each group above whose `max` is smaller than the new `max`.
+    /// Returns warning lines about the groups above the changed group that have a smaller `max`
+    /// than the new `max`.
     pub fn outranked(
         &self,
         now: &LimitSet,

@@ -162,9 +162,9 @@ impl Selection {
         output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
     }
 
-    /// Returns the name of a group for people. A name without a root means a group of the first
-    /// root. For a group of another root, adds the root's path if the first root has a group with
-    /// the same top-level name.
+    /// Returns the name of a group for people. A name without a root's path means a group of the
+    /// first root. So this function adds the root's path to the name of a group of another root, if
+    /// the first root has a group with the same top-level name.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();

@@ -96,7 +96,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     {
         return Err(Failure::new(format_args!(
             "the path of the library, '{}', has a space or a colon, which separate paths in \
-             LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link whose path has neither",
+             LD_PRELOAD: move the library, or set {VARIABLE} to a link whose path has neither",
             path.display()
         )));
     }

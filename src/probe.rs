@@ -1,6 +1,6 @@
 //! The hidden verb that other verbs run in a child process to get an answer. Only a child process
-//! can do this work, because the child may have libgpulimit.so preloaded, may crash in a driver,
-//! and may wait forever for the process that it looks at.
+//! can do this work. The child may have libgpulimit.so preloaded, and may crash in a driver. The
+//! child may also wait forever for the process that it looks at.
 //!
 //! The child answers with lines `key value` on standard output, and with JSON about a running
 //! process.
@@ -170,9 +170,9 @@ unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
     unsafe { library.get::<F>(name) }.ok().map(|found| *found)
 }
 
-/// Returns the facts about the CUDA driver: either the line `missing WHY`; or the lines `file
-/// PATH`, `version N`, `init N` (the result of cuInit), and `native true` if the driver can limit
-/// cgroups itself.
+/// Returns the facts about the CUDA driver. Without a driver, returns the line `missing WHY`. With
+/// a driver, returns the lines `file PATH`, `version N`, and `init N` (the result of cuInit). Adds
+/// the line `native true` if the driver can limit cgroups itself.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -252,9 +252,9 @@ fn c_library() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the facts about the preloaded library: the line `mapped PATH` if libgpulimit.so is in
-/// this process, the line `contains 1` if the library catches its own panics, and a line `hook
-/// SYMBOL CLASS STATE` for each hook.
+/// Returns the facts about the preloaded library as lines. The line `mapped PATH` says that
+/// libgpulimit.so is in this process. The line `contains 1` says that the library catches its own
+/// panics. Each hook has a line `hook SYMBOL CLASS STATE`.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());

@@ -6,10 +6,10 @@
 //!
 //! The child stays in this process's process group, so it gets the terminal's signals (interrupt,
 //! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded to
-//! the child. A signal to the whole process group (`kill -TERM -PGID`) reaches the child twice,
-//! because the kernel does not tell whether a signal was sent to the process or to its process
-//! group. When the child is suspended, this process suspends itself as well, so that the shell gets
-//! the terminal back.
+//! the child. A signal to the whole process group (`kill -TERM -PGID`) reaches the child twice. The
+//! cause is that the kernel does not tell whether a signal was sent to the process or to its
+//! process group. When the child is suspended, this process suspends itself as well, so that the
+//! shell gets the terminal back.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -229,9 +229,9 @@ pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error
     command.exec()
 }
 
-/// Returns whether to forward a signal to the child: another process or a timer has sent the signal
-/// to this process. The terminal's signals have already reached the child directly, and signals
-/// that the child sent itself are meant for this process.
+/// Returns whether to forward a signal to the child. Forwards a signal that another process or a
+/// timer has sent to this process. The terminal's signals have already reached the child directly,
+/// and signals that the child sent itself are meant for this process.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);

@@ -88,8 +88,8 @@ impl Node<'_> {
     }
 
     /// Adds a row for this group and rows for the groups below it. `name` is the first cell of the
-    /// group's row. `edge` is the part of the drawn tree that stands before the names of the groups
-    /// below.
+    /// group's row. `edge` is the part of the drawn tree that stands before the names of the child
+    /// groups.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

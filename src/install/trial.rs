@@ -53,8 +53,9 @@ fn run_silently(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// Returns two lists: the processes that have mapped this library, as far as the caller may see
-/// them, and the processes whose memory maps could not be read in time.
+/// Returns two lists of pids. The first list has the processes that have mapped this library, as
+/// far as the caller may see them. The second list has the processes whose memory maps could not be
+/// read in time.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
