@@ -233,8 +233,8 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // The root must be safe from other users: programs trust the rules in it as rules of the
-        // administrator.
+        // The root must be safe from other users, because programs trust the rules in the root as
+        // rules of the administrator.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \

@@ -135,8 +135,8 @@ impl<'data> Library<'data> {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name of a version definition is the version's own name; the names after it
-            // are its parents.
+            // The first name of a version definition is the version's own name. The other names are
+            // the names of the version's parents.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());

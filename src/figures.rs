@@ -47,8 +47,8 @@ pub struct Gpu {
     /// The name that people see.
     pub label: String,
     index: Option<u32>,
-    /// The limits that apply to this GPU: the limits for this GPU or, where it has none, those for
-    /// all GPUs.
+    /// The limits that apply to this GPU. Where the group has no limit for this GPU, the limit for
+    /// all GPUs applies.
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
@@ -163,8 +163,8 @@ impl Figures {
     }
 }
 
-/// Returns the kind of a group as in the JSON output: a `named` group stays until a user removes
-/// it, and gpulimit removes a `job` group after its job.
+/// Returns the kind of a group, as in the JSON output. A `named` group stays until a user removes
+/// the group. A `job` group stays until its job has ended, and gpulimit then removes the group.
 pub fn kind(name: &str) -> &'static str {
     match Kind::of(name) {
         Kind::Named => "named",

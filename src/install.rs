@@ -116,8 +116,8 @@ impl Place {
     }
 
     /// Refuses a path of the target system if users other than root could change or redirect the
-    /// file there. In an image, symbolic links on the path are refused as well: they could lead out
-    /// of the image.
+    /// file there. In an image, refuses symbolic links on the path as well, because a link could
+    /// lead out of the image.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {

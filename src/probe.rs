@@ -196,7 +196,8 @@ fn driver() -> String {
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
     }
-    // Keep the driver loaded: drivers may crash when they are unloaded, and this process ends soon.
+    // Keep the driver loaded. A driver may crash when it is unloaded, and this process ends soon
+    // anyway.
     std::mem::forget(library);
     out
 }

@@ -1,5 +1,5 @@
-//! Formats tables. On a terminal, a table fits the terminal's width and has bold heads; elsewhere,
-//! it is plain aligned text.
+//! Formats tables. On a terminal, a table fits the terminal's width and has bold heads. Elsewhere,
+//! a table is plain aligned text.
 
 use super::output::Escaped;
 use super::terminal;

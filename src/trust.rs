@@ -40,8 +40,8 @@ impl Trusted {
         }
     }
 
-    /// Trusts root, and the users and unix groups who can change the running program: they control
-    /// what this program does anyway.
+    /// Trusts root, and the users and unix groups who can change the file of the running program.
+    /// Such users control what this program does anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
@@ -71,8 +71,8 @@ impl Trusted {
     }
 
     /// Checks a path like [`Self::check_new`], in another system whose root directory is `root`.
-    /// Refuses symbolic links on the path: they can lead to other files when that other system
-    /// runs.
+    /// Refuses symbolic links on the path, because a link can lead to another file when that other
+    /// system runs.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {

@@ -13,7 +13,8 @@ pub const INSIDE: &str = "/usr/local/lib/gpulimit";
 /// The `ld.so.preload` file that makes every program of a container load libgpulimit.so.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// Returns the paths where libgpulimit.so may be: beside this program, and where packages put it.
+/// Returns the paths where libgpulimit.so may be: beside this program, and where packages put
+/// libraries.
 pub fn places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or(Path::new("/"));

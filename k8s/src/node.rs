@@ -1,5 +1,5 @@
-//! Runs the plugin on a node: registers it with kubelet, registers it again after each restart of
-//! kubelet, and removes unused allocations.
+//! Runs the plugin on a node. Registers the plugin with kubelet at the start and after each restart
+//! of kubelet, and removes unused allocations.
 
 use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;

@@ -51,8 +51,8 @@ impl Socket {
         Ok((Self { path, identity }, listener))
     }
 
-    /// Returns whether the socket's path still leads to this socket: kubelet removes all plugins'
-    /// sockets when it starts.
+    /// Returns whether the socket's path still leads to this socket. When kubelet starts, it
+    /// removes the sockets of all plugins.
     pub fn is_there(&self) -> bool {
         self.identity.is_some() && Identity::of(&self.path) == self.identity
     }

@@ -34,7 +34,7 @@ pub enum Step {
     },
     Remove {
         name: String,
-        /// Why the group was not removed; `None` if it was.
+        /// The reason why the group was not removed; `None` if the group was removed.
         kept: Option<String>,
     },
     /// A step that could not be planned, or that failed.

@@ -89,7 +89,8 @@ pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
         return false;
     };
-    // Read the memory map line by line: the process's user decides how many lines it has.
+    // Read the memory map line by line, because the process's user decides how many lines the map
+    // has.
     let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
     lines.into_iter().any(|line| {
         let line = String::from_utf8_lossy(&line);

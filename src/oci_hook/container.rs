@@ -159,8 +159,8 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
 /// Makes a group for one container, which is removed with the container. All users in the container
 /// may use the group; on the host, only root may.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
-    // Remove an existing group of this name: it has no record, so it was made by hand, or the
-    // process that made it was killed.
+    // Remove an existing group of this name. The group has no record. So somebody made the group by
+    // hand, or the process that made the group was killed.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}

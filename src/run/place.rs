@@ -134,7 +134,7 @@ impl Place {
 ///
 /// The group's name contains the pid and start time of this process. Another group may have this
 /// name: if one `gpulimit run` executes another, both have the same pid and start time. A process
-/// in another pid namespace may also have them.
+/// in another pid namespace may also have the same pid and start time.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -151,9 +151,9 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment put the caller into; `None` if they select
-/// none. Ignores `GPULIMIT_MAX`, which asks for a new group for a job, because `run` makes such a
-/// group itself.
+/// Returns the group that the rules and the environment select for the caller; `None` if they
+/// select no group. Ignores `GPULIMIT_MAX`, which asks for a new group for a job, because `run`
+/// makes such a group itself.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
