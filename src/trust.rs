@@ -40,8 +40,8 @@ impl Trusted {
         }
     }
 
-    /// Trusts root, and the users and unix groups who can change the file of the running program.
-    /// Such users control what this program does anyway.
+    /// Trusts root, and the users and unix groups who can change or replace the file of the running
+    /// program. Such users control what this program does anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
