@@ -158,14 +158,14 @@ fn root() -> Result<Root, Failure> {
     Ok(Root::locate(&super::env)?)
 }
 
-/// Returns whether the plan sets sizes, which depend on the GPUs of this machine.
+/// Returns whether the plan sets any sizes. Sizes depend on the GPUs of this machine.
 fn names_gpus(plan: &Plan) -> bool {
     let mut groups = plan.groups.iter();
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// Resolves everything in the plan that depends on this machine. Returns the groups, and the plan's
-/// mistakes on this machine: GPUs that this machine does not have, or that are too small.
+/// Resolves everything in the plan that depends on this machine. Returns the groups and the plan's
+/// mistakes. A mistake is a GPU that this machine does not have, or that is too small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -233,8 +233,8 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // The root must be safe from other users: programs trust the rules in it as rules of the
-        // administrator.
+        // The root must be safe from other users, because programs trust the rules in the root as
+        // rules of the administrator.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \
@@ -310,9 +310,9 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Carries out the steps. Writes each new group into the record before it makes the group, and
-/// makes each group that a rule names before it writes the rule: if `apply` is killed in between,
-/// the next `apply` can finish the work.
+/// Carries out the steps in an order that lets the next `apply` finish the work if this one is
+/// killed. First lists the new groups in the record, then makes the groups, and then writes the
+/// rules that name the groups.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -344,7 +344,8 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // Remove the groups of ended jobs below this group; they would keep it from being removed.
+        // First remove the groups of ended jobs below this group: a group with child groups cannot
+        // be removed.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
@@ -354,8 +355,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // Forget recorded groups that another program has removed. If somebody makes such a group again
-    // by hand, `apply` must not remove it.
+    // Drop from the record the groups that another program has removed. If somebody makes such a
+    // group again by hand, `apply` must not remove that group.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -388,8 +389,8 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Marks a step as failed if a user can cause the failure at the step's group. Otherwise returns
-/// the error, which ends all steps, such as a full file system.
+/// Marks a step as failed if a user can cause failures at the step's group. Otherwise returns the
+/// error, for instance a full file system. The returned error ends all steps.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
     if !difference::user_can_block(root, step.name()) {
         return Err(error);

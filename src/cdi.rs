@@ -75,8 +75,8 @@ const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 const WITH_DIGITS: &str = "0.5.0";
 /// The first version of the CDI specification.
 const OLDEST: &str = "0.3.0";
-/// The text of a rules file that does not parse. If no hook mounts a group over this file,
-/// libgpulimit.so in the container refuses all GPU memory.
+/// The text of the rules file that containers mount. The text is not valid, so libgpulimit.so in
+/// the container refuses all GPU memory until a hook mounts a group's rules over this file.
 const CLOSED: &str = "no gpulimit hook has given this container a group\n";
 
 /// Runs the command.
@@ -113,8 +113,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
             checked.map_err(|why| {
                 Failure::new(format_args!(
                     "{why}: other users could change what containers load and what root runs for \
-                     them; install gpulimit where only root can write, and let {} and \
-                     GPULIMIT_ROOT name such a place if you set them",
+                     them; install gpulimit where only root can write; if you set {} or \
+                     GPULIMIT_ROOT, name such a place there as well",
                     library::VARIABLE
                 ))
             })?;
@@ -142,8 +142,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     };
     let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
     let spec = json!({
-        // The lowest version of the CDI specification that allows these device names, so that the
-        // oldest container engines can read the file.
+        // Use the lowest version of the CDI specification that allows these device names: old
+        // container engines can then read the file.
         "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
         "kind": KIND,
         "containerEdits": {
@@ -178,7 +178,7 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a path as text, because JSON cannot contain other paths than text.
+/// Returns a path as text. Fails if the path is not UTF-8, because JSON cannot contain such a path.
 fn utf8(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(format_args!(

@@ -11,7 +11,8 @@ use gpulimit_base::units::{Extent, Size};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
 
-/// Settings for a group, with each key at most once, and the GPUs that their sizes apply to.
+/// Settings for a group, and the GPUs to which the sizes in these settings apply. No key occurs
+/// twice.
 pub struct Changes {
     settings: Vec<Setting>,
     /// `Selector::All`, or the GPUs of --device.
@@ -32,8 +33,9 @@ impl Changes {
         Self::worked_out(settings, devices, driver, gpus)
     }
 
-    /// Like [`Changes::new`], for a command that runs with this environment. Without --device, a
-    /// GPU that the environment hides from the command may be too small for a size such as -2G.
+    /// Like [`Changes::new`], for a command that runs with this environment. Without --device,
+    /// leaves out the GPUs that the environment hides from the command and that are too small for a
+    /// size such as -2G.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -150,7 +152,8 @@ impl Changes {
         lines
     }
 
-    /// Returns a warning line for each group above whose `max` is smaller than the new `max`.
+    /// Returns warning lines about the groups above the changed group that have a smaller `max`
+    /// than the new `max`.
     pub fn outranked(
         &self,
         now: &LimitSet,
@@ -170,8 +173,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // A group whose ledger lists no GPU gets the entry `None`: then only sizes of the same
-            // kind can be compared, bytes with bytes and percent with percent.
+            // If the group's ledger lists no GPU, use the entry `None`, a GPU of unknown size.
+            // Bytes can then be compared only with bytes, and percentages only with percentages.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),

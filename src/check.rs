@@ -72,7 +72,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             lines.push((group.line, line));
         }
     }
-    // A stanza of the policy may make many groups; its warning is printed once.
+    // A stanza of the policy may make many groups. Print the stanza's warning only once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -134,8 +134,8 @@ pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.dedup();
 }
 
-/// Prints all mistakes, and returns a failure with the number of mistakes. `outcome` ends the
-/// failure's message: it says what the mistakes mean for the verb.
+/// Prints all mistakes, and returns a failure with the number of mistakes. `outcome` is the end of
+/// the failure's message, and says what the mistakes mean for the verb.
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

@@ -100,8 +100,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a group name that is reserved for the groups of single jobs, which gpulimit removes
-/// automatically.
+/// Refuses a group name that is reserved for the groups of single jobs. gpulimit removes groups
+/// with such names automatically.
 pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
@@ -142,8 +142,8 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group to a user who could not find the group, because its root is private:
-/// only the owner of a private root can read it.
+/// Refuses to give a group in a private root to another user. Only the owner of a private root can
+/// read the root, so another user would not be able to find the group.
 fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
@@ -164,8 +164,8 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
         None => format!("install -d -m 0755 {SYSTEM}"),
     };
     Err(Failure::new(format_args!(
-        "{owner} could not find group '{name}' in {}, which only root can read: first run `{step}` \
-         to make a directory of groups for all users",
+        "{owner} would not be able to find group '{name}' in {}, because only root can read this \
+         directory: first run `{step}` to make a directory of groups for all users",
         path.display()
     )))
 }

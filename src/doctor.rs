@@ -145,8 +145,8 @@ pub fn look_at(pid: u32) -> Value {
 /// Returns an error finding if so few files can be opened that the other checks would report wrong
 /// causes.
 fn too_few_descriptors() -> Option<Finding> {
-    /// More file descriptors than this process, or a child process, has open at a time during the
-    /// checks.
+    /// A number of file descriptors that is enough for the checks. This process and each child
+    /// process have fewer descriptors open at a time.
     const NEEDED: usize = 32;
     let mut open = Vec::with_capacity(NEEDED);
     while open.len() < NEEDED {
@@ -163,7 +163,7 @@ fn too_few_descriptors() -> Option<Finding> {
                     "raise the limit on open files (`ulimit -n`)",
                 ));
             }
-            // Opening the file failed with another cause than a lack of descriptors.
+            // The cause of this failure is not a lack of descriptors.
             Err(_) => break,
         }
     }

@@ -72,8 +72,8 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol that contains the version of libgpulimit.so: a text that ends with a zero byte, in a
-/// constant without relocations.
+/// The symbol of the constant that contains the version of libgpulimit.so. The version is a text
+/// that ends with a zero byte. The constant has no relocations.
 const VERSION: &[u8] = b"gpulimit_version_text";
 /// The longest version text in bytes; the rest of a longer text is ignored.
 const LONGEST_VERSION: u64 = 256;
@@ -135,8 +135,8 @@ impl<'data> Library<'data> {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name of a version definition is the version's own name; the names after it
-            // are its parents.
+            // The first name of a version definition is the version's own name. The other names are
+            // the names of the version's parents.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());

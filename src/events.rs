@@ -60,8 +60,8 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     let mut watch = Watch::default();
     let mut selection = Selection::of(args.group.as_deref())?;
     loop {
-        // Note which groups are removed before reading events: the last events of a removed group
-        // are then still printed before the group is dropped.
+        // Before reading events, note which groups are removed. The last events of a removed group
+        // are then still printed, and the group is dropped after that.
         let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
         watch.add(&selection)?;
         let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
@@ -132,7 +132,7 @@ impl Watch {
     }
 }
 
-/// The open ledger of a group, and the number up to which its events are printed.
+/// The open ledger of a group, and the number of the next event to print.
 struct Source {
     group: Group,
     title: String,
@@ -149,8 +149,8 @@ impl Source {
         self.ledger.is_unlinked()
     }
 
-    /// Returns the events since the last call of this function. An event that is still being
-    /// written is tried again once, in the next call.
+    /// Returns the events since the last call of this function. If an event is still being written,
+    /// only the next call tries to read this event again.
     fn lines(&mut self) -> Vec<Line> {
         let mut events = self.ledger.events(self.next);
         let numbered = events.iter().zip(self.next..);

@@ -17,8 +17,8 @@ pub const NOT_EXECUTABLE: u8 = 126;
 /// Exit status of `gpulimit run` if the command is not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// Returns a function that turns an I/O error into a failure. `what` is the verb in its sentence,
-/// such as "read" in "cannot read FILE".
+/// Returns a function that turns an I/O error into a failure. `what` is the verb in the failure's
+/// sentence, such as "read" in "cannot read FILE".
 pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
 }

@@ -28,14 +28,15 @@ pub struct Figures {
     /// The number of live processes in the group; `None` if the caller may not read the group's
     /// ledger. The usage figures for each GPU are then `None` as well.
     pub processes: Option<usize>,
-    /// The smallest all-GPU `max` of the groups above, if it is below this group's own `max`, and
-    /// the name of the group that has it.
+    /// The smallest `max` for all GPUs among the groups above this group, and the name of the group
+    /// that has this `max`. `None` if no such `max` is below the group's own `max`.
     pub above_all: Option<(Size, String)>,
     /// The name of the table row for the GPUs that are not in `gpus`; `None` if the table needs no
     /// such row.
     pub others: Option<&'static str>,
-    /// The GPUs that members have used, and the GPUs with a limit of their own. If there are limits
-    /// for single GPUs and for all others, also contains all other GPUs that NVML lists.
+    /// The GPUs that members have used, and the GPUs with a limit of their own. If the group has
+    /// limits both for single GPUs and for all other GPUs, also contains all other GPUs that NVML
+    /// lists.
     pub gpus: Vec<Gpu>,
 }
 
@@ -46,13 +47,13 @@ pub struct Gpu {
     /// The name that people see.
     pub label: String,
     index: Option<u32>,
-    /// The limits that apply to this GPU: the limits for this GPU or, where it has none, those for
-    /// all GPUs.
+    /// The limits that apply to this GPU. Where the group has no limit for this GPU, the limit for
+    /// all GPUs applies.
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
-    /// The group's own `max` on this GPU; `None` without a limit, and for a percentage if the GPU's
-    /// memory is unknown.
+    /// The group's own `max` on this GPU. `None` if there is no limit, or if the limit is a
+    /// percentage and the GPU's memory is unknown.
     pub max: Option<u64>,
     /// The smallest `max` among the group and the groups above it, and the name of the group that
     /// has this `max`.
@@ -162,8 +163,8 @@ impl Figures {
     }
 }
 
-/// Returns the kind of a group as in the JSON output: a `named` group stays until a user removes
-/// it, and gpulimit removes a `job` group after its job.
+/// Returns the kind of a group, as in the JSON output. A `named` group stays until a user removes
+/// the group. A `job` group stays until its job has ended, and gpulimit then removes the group.
 pub fn kind(name: &str) -> &'static str {
     match Kind::of(name) {
         Kind::Named => "named",
@@ -237,8 +238,8 @@ impl Gpu {
         }
     }
 
-    /// Returns the bytes of a key's limit; `None` if the limit is not set, and for a percentage if
-    /// the GPU's memory is unknown.
+    /// Returns the bytes of a key's limit. Returns `None` if the limit is not set, or if the limit
+    /// is a percentage and the GPU's memory is unknown.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }
@@ -307,8 +308,8 @@ fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     values
 }
 
-/// Returns the bytes of a size; `None` for no limit, and for a percentage if `capacity`, the GPU's
-/// memory, is unknown.
+/// Returns the bytes of a size. `capacity` is the GPU's memory. Returns `None` for no limit, and
+/// for a percentage of an unknown `capacity`.
 pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     match (size?, capacity) {
         (Size::Max, _) | (Size::Percent(_), None) => None,

@@ -63,8 +63,8 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
         let done = match group.clean(groups::witness(driver)) {
             Ok(done) => done,
             Err(error) => {
-                // A group of another user that cannot be opened is skipped: its own members remove
-                // the charges of dead processes.
+                // Skip a group of another user if it cannot be opened. The group's own members
+                // remove the charges of dead processes.
                 if error.is_leased() {
                     output::note(&error.to_string());
                 }

@@ -105,8 +105,8 @@ fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns whether two PCI bus ids name the same device. A missing domain matches any: people leave
-/// it out.
+/// Returns whether two PCI bus ids name the same device. An id without a domain matches every
+/// domain, because people leave the domain out.
 fn same_bus(text: &str, bus: &str) -> bool {
     let place = |text: &str| {
         let (rest, function) = text.rsplit_once('.')?;

@@ -43,14 +43,15 @@ pub enum Purpose {
 /// Returns the root and the full name of the group that the caller means by `name`.
 ///
 /// Names of groups have the same meaning in all verbs and in `GPULIMIT_GROUP`. If a rule assigns
-/// the caller to a group, names are relative to that group: `night` means `lab/alice/night`. A name
-/// that begins with the name of the assigned group is a full name. Verbs that only show groups also
-/// accept full names of other groups; programs cannot run in those groups. Root administers the
-/// machine, so root's names are always full names, except in `run`.
+/// the caller to a group, names are relative to that group: for a caller in `lab/alice`, the name
+/// `night` means `lab/alice/night`. A name that begins with the name of the assigned group is a
+/// full name. Verbs that only show groups also accept full names of other groups; programs cannot
+/// run in those groups. Root administers the machine, so root's names are always full names, except
+/// in `run`.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
-        // Root goes on without a rule if the rules cannot be read: root must be able to replace
+        // If the rules cannot be read, root continues without a rule. Root must be able to replace
         // such rules, for instance rules of another version.
         Err(error) if effective_user() != 0 => return Err(error.into()),
         Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
@@ -161,9 +162,9 @@ impl Selection {
         output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
     }
 
-    /// Returns the name of a group for people. A name without a root means a group of the first
-    /// root. For a group of another root, adds the root's path if the first root has a group with
-    /// the same top-level name.
+    /// Returns the name of a group for people. A name without a root's path means a group of the
+    /// first root. So this function adds the root's path to the name of a group of another root, if
+    /// the first root has a group with the same top-level name.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();
@@ -178,9 +179,9 @@ impl Selection {
     /// Opens the selected groups for showing them. Groups that cannot be opened are reported, and
     /// the exit status is then a failure.
     ///
-    /// A group that lacks a file may still be in the making, so opening it is tried again. All such
-    /// groups share one bounded wait: a user with thousands of unfinished directories cannot delay
-    /// the caller.
+    /// Another program may still be making a group that lacks a file, so this function tries to
+    /// open the group again. All such groups share one bounded wait. So a user with thousands of
+    /// unfinished directories cannot delay the caller for long.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
@@ -248,7 +249,7 @@ impl Unreadable {
     }
 }
 
-/// A group above a shown group: what the figures of the shown group depend on.
+/// A group above a shown group, with the facts that the figures of the shown group depend on.
 pub struct Above {
     pub name: String,
     pub rules: LimitSet,
@@ -343,8 +344,8 @@ pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     }
 }
 
-/// Returns the witness that tells which dead processes' memory the driver still holds: NVML, if it
-/// answers.
+/// Returns the witness: NVML, if it answers. A witness tells whether the driver still holds the
+/// memory of a dead process.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {
         Some(driver) => driver,
@@ -379,16 +380,16 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// Opens the ledger of a group whose processes will get a signal. Waits for the end of other
-/// programs' leases on the ledger (`F_SETLEASE`): a lease must not keep the processes from getting
-/// the signal.
+/// Opens the ledger of a group whose processes will get a signal. Other programs may hold leases on
+/// the ledger (`F_SETLEASE`). Waits for the end of these leases, because a lease must not keep the
+/// processes from getting the signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }
 
-/// Returns the time until which this command waits for the end of other programs' leases
-/// (`F_SETLEASE`) on groups' files: a minute after the first call of this function, for all groups
-/// together. The kernel ends a lease after 45 seconds by default.
+/// Returns the deadline for this command's waits on leases: other programs may hold leases
+/// (`F_SETLEASE`) on groups' files. The deadline is a minute after the first call of this function,
+/// for all groups together. The kernel ends a lease after 45 seconds by default.
 pub fn end_of_leases() -> Instant {
     static END: OnceLock<Instant> = OnceLock::new();
     *END.get_or_init(|| Instant::now() + Duration::from_secs(60))

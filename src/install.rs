@@ -116,8 +116,8 @@ impl Place {
     }
 
     /// Refuses a path of the target system if users other than root could change or redirect the
-    /// file there. In an image, symbolic links on the path are refused as well: they could lead out
-    /// of the image.
+    /// file there. In an image, refuses symbolic links on the path as well, because a link could
+    /// lead out of the image.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {
@@ -159,7 +159,8 @@ impl Place {
     }
 }
 
-/// Adds the reason and the remedy to the error of a check that only root can change a file.
+/// Adds the reason and the remedy to the error of a failed check. The check was whether only root
+/// can change a file.
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
@@ -320,8 +321,8 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: cannot see whether this file is used by processes whose memory maps do not \
-             answer ({}); end these processes and run `gpulimit uninstall` again",
+            "{} stays: processes may use this file, but their memory maps cannot be read in time \
+             ({}); end these processes and run `gpulimit uninstall` again",
             inside.display(),
             output::some(&silent)
         )));

@@ -87,8 +87,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let targets = proven(&group, &ledger, &look)?;
     let (named, unnamed, silent) = targets.all(&processes);
     let mut missed = Vec::new();
-    // Use one deadline for all slots of the ledger: a single process can hold all slots, and can
-    // name another process in each.
+    // Use one deadline for all slots of the ledger. A single process can hold all slots and name
+    // another process in each slot, so a deadline for each slot would add up to a long wait.
     let until = Instant::now() + PATIENCE;
     for (process, target) in processes.iter().zip(named) {
         let who = match pid(process) {
@@ -102,8 +102,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Err(error) => missed.push((who, error)),
         }
     }
-    // The unnamed processes are members of the group, but it is unknown which of the ledger's slots
-    // each of them holds. So they get the signal only if the caller gave no pids.
+    // No slot of the ledger names these members of the group, so it is unknown which slot each of
+    // them holds. They get the signal only if the caller gave no pids.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
@@ -177,8 +177,8 @@ fn why(error: &Error) -> String {
     }
 }
 
-/// Returns a line that names the processes whose memory maps could not be read in time: they may
-/// hold slots in which other processes are named.
+/// Returns a line that names the processes whose memory maps could not be read in time. Such a
+/// process may hold a slot that names another process.
 fn unseen(silent: &[u32]) -> Option<String> {
     let why = "processes whose memory maps cannot be read in time may be members";
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))

@@ -22,8 +22,8 @@ const NAME: &str = "libgpulimit.so";
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
 /// Returns the absolute path of libgpulimit.so, for `LD_PRELOAD`. Prefers the copy that
-/// /etc/ld.so.preload names: with two copies of the library in one program, each copy would charge
-/// the same memory.
+/// /etc/ld.so.preload names. With another copy, a program would have two copies of the library, and
+/// each copy would charge the same memory.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
     let mut places = preload.map_or_else(Vec::new, |preload| preload.state().copies);
@@ -85,7 +85,7 @@ fn places() -> Vec<PathBuf> {
 }
 
 /// Returns the version of libgpulimit.so, read from the file without loading the library. Refuses a
-/// library with other file formats than those of this program. As root, refuses to open a library
+/// library whose file formats differ from those of this program. As root, refuses to open a library
 /// that other users could change.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
@@ -96,7 +96,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     {
         return Err(Failure::new(format_args!(
             "the path of the library, '{}', has a space or a colon, which separate paths in \
-             LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link without them",
+             LD_PRELOAD: move the library, or set {VARIABLE} to a link whose path has neither",
             path.display()
         )));
     }
@@ -124,9 +124,9 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Loads libgpulimit.so into this process, to see whether a command can preload it. The dynamic
-/// linker only prints a line if it cannot load a preloaded library, and the command would run
-/// without a limit; this function returns an error instead.
+/// Loads libgpulimit.so into this process, to see whether a command can preload it. If the dynamic
+/// linker cannot preload the library, it only prints a line, and the command then runs without a
+/// limit. This function returns an error in that case.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }
@@ -194,8 +194,8 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
         .map(|part| Path::new(OsStr::from_bytes(part)))
 }
 
-/// Returns whether a path names a copy of libgpulimit.so, by the name of the file. Two copies of
-/// the library in one program would charge all memory twice.
+/// Returns whether a path names a copy of libgpulimit.so. The name of the file decides. Two copies
+/// of the library in one program would charge all memory twice.
 pub fn is_library(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }

@@ -41,8 +41,7 @@ pub fn in_child(
     let (told, lines) = mpsc::channel();
     let (to, from) = (child.stdin.take(), child.stdout.take());
     thread::spawn(move || {
-        // All input can be written first, because the child reads it all before it looks at the
-        // first process.
+        // Write all input first: the child reads all of it before it looks at the first process.
         to.map(|mut to| to.write_all(input.as_bytes()));
         for line in from
             .into_iter()
@@ -121,12 +120,12 @@ pub fn ask(
     }
 }
 
-/// Returns a function that tells which processes are members of the group with a ledger, as
-/// [`gpulimit_group::Targets`] needs it.
+/// Returns a function for [`gpulimit_group::Targets`]. The function gets a group's ledger and pids,
+/// and tells which of these processes are members of the group.
 ///
-/// All calls of that function together wait for [`PATIENCE`]; after that, each call waits for a
-/// second at most. Without this bound, a user could start ever more processes whose files block the
-/// reader.
+/// All calls of that function together wait for at most [`PATIENCE`]; after that, each call waits
+/// for at most a second. Without this bound, a user could delay the caller without end by starting
+/// more and more processes whose files block the reader.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);
@@ -152,8 +151,8 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
 }
 
 /// Answers a question about processes, in the child process: looks at each process and passes the
-/// answers to `told`. A process whose files block the read blocks one thread, and the other threads
-/// continue.
+/// answers to `told`. If the files of a process block the read, one thread is blocked, and the
+/// other threads continue.
 pub fn answer(
     pids: VecDeque<u32>,
     look: impl Fn(u32) -> String + Sync,
@@ -206,8 +205,8 @@ mod tests {
     fn processes_that_never_answer_do_not_block_the_others() {
         let (lock, bell) = (Mutex::new(false), Condvar::new());
         let look = |pid: u32| {
-            // Each pid except 99 stands for a process whose look blocks until 99, the last process,
-            // is looked at.
+            // The look at each process but the last blocks until the last process, pid 99, is
+            // looked at.
             let mut over = lock.lock().unwrap_or_else(PoisonError::into_inner);
             *over |= pid == 99;
             bell.notify_all();

@@ -178,8 +178,8 @@ fn main() -> ExitCode {
 }
 
 /// Executes this program again without libgpulimit.so if that library is preloaded, as in a shell
-/// inside a group. With the library, the controller itself would be a member of the group, and CUDA
-/// and NVML would show it the group's limits instead of the machine's memory.
+/// inside a group. With the library, the controller itself would be a member of the group. CUDA and
+/// NVML would then show the controller the group's limits instead of the machine's memory.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
@@ -200,8 +200,8 @@ fn restart_without_library(inherited: &signals::Inherited) {
     }
 }
 
-/// Removes clap's tip to pass an unknown option after `--`: names of groups never look like
-/// options, and `run` would take the option for the command.
+/// Removes clap's tip to pass an unknown option after `--`. The tip helps nobody: names of groups
+/// never look like options, and `run` would take the option for the command.
 fn drop_misleading_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));

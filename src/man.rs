@@ -158,8 +158,8 @@ impl<'a> Help<'a> {
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {
-        // Remove the page's indentation: the lines of the help have up to 80 columns, so that they
-        // still fit into a terminal of 80 columns.
+        // Remove the page's indentation. The lines of the help have up to 80 columns, and without
+        // indentation they still fit into a terminal of 80 columns.
         page.control("RS", ["-6"]);
         page.control("nf", []);
     }

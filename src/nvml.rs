@@ -117,11 +117,13 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// Returns whether the driver holds memory of a process. A process that NVML lists holds memory
-    /// if NVML's figure is more than `covered`, the bytes charged for the program that the process
-    /// became by a later `exec`. A process that NVML does not list holds none, but only if this
-    /// process is in the initial pid namespace: in other namespaces, NVML's pids differ from those
-    /// in the ledger.
+    /// Returns whether the driver holds memory of a process. The process may have executed another
+    /// program since (`exec`); `covered` is the number of bytes that are charged for that program.
+    /// If NVML lists the process, the driver holds memory if NVML's figure is more than `covered`.
+    ///
+    /// If NVML does not list the process, the driver holds no memory of it. This conclusion needs
+    /// the initial pid namespace: in other namespaces, NVML's pids differ from those in the ledger.
+    /// Returns `None` if the answer is unknown.
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;

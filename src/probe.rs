@@ -1,5 +1,6 @@
-//! The hidden verb with which other verbs ask a child process: the child may have libgpulimit.so
-//! preloaded, may crash in a driver, and may wait forever for the process that it looks at.
+//! The hidden verb that other verbs run in a child process to get an answer. Only a child process
+//! can do this work. The child may have libgpulimit.so preloaded, and may crash in a driver. The
+//! child may also wait forever for the process that it looks at.
 //!
 //! The child answers with lines `key value` on standard output, and with JSON about a running
 //! process.
@@ -27,8 +28,8 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The libgpulimit.so that should be in the process, the pid of the process to look at, or the
-    /// file to search for in the memory maps.
+    /// The object of the question: the libgpulimit.so that should be preloaded, the pid of the
+    /// process to look at, or the file to search for in memory maps.
     about: Option<PathBuf>,
 }
 
@@ -42,9 +43,10 @@ enum What {
     Preload,
     /// What `gpulimit doctor --pid` finds about a running process.
     Process,
-    /// For each pid on standard input: whether the process is a member of the group with a ledger.
+    /// For each pid on standard input: whether the process is a member of the group that has the
+    /// given ledger.
     Member,
-    /// For each pid on standard input: whether the process has mapped a file.
+    /// For each pid on standard input: whether the process has mapped the given file.
     Uses,
     /// For each pid on standard input: the process's command line.
     Command,
@@ -79,8 +81,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
     command.arg(VERB).arg(what).stdin(Stdio::null());
-    // Remove the variables that select a group: the probe checks the driver and the library
-    // themselves, without the limits of a group.
+    // Remove the variables that select a group, because the child checks the driver and the library
+    // without the limits of a group.
     for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
         command.env_remove(name);
     }
@@ -139,7 +141,7 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
 }
 
 /// Closes all descriptors except the first three. A read that never ends keeps this process alive,
-/// which must not keep the caller's locks, pipes and files open.
+/// and this process must not keep the caller's locks, pipes and files open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -168,9 +170,9 @@ unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
     unsafe { library.get::<F>(name) }.ok().map(|found| *found)
 }
 
-/// Returns the facts about the CUDA driver: either the line `missing WHY`; or the lines `file
-/// PATH`, `version N`, `init N` (the result of cuInit), and `native true` if the driver can limit
-/// cgroups itself.
+/// Returns the facts about the CUDA driver. Without a driver, returns the line `missing WHY`. With
+/// a driver, returns the lines `file PATH`, `version N`, and `init N` (the result of cuInit). Adds
+/// the line `native true` if the driver can limit cgroups itself.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -194,7 +196,8 @@ fn driver() -> String {
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
     }
-    // Keep the driver loaded: drivers may crash when they are unloaded, and this process ends soon.
+    // Keep the driver loaded. A driver may crash when it is unloaded, and this process ends soon
+    // anyway.
     std::mem::forget(library);
     out
 }
@@ -250,9 +253,9 @@ fn c_library() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the facts about the preloaded library: the line `mapped PATH` if libgpulimit.so is in
-/// this process, the line `contains 1` if the library catches its own panics, and a line `hook
-/// SYMBOL CLASS STATE` for each hook.
+/// Returns the facts about the preloaded library as lines. The line `mapped PATH` says that
+/// libgpulimit.so is in this process. The line `contains 1` says that the library catches its own
+/// panics. Each hook has a line `hook SYMBOL CLASS STATE`.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());

@@ -91,8 +91,8 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Returns those groups whose ledgers the caller can read and that are not below another such
-/// group. Together, their ledgers list each process exactly once.
+/// Returns the topmost of the groups whose ledgers the caller can read: none of them is below
+/// another. Together, the ledgers of these topmost groups list each process exactly once.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {

@@ -117,9 +117,9 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     loop {
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
-            // The group is in use, but its ledger has no process: so another program holds the
-            // group for a moment, and `rm` tries again. A job that still runs is different: its
-            // group is in use even before the job uses a GPU.
+            // The group is in use, but its ledger lists no process. So another program uses the
+            // group for a moment, and `rm` tries again. The group of a running job is different: it
+            // is in use even before the job uses a GPU, so `rm` does not try again.
             Err(GroupError::InUse { .. })
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>
@@ -139,15 +139,15 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let start = Instant::now();
     let ledger = groups::to_signal(group)?;
-    // Waiting for the end of a lease on the ledger does not shorten the time that killed programs
-    // have to end.
+    // Add the time of the wait for leases on the ledger: killed programs still have their full time
+    // to end.
     let end = end + start.elapsed();
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
-        // Read the clock before killing: even a slow round of this loop, which goes past `end`, may
-        // have killed all processes.
+        // Read the clock before the kill. A round of this loop may be so slow that it ends after
+        // `end`, and may still have killed all processes.
         let late = Instant::now() > end;
         let killed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {

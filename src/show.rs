@@ -151,8 +151,8 @@ pub fn max(gpu: &Gpu) -> String {
         .unwrap_or_else(|| figures::size(Size::Max))
 }
 
-/// Formats the `max` of a group above, if that `max` is below the group's own; otherwise returns
-/// `None`.
+/// Formats the smallest `max` of the groups above this group. Returns `None` if that `max` is not
+/// below the group's own `max`.
 pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))

@@ -1,4 +1,4 @@
-//! Gives the command of `run` the signal state that gpulimit started with. This process either
+//! Gives the command of `run` the signal state with which gpulimit started. This process either
 //! becomes the command, or supervises the command as a child process.
 //!
 //! A supervised child behaves as if the caller had started it directly: it gets the signals that
@@ -6,10 +6,10 @@
 //!
 //! The child stays in this process's process group, so it gets the terminal's signals (interrupt,
 //! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded to
-//! the child. A signal to the whole process group (`kill -TERM -PGID`) reaches the child twice,
-//! because the kernel does not tell whether a signal was sent to the process or to its process
-//! group. When the child is suspended, this process suspends itself as well, so that the shell gets
-//! the terminal back.
+//! the child. A signal to the whole process group (`kill -TERM -PGID`) reaches the child twice. The
+//! cause is that the kernel does not tell whether a signal was sent to the process or to its
+//! process group. When the child is suspended, this process suspends itself as well, so that the
+//! shell gets the terminal back.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -229,9 +229,9 @@ pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error
     command.exec()
 }
 
-/// Returns whether to forward a signal to the child: another process or a timer has sent the signal
-/// to this process. The terminal's signals have already reached the child directly, and signals
-/// that the child sent itself are meant for this process.
+/// Returns whether to forward a signal to the child. Forwards a signal that another process or a
+/// timer has sent to this process. The terminal's signals have already reached the child directly,
+/// and signals that the child sent itself are meant for this process.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
@@ -275,8 +275,8 @@ const fn is_suspension(signal: libc::c_int) -> bool {
 fn follow(child: libc::pid_t) -> io::Result<()> {
     // Wait a moment: a SIGCONT for the whole process group may be about to reach the child.
     std::thread::sleep(Duration::from_millis(2));
-    // Suspend this process only if the child is still stopped. Asking for the child's stop again
-    // (WNOWAIT) cannot tell this, so ask whether the child was resumed.
+    // Suspend this process only if the child is still stopped. The kernel reports a stop only once
+    // (without WNOWAIT), so ask whether the child was resumed.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };

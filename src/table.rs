@@ -1,5 +1,5 @@
-//! Formats tables. On a terminal, a table fits the terminal's width and has bold heads; elsewhere,
-//! it is plain aligned text.
+//! Formats tables. On a terminal, a table fits the terminal's width and has bold heads. Elsewhere,
+//! a table is plain aligned text.
 
 use super::output::Escaped;
 use super::terminal;
@@ -71,7 +71,7 @@ impl Table {
         self.columns.iter().position(|there| *there == column)
     }
 
-    /// Returns whether the table has this column, and every cell of the column is one of these
+    /// Returns true if the table has this column and each cell of the column has one of these
     /// texts.
     fn says_only(&self, column: Column, texts: &[&str]) -> bool {
         let says = |at: usize| self.rows.iter().all(|row| texts.contains(&&*row[at]));
@@ -94,8 +94,8 @@ impl Table {
     }
 
     /// Returns the table as text for standard output. If the terminal is too narrow for the table,
-    /// drops some of the `optional` columns: first the columns in which all rows have an
-    /// uninteresting text, and then others in the given order.
+    /// drops some of the `optional` columns. First drops the columns in which each text is
+    /// uninteresting, and then other columns in the given order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
         // Only a terminal has a width to which the table must fit.
         if let (true, Some(width)) = (
@@ -109,8 +109,8 @@ impl Table {
 
     fn narrow(&mut self, optional: &[Column], width: usize) {
         let mut order = optional.to_vec();
-        // The sort is stable: columns with uninteresting text come first, and otherwise the given
-        // order stays.
+        // Columns with only uninteresting texts come first. The sort is stable, so the given order
+        // stays among these columns and among the others.
         order.sort_by_key(|column| !self.says_only(*column, &["0 B", "running", UNKNOWN]));
         for column in order {
             if self.least_width() > width {
@@ -130,8 +130,8 @@ impl Table {
         least.sum::<usize>().saturating_sub(2)
     }
 
-    /// Formats the table. `fits` fits it to the width of the terminal, and `bold` makes the heads
-    /// bold.
+    /// Formats the table. If `fits` is true, the table gets the width of the terminal. If `bold` is
+    /// true, the heads are bold.
     fn laid_out(&self, fits: bool, bold: bool) -> String {
         let mut table = comfy_table::Table::new();
         table

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 /// The narrowest terminal, in columns, for which lines are wrapped.
 const NARROWEST: usize = 40;
 
-/// Returns whether to print bold type on a stream: the stream is a terminal that supports bold type
-/// (`TERM`), and `NO_COLOR` is empty or unset.
+/// Returns whether to print bold type on a stream. The stream must be a terminal that supports bold
+/// type (`TERM`), and `NO_COLOR` must be empty or unset.
 pub fn has_style(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
     stream.is_terminal()

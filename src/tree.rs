@@ -71,7 +71,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns a tree for each of the given groups that is not below another given group.
+    /// Returns the trees of the given groups. The top of each tree is a group whose parent group is
+    /// not among the given groups.
     fn tops(groups: &'a [Figures]) -> Vec<Self> {
         let is_top = |group: &&Figures| !groups.iter().any(|other| group.is_directly_below(other));
         let tops = groups.iter().filter(is_top);
@@ -87,8 +88,8 @@ impl Node<'_> {
     }
 
     /// Adds a row for this group and rows for the groups below it. `name` is the first cell of the
-    /// group's row; `edge` is the part of the tree's lines that stands before the names of the
-    /// groups below.
+    /// group's row. `edge` is the part of the drawn tree that stands before the names of the child
+    /// groups.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

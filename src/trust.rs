@@ -12,7 +12,7 @@ const OVERFLOW: u32 = 65534;
 /// The most symbolic links that are followed on a path, the same as in the kernel.
 const MOST_LINKS: u32 = 40;
 
-/// The users and unix groups who are trusted: they may be able to change a file that root uses.
+/// The users and unix groups who are trusted. They may be able to change a file that root uses.
 #[derive(Clone, Debug, Default)]
 pub struct Trusted {
     users: BTreeSet<u32>,
@@ -29,7 +29,7 @@ impl Trusted {
     /// Trusts root only.
     pub fn root() -> Self {
         let mut users = BTreeSet::from([0]);
-        // In a user namespace, files of the machine's root appear under the overflow uid. The
+        // In a user namespace, files of the machine's root seem to belong to the overflow uid. The
         // namespace's root must trust these files.
         if is_in_user_namespace() {
             users.insert(OVERFLOW);
@@ -40,8 +40,8 @@ impl Trusted {
         }
     }
 
-    /// Trusts root, and the users and unix groups who can change the running program: they control
-    /// what this program does anyway.
+    /// Trusts root, and the users and unix groups who can change or replace the file of the running
+    /// program. Such users control what this program does anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
@@ -71,8 +71,8 @@ impl Trusted {
     }
 
     /// Checks a path like [`Self::check_new`], in another system whose root directory is `root`.
-    /// Refuses symbolic links on the path: they can lead to other files when that other system
-    /// runs.
+    /// Refuses symbolic links on the path, because a link can lead to another file when that other
+    /// system runs.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {

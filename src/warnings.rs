@@ -17,8 +17,8 @@ const SMALLEST: u64 = 1 << 20;
 /// A `max` below this many bytes leaves no room for a CUDA context, even on the smallest GPUs.
 const SMALLEST_CONTEXT: u64 = 100 << 20;
 
-/// Returns the GPUs whose memory size is known, with this size: GPUs that NVML lists, and GPUs that
-/// the group's ledger lists.
+/// Returns the GPUs whose memory size is known, each with this size. NVML or the group's ledger
+/// lists these GPUs.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
     let known = listed.into_iter();

@@ -38,22 +38,23 @@ use std::time::{Duration, Instant, SystemTime};
 const VIEWS: &str = ".kubernetes";
 /// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
-/// Kubelet allocates a pod's units to its init containers first and, within this time, again to its
-/// other containers. After this time, an allocation of the same units is for another pod.
+/// The longest time between two allocations of the same units to one pod. Kubelet first allocates
+/// the units to the pod's init containers and, within this time, to its other containers. A later
+/// allocation of the same units is for another pod.
 const SAME_POD: Duration = Duration::from_secs(60);
-/// The total time that the plugin's start waits for the end of other programs' leases
-/// (`F_SETLEASE`) on the groups' files: longer than the kernel, which ends a lease after 45 seconds
-/// by default.
+/// The total time that the plugin waits at its start for the end of leases. Other programs may hold
+/// leases (`F_SETLEASE`) on the groups' files. The kernel ends a lease earlier than this: after 45
+/// seconds by default.
 const LEASES: Duration = Duration::from_secs(60);
 
 /// All allocations of the node, with their groups, views and records.
 pub struct Allocations {
     root: Root,
     records: PathBuf,
-    /// The time since which kubelet has continuously reported that no pod has an allocation's
-    /// units, by the allocation's name.
+    /// The times since which allocations are unused, by the allocation's name. Since that time,
+    /// none of kubelet's lists of pods has contained the allocation's units.
     unused: BTreeMap<String, Instant>,
-    /// The time when this process made an allocation, by the allocation's name.
+    /// The times when this process made allocations, by the allocation's name.
     granted: BTreeMap<String, Instant>,
 }
 
@@ -131,7 +132,7 @@ fn text(error: impl std::fmt::Display) -> String {
 pub struct Swept {
     /// The names of the allocations that were removed.
     pub removed: Vec<String>,
-    /// Why allocations that should have been removed were not.
+    /// The reasons why unused allocations could not be removed.
     pub troubles: Vec<String>,
 }
 
@@ -154,8 +155,8 @@ impl Allocations {
     }
 
     /// Makes an allocation with new files. Earlier allocations of the same units stay until a sweep
-    /// removes them: they belong to an init container, which runs before the container that gets
-    /// its units, or to a pod that has ended.
+    /// removes them. Such an allocation belongs to a pod that has ended, or to an init container of
+    /// the same pod: kubelet gives the units of an init container to another container later.
     pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
@@ -165,8 +166,8 @@ impl Allocations {
             // The nanoseconds since 1970 fit into 64 bits until the year 2554.
             made: now.map_or(0, |since| since.as_nanos() as u64),
         };
-        // This search for a free name ends, because fewer groups exist than there are nanoseconds
-        // from which names are made.
+        // This loop ends at a free name: each nanosecond gives another name, and fewer groups exist
+        // than there are nanoseconds.
         while self.is_taken(&record.name()) {
             record.made += 1;
         }
@@ -195,14 +196,14 @@ impl Allocations {
         self.root.path().join(VIEWS).join(name)
     }
 
-    /// Makes the groups and views that have a record and do not exist, as after a reboot. Existing
-    /// groups and the processes in them stay as they are. Returns why groups or views could not be
-    /// made.
+    /// Makes missing groups and views: they have a record but do not exist, for instance after a
+    /// reboot. Existing groups and the processes in them stay as they are. Returns the reasons why
+    /// groups or views could not be made.
     pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
         let mut records = self.records()?;
-        // Try all groups once before waiting for any: the attempt breaks the leases on all of them,
-        // so that they end at the same time.
+        // Try all groups once before waiting for any group. Each attempt makes the kernel end the
+        // leases on that group's files, so all leases end at about the same time.
         records.retain(|name, (record, _)| self.ensure(name, record, Instant::now()).is_err());
         let until = Instant::now() + LEASES;
         for (name, (record, _)) in records {
@@ -213,12 +214,13 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes the allocations that are no longer used. An allocation is unused if its units were
-    /// allocated again later, whatever its ledger contains, or if its group has no processes and
-    /// kubelet has listed its units in no pod for the time `keep`. `in_use` has the units that
-    /// kubelet lists now, and the time when kubelet was asked: it lacks allocations made after that
-    /// time. Also returns the reasons why allocations could not be removed; the next sweep tries
-    /// them again.
+    /// Removes the unused allocations. An allocation is unused if its units were allocated again
+    /// later, whatever its ledger contains. An allocation is also unused if its group has no
+    /// processes, and kubelet has listed its units in no pod for the time `keep`.
+    ///
+    /// `in_use` has the units in kubelet's current list, and the time when kubelet was asked. The
+    /// list lacks allocations that were made after that time. Also returns the reasons why
+    /// allocations could not be removed; the next sweep tries to remove them again.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
@@ -307,9 +309,9 @@ impl Allocations {
         let create = || self.root.create(name, &limits);
         let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
-        // Only the plugin's user may enter the group's directory: programs in a container may run
-        // under any user number, and the node's users with the same numbers must not get into the
-        // group.
+        // Only the plugin's user may enter the group's directory. Programs in a container may run
+        // under any user number, so the group's files are open to all user numbers. Users of the
+        // node must not reach these files.
         let private = Permissions::from_mode(0o700);
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
@@ -332,8 +334,8 @@ impl Allocations {
             ledger: files.join("ledger"),
             view,
         };
-        // Make all directories of the view: the whole root may have been removed since the plugin
-        // started.
+        // Make all directories of the view, because the whole root of groups may have been removed
+        // since the plugin started.
         make_directory(&self.root.path().join(VIEWS), 0o700)?;
         make_directory(&grant.view, 0o755)?;
         make_directory(&files, 0o755)?;
@@ -346,8 +348,9 @@ impl Allocations {
         Ok(grant)
     }
 
-    /// Removes an allocation: its group first, which fails if a process uses the group. With
-    /// `force`, removes the group whatever files it contains: this process owns the directory.
+    /// Removes an allocation. Removes its group first, and fails if a process uses the group. With
+    /// `force`, removes the group's directory with all files in it; the directory belongs to this
+    /// process's user.
     fn remove(&self, name: &str, force: bool) -> Result<(), String> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
@@ -384,8 +387,8 @@ impl State {
     fn of(group: &Group) -> Self {
         match Ledger::open(&group.ledger_path()) {
             Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
-            // This version of gpulimit cannot read the ledger of another version; the removal of
-            // the group checks that no process uses that ledger.
+            // The ledger is from another version of gpulimit, so this version cannot read it. The
+            // removal of the group checks that no process uses the ledger.
             Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,
             Err(LedgerError::Damaged { .. }) => Self::Spoilt,
             Err(LedgerError::Io { error, .. })
@@ -403,8 +406,8 @@ impl State {
 
 /// Makes a hard link to `file`, and replaces whatever has the link's name.
 ///
-/// The name may be an empty directory: a container runtime makes one where a mount's source is
-/// missing, which may happen after a reboot.
+/// An empty directory may have the link's name. A container runtime makes a directory where the
+/// source of a mount is missing, and the source may be missing after a reboot.
 fn link(file: &Path, name: &Path) -> Result<(), String> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);

@@ -22,14 +22,14 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// call costs memory.
 const CALLS: u32 = 100;
 
-/// Serves kubelet until the caller drops the future. Messages from kubelet may have up to 4 MiB, as
-/// requests and as answers to [`ask`]: this is tonic's default.
+/// Serves kubelet until the caller drops the future. A message from kubelet, which is a request or
+/// an answer to [`ask`], may have up to 4 MiB. This is tonic's default.
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     let connections = UnixListenerStream::new(listener).then(|connection| async {
         if connection.is_err() {
             // Accepting the connection failed because the process has run out of file descriptors.
-            // Without this pause, tonic would try again at once; with it, other code may close
-            // descriptors first.
+            // Without this pause, tonic would try again at once. During the pause, other code may
+            // close descriptors.
             sleep(Duration::from_millis(100)).await;
         }
         connection
@@ -50,14 +50,14 @@ pub async fn ask<A>(
 ) -> Result<A, String> {
     let kubelet = Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(|error| error.to_string())?;
-    // The connection is made lazily with the first call, so a failure to connect also arrives as a
-    // gRPC status.
+    // tonic connects when the first call is made, so a failure to connect also arrives as a gRPC
+    // status.
     let answer = match timeout(ANSWER, call(kubelet.connect_lazy())).await {
         Ok(answer) => answer,
         Err(_) => Err(Status::deadline_exceeded("kubelet did not answer in time")),
     };
     answer.map(Response::into_inner).map_err(|status| {
-        // For a broken connection, the text of the gRPC status is only "transport error"; the last
+        // For a broken connection, the text of the gRPC status is only "transport error". The last
         // cause in the chain of errors says more.
         let mut words = status.message().to_owned();
         let mut cause = status.source();

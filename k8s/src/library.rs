@@ -13,7 +13,8 @@ pub const INSIDE: &str = "/usr/local/lib/gpulimit";
 /// The `ld.so.preload` file that makes every program of a container load libgpulimit.so.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// Returns the paths where libgpulimit.so may be: beside this program, and where packages put it.
+/// Returns the paths where libgpulimit.so may be: beside this program, and where packages put
+/// libraries.
 pub fn places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -22,7 +23,7 @@ pub fn places() -> Vec<PathBuf> {
         directory.join(NAME),
         prefix.join("lib/gpulimit").join(NAME),
         prefix.join("lib").join(NAME),
-        // A cargo target directory: this program and libgpulimit.so may be built with different
+        // In a cargo target directory, this program and libgpulimit.so may be built with different
         // profiles.
         prefix.join("release").join(NAME),
     ]
@@ -31,9 +32,9 @@ pub fn places() -> Vec<PathBuf> {
 /// Copies libgpulimit.so, and the `ld.so.preload` file that names it, into a directory of the node.
 /// Running containers keep the files that they have mounted.
 ///
-/// Returns both files, open. While the files are open, the kernel grants no write lease on them
-/// (`F_SETLEASE`); with a write lease, one container could block the start of programs in all other
-/// containers.
+/// Returns both files, open. While the files are open, the kernel grants nobody a write lease on
+/// them (`F_SETLEASE`). With a write lease, one container could block the start of programs in all
+/// other containers.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
@@ -50,8 +51,8 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
 
 /// Replaces a file as a whole, with these permissions. Keeps a file that already has this content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Containers have this file open. If a container holds a lease on the file (`F_SETLEASE`),
-    // opening the file would block; `text_file::read` fails instead, and the file is replaced.
+    // Containers can hold a lease on this file (`F_SETLEASE`), and opening the file then normally
+    // blocks. `text_file::read` fails instead of blocking, and the file is then replaced.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }

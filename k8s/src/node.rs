@@ -1,5 +1,5 @@
-//! Runs the plugin on a node: registers it with kubelet, registers it again after each restart of
-//! kubelet, and removes unused allocations.
+//! Runs the plugin on a node. Registers the plugin with kubelet at the start and after each restart
+//! of kubelet, and removes unused allocations.
 
 use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;
@@ -73,8 +73,9 @@ impl Node {
             None => {
                 let there = |path: &PathBuf| path.is_file();
                 let found = library::places().into_iter().find(there);
-                found
-                    .ok_or("cannot find libgpulimit.so beside this program: name it in --library")?
+                found.ok_or(
+                    "cannot find libgpulimit.so beside this program: name the library in --library",
+                )?
             }
         };
         let directory = options.state.join("lib");
@@ -85,8 +86,8 @@ impl Node {
         let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a separate file system, so a container can fill the file system of \
-                 which the directory is a part: docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system that \
+                 contains this directory: docs/kubernetes.md says how to mount a separate one",
                 options.root.display()
             ));
         }
@@ -233,8 +234,8 @@ impl Node {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
         // A kubelet that has just started does not list its pods yet, not even the pod of this
-        // plugin. A list without this plugin's pod is ignored; stale allocations are then still
-        // found if their units were allocated again.
+        // plugin. So ignore a list without this plugin's pod. Without a list, the sweep only
+        // removes allocations whose units were allocated again.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {

@@ -49,7 +49,8 @@ pub struct Plugin {
     units: BTreeMap<DeviceId, u32>,
     allocations: Mutex<Allocations>,
     delivery: Delivery,
-    /// The list of units for kubelet. It is never an `Err`, but tonic's streams need this type.
+    /// The list of units for kubelet. The list is never an `Err`, but tonic's streams need this
+    /// type.
     list: watch::Sender<Result<DeviceList, Status>>,
 }
 
@@ -118,8 +119,8 @@ impl Plugin {
         drop(self.list.send_replace(Ok(DeviceList { devices })));
     }
 
-    /// Returns whether kubelet is listening to the list of units, which it does while the plugin is
-    /// registered.
+    /// Returns whether kubelet is listening to the list of units. Kubelet listens while the plugin
+    /// is registered.
     pub fn is_watched(&self) -> bool {
         self.list.receiver_count() > 0
     }
@@ -214,8 +215,8 @@ impl Plugin {
 
     /// Locks the allocations.
     pub fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // A poisoned lock is used as it is: a panic in another call may have left files incomplete,
-        // and the next call or sweep repairs them.
+        // Use the lock even if it is poisoned. A panic in another call may have left incomplete
+        // files, but the next call or sweep repairs them.
         self.allocations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -223,8 +224,8 @@ impl Plugin {
 }
 
 fn refused(wrong: Wrong) -> Status {
-    // Shorten the error message: it becomes an HTTP header, of which kubelet accepts a few thousand
-    // bytes, and a line of kubelet's log.
+    // Shorten the error message. It becomes a line of kubelet's log and an HTTP header, and kubelet
+    // accepts only a few thousand bytes of headers.
     let text = wrong
         .to_string()
         .chars()

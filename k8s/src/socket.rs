@@ -12,8 +12,8 @@ use tokio::net::UnixListener;
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// The file's change time in seconds and nanoseconds. It is needed because the file system may
-    /// give the inode number of a removed file to a new file at once.
+    /// The file's change time in seconds and nanoseconds. The inode number alone does not identify
+    /// a file: the file system may give the number of a removed file to a new file at once.
     changed: (i64, i64),
 }
 
@@ -51,8 +51,8 @@ impl Socket {
         Ok((Self { path, identity }, listener))
     }
 
-    /// Returns whether the socket's path still leads to this socket: kubelet removes all plugins'
-    /// sockets when it starts.
+    /// Returns whether the socket's path still leads to this socket. When kubelet starts, it
+    /// removes the sockets of all plugins.
     pub fn is_there(&self) -> bool {
         self.identity.is_some() && Identity::of(&self.path) == self.identity
     }

@@ -42,14 +42,15 @@ pub enum Wrong {
     Id(String),
     /// This unit is in the request twice.
     Twice(Unit),
-    /// The units are on more than one card: the cards, and the number of the request's units on
-    /// each.
+    /// The units are on more than one card. Contains each of these cards, with the number of the
+    /// request's units on that card.
     Cards(Vec<(DeviceId, usize)>),
     /// No card has as many free units as the container needs.
     Pieces {
         /// The number of units that the container needs.
         wanted: usize,
-        /// The card with the most free units, and the number of these; `None` if no card has any.
+        /// The card with the most free units, and the number of its free units. `None` if no card
+        /// has free units.
         largest: Option<(DeviceId, usize)>,
     },
 }
@@ -127,8 +128,8 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     Ok(cards)
 }
 
-/// Chooses units for a container. All are on one card: the card with the fewest free units among
-/// those with enough, so that other cards keep large amounts free.
+/// Chooses units for a container, all on one card. Among the cards with enough free units, chooses
+/// the card with the fewest free units. The other cards then keep large amounts free.
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {

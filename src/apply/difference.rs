@@ -34,7 +34,7 @@ pub enum Step {
     },
     Remove {
         name: String,
-        /// Why the group was not removed; `None` if it was.
+        /// The reason why the group was not removed; `None` if the group was removed.
         kept: Option<String>,
     },
     /// A step that could not be planned, or that failed.
@@ -61,8 +61,8 @@ impl Change {
     }
 }
 
-/// Lists all steps: first each changed group before the groups below it, then the removals, each
-/// group after the groups below it.
+/// Lists all steps. New and changed groups come first, each group before its child groups. Removals
+/// come last, each group after its child groups.
 pub fn steps(
     root: &Root,
     wanted: &[Wanted],
@@ -102,8 +102,8 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Returns whether a user can make changes of this group fail: the group, or a group above it,
-/// belongs to another user than the one who runs this command.
+/// Returns whether another user than the caller can make changes of this group fail. Such a user
+/// owns the group or a group above it.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
     let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
@@ -123,8 +123,9 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // The group's directory for the groups below it belongs to the group's owner as well. Compare
-    // its owner, too: an `apply` that was killed may have changed only the owner of the ledger.
+    // The directory of the child groups belongs to the group's owner as well. Compare the owner of
+    // this directory, too: an `apply` that was killed may have changed only the owner of the
+    // ledger.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());

@@ -14,7 +14,7 @@ use std::path::Path;
 const FILE: &str = ".managed";
 
 const HEAD: &str = "gpulimit-managed 1";
-/// The maximum length of the record in bytes: far more than the names of all groups of a policy.
+/// The maximum length of the record in bytes: far more than the names of a policy's groups need.
 const LONGEST: u64 = 64 << 20;
 
 /// Reads the names of the groups that the record lists.
@@ -35,7 +35,7 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     }
     Err(Failure::new(format_args!(
         "{} is damaged and no longer says which groups an earlier apply made: remove the file, and \
-         remove groups that you no longer need with `gpulimit rm`",
+         use `gpulimit rm` to remove the groups that you no longer need",
         path.display()
     )))
 }
@@ -50,8 +50,8 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     replace(&root.path().join(FILE), &text)
 }
 
-/// Replaces a file that every user may read, as a whole or not at all. The caller holds the lock of
-/// `apply`: the draft of the new file always has the same name.
+/// Replaces a file, as a whole or not at all. Every user may read the new file. The caller must
+/// hold the lock of `apply`, because the draft of the new file always has the same name.
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");

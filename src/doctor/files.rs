@@ -1,10 +1,10 @@
 //! Reads the files of another process as that process sees them, with the rights of its user. Never
 //! executes the files.
 //!
-//! The user of a process may control every file that the process sees, and may have put links,
-//! pipes, devices or endless files where root looks. So paths are resolved inside the process's
-//! root directory, only regular files are opened, a bounded number of bytes is read, and root reads
-//! with the rights of the process's user.
+//! The user of a process may control every file that the process sees. This user may have put
+//! links, pipes, devices or endless files where root looks. So paths are resolved inside the
+//! process's root directory, and only regular files are opened. Only a bounded number of bytes is
+//! read, and root reads with the rights of the process's user.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -49,8 +49,8 @@ impl Files {
     }
 
     /// Returns a path that leads into the process's root directory. An absolute symbolic link on
-    /// the path leads out of that directory, into the caller's file system: use the path only with
-    /// lowered rights, and with code that distrusts the files.
+    /// the path leads out of that directory, into the caller's file system. So use the path only
+    /// with lowered rights, and with code that distrusts the files.
     pub(super) fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
@@ -94,7 +94,7 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Reopens an `O_PATH` descriptor of a regular file for reading, and returns the file's length.
-/// Refuses devices and pipes, because opening them alone can have an effect or block.
+/// Refuses devices and pipes, because the mere opening of such a file can have an effect or block.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {

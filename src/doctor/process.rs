@@ -580,7 +580,7 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// Reads the beginning of a `/proc` file, whose length the process controls.
+/// Reads only the beginning of a `/proc` file, because the process controls the length of the file.
 fn start_of(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
@@ -589,8 +589,8 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns when a process started. The times of the files in `/proc/PID` do not tell this: they are
-/// the times of the first access to the files.
+/// Returns when a process started. Does not use the times of the files in `/proc/PID`, because
+/// these are the times of the first access to the files.
 fn started(pid: u32) -> Option<SystemTime> {
     /// The clock ticks per second in which `/proc` counts, the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;

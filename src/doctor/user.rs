@@ -40,8 +40,8 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     // the library.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // Other conditions than the user, such as the cgroup, can differ between a user's processes, so
-    // list the rules with such conditions.
+    // List the rules with other conditions than the user, such as the cgroup: these conditions can
+    // differ between the processes of one user.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);

@@ -58,8 +58,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // Create and truncate only through a symbolic link: it may lead to a regular file, or
-            // to a file that does not exist yet.
+            // Create or truncate the file only if the path is a symbolic link. The link may lead to
+            // a regular file, or to a file that does not exist yet.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -71,8 +71,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     }
 }
 
-/// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, gives the
-/// file its former content `before` again (`None`: there was no file).
+/// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, restores
+/// the file's former content `before`, or removes the file if `before` is `None`.
 pub fn change(
     path: &Path,
     before: Option<&str>,

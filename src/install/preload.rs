@@ -1,5 +1,5 @@
-//! The file /etc/ld.so.preload: paths between spaces, colons and line breaks, and comments, parsed
-//! as the dynamic linker does.
+//! The file /etc/ld.so.preload, parsed as the dynamic linker does. Spaces, colons and line breaks
+//! separate the paths in the file, and the file may have comments.
 
 use super::super::failure::Failure;
 use super::super::library;

@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs a program that does not use CUDA with libgpulimit.so preloaded, and binds all symbols of
-/// the library at the start.
+/// Runs a program with libgpulimit.so preloaded, and binds all symbols of the library at the start.
+/// The program does not use CUDA.
 pub fn with(library: &Path) -> Result<(), Failure> {
     let mut command = true_command()?;
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
@@ -23,8 +23,8 @@ pub fn with(library: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Runs a program that does not use CUDA as any user would, without setting LD_PRELOAD:
-/// /etc/ld.so.preload then decides what the program loads.
+/// Runs a program as any user would, without LD_PRELOAD. So /etc/ld.so.preload decides which
+/// libraries the program loads. The program does not use CUDA.
 pub fn plain() -> Result<(), Failure> {
     run_silently(true_command()?)
         .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
@@ -53,8 +53,9 @@ fn run_silently(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// Returns the processes that have mapped this library, as far as the caller may see them; and the
-/// processes whose memory map could not be read in time.
+/// Returns two lists of pids. The first list has the processes that have mapped this library, as
+/// far as the caller may see them. The second list has the processes whose memory maps could not be
+/// read in time.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
@@ -88,7 +89,8 @@ pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
         return false;
     };
-    // Read the memory map line by line: the process's user decides how many lines it has.
+    // Read the memory map line by line, because the process's user decides how many lines the map
+    // has.
     let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
     lines.into_iter().any(|line| {
         let line = String::from_utf8_lossy(&line);

@@ -43,8 +43,8 @@ const LOCK: &str = ".containers.lock";
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// The time that `poststop` waits for killed processes of a container to end.
 const END_WAIT: Duration = Duration::from_secs(30);
-/// The time that `poststop` waits for the container's first process to end. Runtimes wait for the
-/// end of this process before they call the hook, so a process that lives longer belongs to another
+/// The time that `poststop` waits for the container's first process to end. A runtime waits for the
+/// end of this process before it calls the hook. So a process that lives longer belongs to another
 /// container.
 const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
@@ -86,9 +86,9 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         own,
     };
     let _lock = lock_records(root)?;
-    // First remove the groups of ended containers: their runtime may have been killed before it
-    // removed them. A failed removal matters only if the container had this container's name, and
-    // the checks of the record then report it.
+    // First remove the groups of ended containers, because a runtime may have been killed before it
+    // called the hook for them. A failed removal matters only if the ended container has this
+    // container's name. The checks of the record below then report the failure.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
@@ -124,8 +124,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
-        // Remove what was made for the container. What cannot be removed now is removed by a sweep
-        // after the container has ended.
+        // Remove what was made for the container. After the container has ended, a sweep removes
+        // what cannot be removed now.
         let _ = take_away(root, &place, &record);
     }
     made
@@ -159,8 +159,8 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
 /// Makes a group for one container, which is removed with the container. All users in the container
 /// may use the group; on the host, only root may.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
-    // Remove an existing group of this name: it has no record, so it was made by hand, or the
-    // process that made it was killed.
+    // Remove an existing group of this name. The group has no record. So somebody made the group by
+    // hand, or the process that made the group was killed.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}
@@ -208,8 +208,8 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
 }
 
 /// Removes the group of an ended container, or whatever was made for a container that never
-/// started. If the container still runs, its group stays: the runtime has then called the hook for
-/// another container with the same id, which it gave up.
+/// started. Keeps the group of a container that still runs. The runtime has then called the hook
+/// for another container with the same id, and has given up that other container.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
@@ -218,16 +218,16 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     let start = Instant::now();
     let mut before = None;
     loop {
-        // Take the lock anew for each attempt: processes of this container can keep the group in
-        // use for any time, and the hooks of other containers must not wait for that.
+        // Take the lock anew for each attempt. Processes of this container can keep the group in
+        // use for any time, and the hooks of other containers must not wait for these processes.
         let lock = lock_records(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
             _ => return Ok(()),
         };
         if before.is_some_and(|before| before != record) {
-            // Another process has removed this container's record, and the record found now belongs
-            // to a new container with the same id.
+            // Another process has removed this container's record. The record that was found now
+            // belongs to a new container with the same id.
             return Ok(());
         }
         let Err(stays) = take_away(root, &place, &record) else {
@@ -245,8 +245,8 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
 /// Removes the groups, views and records of ended containers whose runtime did not call the hook.
 /// Returns the names of the containers' directories.
 ///
-/// Only containers that the host's root started have records. If users other than root could have
-/// written a record, it is ignored and named on standard error.
+/// Only containers that the host's root started have records. Ignores a record that users other
+/// than root could have written, and names this record on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
     if !is_hosts_root() {
         return Ok(Vec::new());
@@ -311,8 +311,8 @@ impl From<Stays> for Failure {
     }
 }
 
-/// Removes a container's group, if it was made for this container alone, and then the container's
-/// view and record.
+/// Removes a container's group if the group was made for this container alone. Then removes the
+/// container's view and record.
 fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
     if record.init.lives() {
         return Err(Stays::Runs(Failure::new(format_args!(

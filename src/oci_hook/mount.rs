@@ -19,7 +19,7 @@ const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
-            "cannot mount {} in the container, at {SYSTEM} of {}: {error}",
+            "cannot mount {} at {SYSTEM} in the container's root file system {}: {error}",
             what.display(),
             rootfs.display()
         ))
@@ -27,8 +27,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     let place = || open_in(rootfs, Path::new(SYSTEM));
     let bound = place().and_then(|place| bind(view, &place));
     bound.map_err(|error| failed(view, &error))?;
-    // Open the path of the mount again: it now leads to the mounted view, no longer to the
-    // directory below the mount.
+    // Open the path of the mount again. The path now leads to the mounted view, and no longer to
+    // the directory under the mount.
     let closed = place().and_then(|place| remount(&place, QUIET | libc::MS_RDONLY));
     closed.map_err(|error| failed(view, &error))?;
     for file in writable {

@@ -57,10 +57,10 @@ pub fn name_of(id: &str) -> String {
 
 /// A container's directory, with the container's record and view.
 ///
-/// The directory belongs to root, and only root can write to it and to the directories above it,
-/// because root removes whatever a record names. If the container's root is another user of the
-/// host (a user namespace), that user can pass through the directory to the view, and can read the
-/// record.
+/// The directory belongs to root. Only root can write to this directory and to the directories
+/// above it, because root removes whatever a record names. In a user namespace, the container's
+/// root is another user of the host. That user can pass through the directory to the view, and can
+/// read the record.
 #[derive(Debug)]
 pub struct Place {
     root: PathBuf,
@@ -71,8 +71,8 @@ pub struct Place {
 /// also gpulimit's.
 const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
 const VIEW_PREFIX: &str = ".context-";
-/// The depth of directories in a view: the view itself, and at each level a group and the group's
-/// `sub`.
+/// The greatest number of nested directories in a view: the view itself, and for each level of
+/// groups the group's directory and its directory `sub`.
 const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
@@ -109,7 +109,8 @@ impl Place {
             Some(folder) => folder,
             None => {
                 let root = Directory::open(&self.root).map_err(&failed)?;
-                // The mode lets users pass through the list of containers, but not list it.
+                // This mode lets users pass through the directory, but not list the containers in
+                // it.
                 root.create_directory(FOLDER, 0o711).map_err(&failed)?
             }
         };
@@ -117,9 +118,9 @@ impl Place {
         made.map(drop).map_err(failed)
     }
 
-    /// Gives a unix group access to the container's directory. Used for a container with its own
-    /// user namespace, whose root is a member of that unix group: the container can then read the
-    /// record and mount the view, but change nothing.
+    /// Gives a unix group access to the container's directory, for a container with its own user
+    /// namespace. The container's root is a member of that unix group. The container can then read
+    /// the record and mount the view, but cannot change them.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("give the container access to", &path);
@@ -155,8 +156,8 @@ impl Place {
     }
 
     /// Reads the container's record like [`Place::read`], but inside the container's namespaces.
-    /// There, root's directories seem to belong to another user, and can be passed through but not
-    /// opened.
+    /// Inside these namespaces, root's directories seem to belong to another user. A process can
+    /// pass through the directories, but cannot open them.
     pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
         self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
     }
@@ -168,8 +169,8 @@ impl Place {
             read => read.map_err(cannot("read", &path))?,
         };
         match std::str::from_utf8(&bytes).ok().and_then(parse) {
-            // If the record says that the group is the container's own, the group must have the
-            // name of the container's directory; otherwise the record is damaged.
+            // A container's own group has the same name as the container's directory. A record with
+            // an own group of another name is damaged.
             Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
             _ => Err(Failure::new(format_args!(
                 "{} is damaged: remove {} when the container has ended",

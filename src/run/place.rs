@@ -18,8 +18,8 @@ use std::io::{self, IsTerminal};
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// Keeps the group from being removed as unused while this process lives, if the group was made
-    /// for this command only; `None` for other groups.
+    /// The hold on a group that was made for this command only; `None` for other groups. While this
+    /// process lives, the hold keeps other programs from removing the group as unused.
     own: Option<Hold>,
 }
 
@@ -63,7 +63,7 @@ impl Place {
     }
 
     /// Makes a group for this command only. Uses the parent group instead if the caller may not
-    /// make groups in it and the command has no limit of its own.
+    /// make groups below the parent and the command has no limit of its own.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -132,9 +132,9 @@ impl Place {
 
 /// Makes a group for this process, which will become the command.
 ///
-/// The group's name contains the pid and start time of this process, and may be taken: if one
-/// `gpulimit run` executes another, both have the same pid and start time; and so may a process in
-/// another pid namespace.
+/// The group's name contains the pid and start time of this process. Another group may have this
+/// name: if one `gpulimit run` executes another, both have the same pid and start time. A process
+/// in another pid namespace may also have the same pid and start time.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -151,9 +151,9 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment put the caller into; `None` if they select
-/// none. `GPULIMIT_MAX` alone does not count: it asks for a new group for a job, and `run` makes
-/// its own group instead.
+/// Returns the group that the rules and the environment select for the caller; `None` if they
+/// select no group. Ignores `GPULIMIT_MAX`, which asks for a new group for a job, because `run`
+/// makes such a group itself.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
