@@ -256,7 +256,7 @@ impl Root {
         Ok(self.remove_ended(groups))
     }
 
-    /// Removes the groups in this list whose jobs have ended, and returns their names. A group
+    /// Removes those of `groups` whose jobs have ended, and returns their names. A group
     /// whose job may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
