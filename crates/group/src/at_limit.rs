@@ -54,8 +54,8 @@ pub enum Insistence {
 impl Member {
     /// Charges `bytes` in the group and in all groups above it, or in none of them.
     ///
-    /// If the request does not fit in one of these groups, the options of that group decide whether
-    /// the request waits and whether processes are killed for it.
+    /// If the request does not fit in one of these groups, that group's options decide what
+    /// happens: the request may wait, and processes may be killed for it.
     #[inline]
     pub fn charge(
         &self,

@@ -2,7 +2,7 @@
 //! may remove.
 //!
 //! A user may name any directory as the root by mistake. So a file's name alone does not make the
-//! file part of a group. What proves that a directory is a group is a file that begins with the
+//! file part of a group. What proves that a directory is a group is one file that begins with the
 //! magic number of a limits file or of a ledger. Any version of gpulimit may have written that
 //! file.
 

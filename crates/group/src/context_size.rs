@@ -2,9 +2,9 @@
 //! stores it in the root.
 //!
 //! The driver does not report this size. A process that finds the size in the root can charge a
-//! context before the context is made, and need not measure the size at once. The root has one
-//! small file per GPU. The stored size is only a hint: at the next measurement the process corrects
-//! its charge. A failure to write the file is not an error.
+//! context before the context is made. It need not measure the size at once. The root has one small
+//! file per GPU. The stored size is only a hint: at the next measurement the process corrects its
+//! charge. A failure to write the file is not an error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;

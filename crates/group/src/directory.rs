@@ -259,8 +259,8 @@ impl Directory {
     }
 }
 
-/// Checks that a name is a single path component that does not lead out of its directory, and
-/// returns the name as a C string.
+/// Checks that a name is a single path component that does not lead out of its directory. Returns
+/// the name as a C string.
 fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),

@@ -35,8 +35,8 @@ pub enum JobState {
     Unseen,
 }
 
-/// The process for which a job's group was made, described so that another process that later gets
-/// the same pid is not taken for it.
+/// The process for which a job's group was made. Its description has more than the pid, because
+/// another process may later get the same pid.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
     /// The id of the machine's current boot; "-" where the id is unknown.

@@ -3,12 +3,14 @@
 //! ```text
 //! lab/limits        the limits of the group; the file's owner administers the group
 //! lab/ledger        the charges of its processes; a user who may write the file can be a member
-//! lab/lock          locked shared by processes that come in, alone by a removal; members only
-//! lab/sub/          the groups below it, `lab/alice` in `lab/sub/alice`; its owner may make groups
+//! lab/lock          locked shared by processes that join, exclusively by a removal; only users who
+//!                   may be members can open the file
+//! lab/sub/          the child groups, such as `lab/alice` in `lab/sub/alice`; the owner of the
+//!                   directory may make child groups
 //! ```
-//! The ownership of these files is the permission model. The groups below are in a directory of
-//! their own so that this directory can belong to a user. A user who owned the directory of the
-//! group itself could replace the group's files.
+//! The ownership of these files is the permission model. The child groups are in a directory of
+//! their own, `sub`, so that `sub` can belong to a user. If the user owned the directory of the
+//! group itself, the user could replace the group's files.
 
 mod access;
 mod admission;
@@ -195,9 +197,9 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Runs `act`. If another program has a lease (`F_SETLEASE`) on a file of the group, or of a
-    /// group above it, `act` may fail for that reason. In that case waits for the end of the
-    /// leases, at most until `until`, and runs `act` once more.
+    /// Runs `act`. This may fail because another program has a lease (`F_SETLEASE`) on a file of
+    /// the group or of a group above it. In that case waits for the end of the leases, at most
+    /// until `until`, and runs `act` once more.
     ///
     /// The commands of administrators call this function, because a lease must not keep an
     /// administrator from changing or removing a group. The preloaded library does not call it,
@@ -231,8 +233,8 @@ impl Group {
             let drafts = drafts.filter(|name| contents::has_draft_name(name));
             let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
             let names: Vec<_> = names.into_iter().chain(drafts.take(MAX_DRAFTS)).collect();
-            // Each thread's attempt to open a file makes the kernel break the lease on that file,
-            // so that all leases end at about the same time.
+            // Each thread tries to open one file, which makes the kernel break the lease on that
+            // file. So all leases end at about the same time.
             for name in &names {
                 drop(directory.open_file(name, true));
             }

@@ -152,16 +152,16 @@ impl Member {
         &self.levels[0]
     }
 
-    /// Returns whether the files of the process's group, or of a group above it, were removed by
-    /// hand while this process was a member.
+    /// Returns whether files were removed by hand while this process was a member. Checks the files
+    /// of the process's group and of the groups above it.
     pub fn is_orphaned(&self) -> bool {
         self.levels
             .iter()
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// Returns the damage to the files of the process's group or of a group above it. Returns a
-    /// damage only if the files are too damaged for further charges. All requests are then refused.
+    /// Returns the damage that forbids further charges: a file of the process's group, or of a
+    /// group above it, is too damaged. All requests are then refused.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -468,8 +468,8 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal in the process's group and in every group above it, and records the refusal
-    /// as an event in the group that refused.
+    /// Counts a refusal in the process's group and in every group above it. Records the refusal as
+    /// an event in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);

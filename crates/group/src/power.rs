@@ -48,9 +48,9 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of the first user who owns one of the directories from the
-    /// root of groups down to the group's files. Returns `None` where all these directories belong
-    /// to the user root, and where the caller is not root.
+    /// Lowers root's rights to those of a user: the first user who owns one of the directories from
+    /// the root of groups down to the group's files. Returns `None` where all these directories
+    /// belong to the user root, and where the caller is not root.
     ///
     /// Above the directory of that user, only root can change the path. So the path keeps leading
     /// to the same user's directory.

@@ -77,8 +77,8 @@ impl Drop for Deferred {
     }
 }
 
-/// Holds back all signals except SIGKILL and SIGSTOP, in this thread and in the processes that the
-/// thread makes, until the value is dropped.
+/// Holds back all signals except SIGKILL and SIGSTOP until the value is dropped. Does so in this
+/// thread and in the processes that the thread makes.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this

@@ -1,7 +1,7 @@
 //! A container's view of the groups: a root that holds one group and the groups above it, for use
 //! in a container.
 //!
-//! The ledger, lock and limits in a view are hard links to the group's own files, so a process that
+//! The ledger, lock and limits in a view are hard links to the group's own files. So a process that
 //! joins the group in the view is a member of the group itself.
 
 use super::root::make_directory;

@@ -640,8 +640,8 @@ fn a_process_that_finds_all_slots_taken_is_refused() {
 // Attacks on the content of a ledger. Alice may write the ledger of her own group, because she is
 // charged in it.
 
-/// Figures of devices and slots fill one part of a ledger. These are the offset and the length of
-/// that part in bytes.
+/// The part of a ledger that holds the figures of devices and slots: its offset and its length in
+/// bytes.
 const WORDS: (u64, usize) = (16 << 10, 1 << 20);
 
 #[test]

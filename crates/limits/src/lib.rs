@@ -508,7 +508,7 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("has file format 1, this gpulimit reads file format 3");
+        refused("has file format 1, but this gpulimit reads file format 3");
         poke(16, 12);
         refused("wrong size");
         // A new limits file has its rules in the second bank.

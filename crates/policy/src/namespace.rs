@@ -20,8 +20,8 @@ pub(super) const UNMAPPED: u32 = 65534;
 pub(super) const USER: &str = "/proc/self/ns/user";
 /// The inode of the initial user namespace (`PROC_USER_INIT_INO`), fixed since Linux 3.8.
 const INITIAL: u64 = 0xEFFF_FFFD;
-/// The `ioctl` request that asks for the owner of a user namespace, as a user id of the caller's
-/// namespace (`ioctl_ns(2)`, since Linux 4.11).
+/// The `ioctl` request that asks for the owner of a user namespace (`ioctl_ns(2)`, since Linux
+/// 4.11). The answer is a user id of the caller's namespace.
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 /// The magic number of nsfs, the file system of namespaces (`NSFS_MAGIC`), since Linux 3.19.
 const NSFS: u64 = 0x6e73_6673;
