@@ -143,8 +143,8 @@ impl GroupError {
     }
 
     /// Returns whether the error says that another program has a lease (`F_SETLEASE`) on a file of
-    /// the group, so that the file cannot be opened. [`Group::past_leases`](super::Group::past_leases) waits for the
-    /// end of such leases.
+    /// the group, so that the file cannot be opened.
+    /// [`Group::past_leases`](super::Group::past_leases) waits for the end of such leases.
     pub fn is_leased(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }

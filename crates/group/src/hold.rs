@@ -89,10 +89,10 @@ impl Hold {
 
     /// Locks an open file.
     ///
-    /// Returns `None` while another process has the lock, and also if the lock file's name has
-    /// changed hands: `there` returns the device number and inode that the name has now, and these
-    /// must be those of `file`. Between the opening and the locking of the file, the group may have
-    /// been removed, and even made again.
+    /// Returns `None` while another process has the lock. Also returns `None` if the lock file's
+    /// name no longer leads to `file`: between the opening and the locking of the file, the group
+    /// may have been removed, and even made again. `there` returns the device number and inode of
+    /// the file that the name leads to now.
     fn lock(
         file: File,
         how: libc::c_int,

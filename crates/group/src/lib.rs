@@ -202,8 +202,8 @@ impl Group {
     /// until `until`, and runs `act` once more.
     ///
     /// The commands of administrators call this function, because a lease must not keep an
-    /// administrator from changing or removing a group. The preloaded library does not call it,
-    /// because it starts threads.
+    /// administrator from changing or removing a group. The preloaded library does not call
+    /// this function, because the function starts threads.
     pub fn past_leases<T>(
         &self,
         until: Instant,

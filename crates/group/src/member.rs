@@ -226,7 +226,7 @@ impl Member {
     }
 
     /// Returns whether every request of this process for the device has been either granted or
-    /// refused. While a request is undecided, this process's charged and idle bytes do not match.
+    /// refused. While a request is undecided, this process's charged and idle bytes may not match.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
         // The groups above the process's own group decide on a request first. So a request that the
         // process's own group has decided is decided everywhere.

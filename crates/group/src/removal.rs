@@ -256,8 +256,8 @@ impl Root {
         Ok(self.remove_ended(groups))
     }
 
-    /// Removes those of `groups` whose jobs have ended, and returns their names. A group
-    /// whose job may still run stays.
+    /// Removes those of `groups` whose jobs have ended, and returns their names. A group whose job
+    /// may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
         // A group can be removed only after the groups below it. So sort each group before the
@@ -440,8 +440,8 @@ fn remove_held(
     Ok(())
 }
 
-/// Fails if the group has child groups: if its directory `sub` is not empty. Called before any file
-/// of the group is removed.
+/// Fails if the group's directory `sub` is not empty, because the group then has child groups.
+/// Called before any file of the group is removed.
 fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     let below = match directory.open_directory(BELOW) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
