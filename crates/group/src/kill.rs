@@ -177,8 +177,8 @@ impl Candidate {
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
         // If the kernel gave the pid to another process within one clock tick, the two processes
-        // would look the same. But the kernel gives a pid again only after the other pids,
-        // and it cannot make that many processes in one tick.
+        // would look the same. But the kernel gives a pid again only after the other pids, and it
+        // cannot make that many processes in one tick.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),

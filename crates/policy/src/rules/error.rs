@@ -127,7 +127,7 @@ impl fmt::Display for RulesError {
             ),
             Self::Unknown { what, error } => write!(
                 f,
-                "the administrator's rules depend on {what} of this program, which cannot be read: \
+                "cannot read {what} of this program, on which the administrator's rules depend: \
                  {error}"
             ),
             Self::Namespace { path } => write!(
