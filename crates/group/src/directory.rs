@@ -1,9 +1,9 @@
 //! Open directories, and operations on their entries that need no path.
 //!
-//! The kernel resolves a path anew in each system call, and a user who can write one of the
-//! directories in a path decides where the path leads. An open directory stays the directory that
-//! was checked. Every name here is a single path component, and symbolic links are not followed, so
-//! that work in a directory never leads out of it.
+//! The kernel resolves a path anew in each system call. A user who can write one of the directories
+//! in the path decides where the path leads. An open directory, in contrast, stays the directory
+//! that was checked. Every name in this module is a single path component, and symbolic links are
+//! not followed. So work in a directory never leads out of it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -87,8 +87,8 @@ impl Opening {
 }
 
 impl Directory {
-    /// Opens the directory at this path. Symbolic links are followed in the path, except for its
-    /// last component.
+    /// Opens the directory at this path. Follows symbolic links in the path, but not in its last
+    /// component.
     ///
     /// Fails with `NotADirectory` where the path does not lead to a directory, or its last
     /// component is a symbolic link.
@@ -146,9 +146,9 @@ impl Directory {
     ///
     /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
     /// file. It grants no new lease while another program waits in `open` or has the file open. So
-    /// the wait is one blocking call of `open`: between two attempts the lease's holder could take
-    /// a new lease. A thread makes the call, because `fs.lease-break-time` may also mean "never",
-    /// and so that all files of a group are waited for at the same time.
+    /// the wait must be one blocking call of `open`: between two calls, the lease's holder could
+    /// take a new lease. A thread makes the call, because the setting `fs.lease-break-time` may also
+    /// mean "never". With one thread for each file, the caller can wait for several files at once.
     pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
@@ -276,8 +276,8 @@ impl Directory {
     }
 }
 
-/// Checks that a name is a single path component that does not lead out of its directory, and
-/// returns the name as a C string.
+/// Checks that a name is a single path component that does not lead out of its directory. Returns
+/// the name as a C string.
 fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
@@ -286,8 +286,8 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// Turns the error `ELOOP` into `ENOTDIR`: for a symbolic link in place of a directory the kernel
-/// returns one or the other, depending on which check comes first.
+/// Turns the error `ELOOP` into `ENOTDIR`. For a symbolic link in place of a directory the kernel
+/// returns either error, depending on which check it makes first.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),

@@ -94,8 +94,8 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// If a process that makes a group loses the directory to a removal, it must not make files in a
-/// new directory under the lock of the old one.
+/// A process that makes a group can lose the group's directory to a removal. It must then not make
+/// files in a new directory under the lock of the old one.
 #[test]
 fn the_lock_of_a_removed_directory_is_not_taken_after_the_group_is_made_again() {
     let place = Place::new();
