@@ -105,8 +105,8 @@ impl Contents {
             }
         }
         // In a proven group, files with these names belong to the group, even if the files are
-        // damaged. In any other directory such files may be a user's own. While a lease hides a file's
-        // content, the directory counts as a group.
+        // damaged. In any other directory such files may be a user's own. While a lease hides a
+        // file's content, the directory counts as a group.
         if !contents.proven && contents.leased.is_none() {
             contents.foreign.append(&mut named);
         }

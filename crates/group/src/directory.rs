@@ -147,8 +147,9 @@ impl Directory {
     /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
     /// file. It grants no new lease while another program waits in `open` or has the file open. So
     /// the wait must be one blocking call of `open`: between two calls, the lease's holder could
-    /// take a new lease. A thread makes the call, because the setting `fs.lease-break-time` may also
-    /// mean "never". With one thread for each file, the caller can wait for several files at once.
+    /// take a new lease. A thread makes the call, because the setting `fs.lease-break-time` may
+    /// also mean "never". With one thread for each file, the caller can wait for several files at
+    /// once.
     pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
