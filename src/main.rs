@@ -9,6 +9,7 @@ mod check;
 mod clock;
 mod completions;
 mod create;
+mod dlsym;
 mod doctor;
 mod elf;
 mod events;
