@@ -178,17 +178,21 @@ fn main() -> ExitCode {
 }
 
 /// Executes this program again without the library if the library is preloaded, as in a shell
-/// inside a group. With the library, the controller itself would be a member, and would see the
-/// group's view instead of the machine.
+/// inside a group, so that the programs that the controller starts do not inherit the library.
+/// `doctor` is told that it had the library.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let doctor = arguments.peek().is_some_and(|verb| verb == "doctor");
     let existing = env("LD_PRELOAD");
     if let Some(others) = library::without(existing.as_deref())
         && !probe
     {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("gpulimit").args(arguments);
+        if doctor && library::is_loaded() {
+            command.arg("--preloaded");
+        }
         if others.is_empty() {
             command.env_remove("LD_PRELOAD");
         } else {
