@@ -47,7 +47,7 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Copy the library to PREFIX/lib/gpulimit
+    /// Where `install` puts its copy of the library: in DIR/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
     /// The root directory of the system to change, such as an image that is being built
