@@ -291,7 +291,7 @@ fn an_invalid_policy_changes_nothing() {
         ),
         (
             "[group.'lab/x']\n",
-            "p.toml:1: group 'lab/x' is below 'lab'",
+            "p.toml:1: group 'lab/x' is below group 'lab'",
         ),
         ("[group.lab]\nmax = { '7' = '1G' }\n", "p.toml:2: "),
         (
@@ -618,7 +618,7 @@ group = "{who}"
         "p.toml:2: invalid group name 'bad name'",
         "p.toml:3: unknown key 'usr'",
         "p.toml:4: group 'x/{user}' has min 30% above max 20%",
-        "p.toml:4: group 'x/{user}' is below 'x'",
+        "p.toml:4: group 'x/{user}' is below group 'x'",
         "p.toml:8: rule 1 has no condition",
         "p.toml:9: rule 1 names the group 'nowhere'",
         "p.toml:12: rule 2 names the group 'gone'",
