@@ -8,11 +8,11 @@ use super::figures::bytes;
 use super::nvml::Driver;
 use super::{apply, output, warnings};
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::units::Size;
+use gpulimit_base::units::{Extent, Size};
 use gpulimit_group::upwards;
-use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector, Values};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector};
 use gpulimit_policy::compile::{self, Plan};
-use gpulimit_policy::file::{self, Mistake, Policy};
+use gpulimit_policy::file::{self, At, Mistake, Policy, Settings};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -88,7 +88,9 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
         outranked(wanted, &all, &gpus)
             .into_iter()
             .for_each(&mut say);
-        without_max(&wanted.limits).into_iter().for_each(&mut say);
+        without_max(&group.settings, &wanted.limits.options)
+            .into_iter()
+            .for_each(&mut say);
     }
     // A stanza for many groups is reported once.
     lines.sort();
@@ -142,16 +144,17 @@ fn outranked(
 }
 
 /// Warns about options that have no effect because the group has no `max`.
-fn without_max(limits: &LimitSet) -> Option<String> {
-    let limited =
-        |(_, values): &(Selector, Values)| values.get(Key::Max).is_some_and(|max| max != Size::Max);
-    let options = [OptionKey::OnLimit, OptionKey::Oom].into_iter();
-    let set: Vec<String> = options
-        .map(|key| (key, limits.options.get(key)))
+fn without_max(settings: &Settings, options: &Options) -> Option<String> {
+    let limited = |(key, _, extent): &(Key, At<String>, Extent)| {
+        *key == Key::Max && *extent != Extent::Size(Size::Max)
+    };
+    let set: Vec<String> = [OptionKey::OnLimit, OptionKey::Oom]
+        .into_iter()
+        .map(|key| (key, options.get(key)))
         .filter(|(key, value)| *value != Options::default().get(*key))
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
-    (!set.is_empty() && !limits.rules.iter().any(limited)).then(|| {
+    (!set.is_empty() && !settings.sizes.iter().any(limited)).then(|| {
         format!(
             "{} has no effect, because the group has no max: when the limit of a group above is \
              reached, the options of that group apply",
