@@ -761,11 +761,18 @@ fn the_workstation_keeps_memory_for_the_desktop() {
     let machine = shipped("workstation.toml", 1);
     let mut program = machine.start(ALICE, &[]);
     program.expect(&[("start", "0 0")]);
-    let [_, _, whole] = program.numbers("info")[..] else {
+    let [_, _, seen] = program.numbers("info")[..] else {
         panic!("code, free, total");
     };
+    // Programs do not see the 2 GiB that are kept for the desktop.
+    let whole = seen + 2048 * MIB;
     let all_but = |bytes: u64| format!("alloc a {}M", (whole - CONTEXT - bytes) / MIB);
     program.expect(&[(&all_but(2000 * MIB), "2"), (&all_but(2100 * MIB), "0")]);
+    // The largest compute program makes room for another one of its user.
+    let mut second = machine.start(ALICE, &[]);
+    second.expect(&[("start", "0 0"), ("alloc a 4000M", "0")]);
+    let (status, _) = program.end();
+    assert_eq!(status.signal(), Some(libc::SIGKILL));
 }
 
 #[test]
