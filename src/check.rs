@@ -121,7 +121,8 @@ fn outranked(
         .collect();
     let mut lines = Vec::new();
     // Without a GPU, only sizes of the same kind can be compared.
-    let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain([None]);
+    let unknown = gpus.is_empty().then_some(None);
+    let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
     for gpu in gpus {
         let max = |limits: &LimitSet| match gpu {
             Some((id, _)) => limits.for_device(id, Key::Max),
