@@ -38,8 +38,17 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
     };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
-    output::print(&add(String::from_utf8_lossy(&script).into_owned()))?;
+    let script = without_hidden_option(&String::from_utf8_lossy(&script));
+    output::print(&add(script))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes the option of `doctor` that only the controller itself passes: `clap_complete` lists
+/// hidden options.
+fn without_hidden_option(script: &str) -> String {
+    let script = script.replace(" --preloaded", "");
+    let lines = script.split_inclusive('\n');
+    lines.filter(|line| !line.contains("preloaded")).collect()
 }
 
 /// Returns the definition of gpulimit's command line without hidden verbs.

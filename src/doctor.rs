@@ -9,6 +9,7 @@ mod user;
 
 use super::failure::Failure;
 use super::figures::SCHEMA;
+use super::library;
 use super::output::{self, Escaped};
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -37,6 +38,10 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    /// The controller adds this option when it executes itself again without the library
+    #[arg(long, hide = true)]
+    preloaded: bool,
 }
 
 const HELP: &str = "\
@@ -180,7 +185,7 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
         },
         (_, Some(pid), _) => process::checks(pid),
         (.., Some(name)) => user::checks(name),
-        _ => checks::all(),
+        _ => checks::all(args.preloaded || library::is_loaded()),
     };
     let here = args.container.is_none() && args.pid.is_none() && args.user.is_none();
     let doubtful = findings

@@ -43,6 +43,7 @@ group whose limit it concerns; a group keeps its last 95 events.
   high     usage went above high
   reap     the memory of a dead process was given back
   kill     a process was killed, or told to end
+  oom      processes were killed to make room, as the group's oom setting says
   limits   the limits were changed
 
 Examples:

@@ -48,7 +48,7 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Copy libgpulimit.so to PREFIX/lib/gpulimit
+    /// Where `install` puts its copy of the library: in DIR/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
     /// The root directory of the system to install into, such as an image that is being built

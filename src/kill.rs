@@ -5,6 +5,7 @@ use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::pids::Pids;
 use super::{look, output, signal};
+use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets};
 use gpulimit_ledger::{EventKind, Happening, Ledger, NoWitness, ProcessUsage};
@@ -55,7 +56,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let pids = Pids::default();
     let mut processes = ledger.processes(groups::witness(driver.as_ref()));
-    processes.retain(|process| process.alive);
+    keep_others(&mut processes);
     let pid = |process: &ProcessUsage| pids.here(&process.identity);
     for wanted in &args.pids {
         if !processes
@@ -125,6 +126,12 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     }
     output::report(&out);
     Ok(status)
+}
+
+/// Keeps the living processes without the calling process, which must not signal itself.
+fn keep_others(processes: &mut Vec<ProcessUsage>) {
+    let own = Identity::of_self();
+    processes.retain(|process| process.alive && !process.identity.is_same(&own));
 }
 
 /// Returns a finder of the processes that can be proven to be members of a group.
@@ -216,7 +223,7 @@ pub fn end_all(
     targets: &Targets<'_>,
 ) -> Result<Vec<Target>, Failure> {
     let mut processes = ledger.processes(&NoWitness);
-    processes.retain(|process| process.alive);
+    keep_others(&mut processes);
     let (named, unnamed, silent) = targets.all(&processes);
     let mut killed: Vec<Target> = unnamed
         .into_iter()

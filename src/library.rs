@@ -5,6 +5,7 @@ mod load;
 use super::elf;
 use super::failure::Failure;
 use super::install::{FILE, Preload};
+use super::probe;
 use super::trust::Trusted;
 use gpulimit_base::version;
 use gpulimit_group::effective_user;
@@ -192,6 +193,11 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
         .split(|c| matches!(c, b':' | b' '))
         .filter(|part| !part.is_empty())
         .map(|part| Path::new(OsStr::from_bytes(part)))
+}
+
+/// Returns whether this process has loaded the library.
+pub fn is_loaded() -> bool {
+    probe::mapped(NAME).is_some()
 }
 
 /// Returns whether a path names a copy of libgpulimit.so. The name of the file decides. Two copies

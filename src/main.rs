@@ -9,6 +9,7 @@ mod check;
 mod clock;
 mod completions;
 mod create;
+mod dlsym;
 mod doctor;
 mod elf;
 mod events;
@@ -180,15 +181,20 @@ fn main() -> ExitCode {
 /// Executes this program again without libgpulimit.so if that library is preloaded, as in a shell
 /// inside a group. With the library, the controller itself would be a member of the group. CUDA and
 /// NVML would then show the controller the group's limits instead of the machine's memory.
+/// The option that tells `doctor` that it had the library is passed on.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let doctor = arguments.peek().is_some_and(|verb| verb == "doctor");
     let existing = env("LD_PRELOAD");
     if let Some(others) = library::without(existing.as_deref())
         && !probe
     {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("gpulimit").args(arguments);
+        if doctor && library::is_loaded() {
+            command.arg("--preloaded");
+        }
         if others.is_empty() {
             command.env_remove("LD_PRELOAD");
         } else {

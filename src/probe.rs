@@ -283,7 +283,7 @@ fn preload(library: Option<&Path>) -> String {
 }
 
 /// Returns the path of a file that is mapped into this process and whose path contains `name`.
-fn mapped(name: &str) -> Option<String> {
+pub fn mapped(name: &str) -> Option<String> {
     let maps = proc::read("/proc/self/maps").ok()?;
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     maps.lines()

@@ -17,8 +17,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Runs all checks of the machine, each check after the checks that it depends on.
-pub(super) fn all() -> Vec<Finding> {
+/// Runs all checks of the machine, each check after the checks that it depends on. `loaded` says
+/// whether programs that start with this environment load the library.
+pub(super) fn all(loaded: bool) -> Vec<Finding> {
     let driver = driver();
     let has_driver = driver.is_ok();
     let mut findings = Vec::new();
@@ -28,7 +29,7 @@ pub(super) fn all() -> Vec<Finding> {
     findings.push(system_wide());
     findings.extend(root::checks());
     findings.extend(rules());
-    findings.extend(environment());
+    findings.extend(environment(loaded));
     findings
 }
 
@@ -336,9 +337,21 @@ fn rules() -> Vec<Finding> {
     findings
 }
 
-fn environment() -> Vec<Finding> {
+fn environment(loaded: bool) -> Vec<Finding> {
     const CHECK: &str = "environment";
     let mut findings = Vec::new();
+    let fine_if_loaded = |variable: &str, asks: String| match loaded {
+        true => Finding::fine(CHECK, asks),
+        false => Finding::warning(
+            CHECK,
+            format!(
+                "{asks}, but programs that start here do not load the library, and ignore \
+                 {variable}"
+            ),
+            "start programs with `gpulimit run`, set LD_PRELOAD to the path of libgpulimit.so, or \
+             run `gpulimit install` as root",
+        ),
+    };
     match policy::assignment(&env) {
         // Ignore an error in the rules: the check [`rules`] has reported it.
         Err(PolicyError::Rules(_)) => {}
@@ -355,13 +368,13 @@ fn environment() -> Vec<Finding> {
                 _ if assignment.is_by_rule_alone() => {
                     Finding::fine(CHECK, "the environment asks for no other group or limit")
                 }
-                Some(request) => Finding::fine(
-                    CHECK,
+                Some(request) => fine_if_loaded(
+                    &request.variable,
                     format!("{} asks for a group for this job", request.variable),
                 ),
                 None => match assignment.root.group(group) {
-                    Ok(_) => Finding::fine(
-                        CHECK,
+                    Ok(_) => fine_if_loaded(
+                        policy::GROUP,
                         format!("{} asks for the group {group}", policy::GROUP),
                     ),
                     Err(error) => Finding::error(CHECK, error.to_string(), ""),
@@ -378,7 +391,10 @@ fn environment() -> Vec<Finding> {
         "CUDA_DEVICE_ORDER",
     ];
     for name in seen.iter().chain(policy::JOB_VARIABLES) {
-        if let Some(value) = env(name) {
+        let is_named = |finding: &Finding| finding.text.starts_with(&format!("{name}="));
+        if let Some(value) = env(name)
+            && !findings.iter().any(is_named)
+        {
             findings.push(Finding::fine(
                 CHECK,
                 format!("{name}={}", value.to_string_lossy()),

@@ -2,6 +2,7 @@
 
 use super::super::failure::Failure;
 use super::super::look::{self, PATIENCE, Question};
+use super::super::probe::VERB;
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,7 +13,7 @@ use std::process::{Command, Stdio};
 /// Runs a program with libgpulimit.so preloaded, and binds all symbols of the library at the start.
 /// The program does not use CUDA.
 pub fn with(library: &Path) -> Result<(), Failure> {
-    let mut command = true_command()?;
+    let mut command = true_command();
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
     run_silently(command).map_err(|how| {
         Failure::new(format_args!(
@@ -26,18 +27,23 @@ pub fn with(library: &Path) -> Result<(), Failure> {
 /// Runs a program as any user would, without LD_PRELOAD. So /etc/ld.so.preload decides which
 /// libraries the program loads. The program does not use CUDA.
 pub fn plain() -> Result<(), Failure> {
-    run_silently(true_command()?)
+    run_silently(true_command())
         .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
-fn true_command() -> Result<Command, Failure> {
-    let program = ["/bin/true", "/usr/bin/true"]
-        .into_iter()
-        .find(|path| Path::new(path).exists())
-        .ok_or_else(|| Failure::new("cannot test the library: there is no /bin/true"))?;
-    let mut command = Command::new(program);
+/// Returns a command that does nothing: `true`, or this program where there is no `true`.
+fn true_command() -> Command {
+    let mut programs = ["/bin/true", "/usr/bin/true"].into_iter();
+    let mut command = match programs.find(|path| Path::new(path).exists()) {
+        Some(program) => Command::new(program),
+        None => {
+            let mut command = Command::new("/proc/self/exe");
+            command.args([VERB, "preload"]);
+            command
+        }
+    };
     command.env_clear().stdin(Stdio::null());
-    Ok(command)
+    command
 }
 
 fn run_silently(mut command: Command) -> Result<(), String> {

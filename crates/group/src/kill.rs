@@ -89,7 +89,8 @@ impl<'a> Targets<'a> {
         let (mut unnamed, mut silent) = (Vec::new(), Vec::new());
         if named.iter().any(Result::is_err) {
             let found: Vec<u32> = named.iter().flatten().map(|target| target.pid).collect();
-            let others = SeenProcess::numbers().filter(|pid| !found.contains(pid));
+            let own = std::process::id();
+            let others = SeenProcess::numbers().filter(|pid| *pid != own && !found.contains(pid));
             let others: Vec<u32> = others.collect();
             let candidates = others.iter().map(|pid| Candidate::new(*pid)).collect();
             for (pid, proven) in others.iter().zip(self.prove(candidates)) {

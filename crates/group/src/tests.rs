@@ -806,3 +806,26 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     small.kill().expect("killed");
     small.wait().expect("killed");
 }
+
+#[test]
+fn a_process_is_not_among_the_unnamed_members_that_it_signals() {
+    let place = Place::new();
+    let group = place.group("lab", &[]);
+    let member = place.join("lab");
+    charge(&member, 1).expect("no limit");
+    let mut other = bystander(&place, 1);
+    let ledger = group.ledger().expect("readable");
+    let mut processes = ledger.processes(&NoWitness);
+    for process in &mut processes {
+        // No process can have this pid.
+        process.identity.pid = u32::MAX;
+    }
+    // Every process counts as a member here; no signal is sent.
+    let everybody = |_: &_, pids: &[u32]| pids.iter().map(|_| Ok(true)).collect();
+    let targets = Targets::of(&ledger, &everybody).expect("a ledger");
+    let (_, unnamed, _) = targets.all(&processes);
+    let is_there = |pid: u32| unnamed.iter().any(|target| target.pid == pid);
+    assert!(is_there(other.id()) && !is_there(std::process::id()));
+    other.kill().expect("killed");
+    other.wait().expect("killed");
+}
