@@ -747,7 +747,11 @@ fn the_workstation_kills_the_largest_other_program() {
     small.expect(&[("start", "0 0"), (&part("a", 20), "0")]);
     let mut other = machine.start(ALICE, &[]);
     other.expect(&[("start", "0 0"), (&part("a", 40), "0")]);
-    let work = machine.world.root().group("machine/work").expect("a group");
+    let work = machine
+        .world
+        .root()
+        .group("machine/compute")
+        .expect("a group");
     let events = work.ledger().expect("a ledger").events(0);
     let killed: Vec<u32> = events
         .iter()
