@@ -264,17 +264,22 @@ fn the_pages_commands_set_up_a_machine() {
         export PATH=\"$place/bin:/usr/local/bin:$PATH\"; sh -eux \"$place/commands\" >&2; \
         stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' \
         /etc/systemd/system/gpulimit-apply.service) >&2; \
-        gpulimit ls; ls /run/gpulimit/.rules; findmnt -n -o SOURCE /run/gpulimit";
+        sed -n 's/^ExecStartPost=//p' \"$place/drop-in\" | sh -eux >&2; \
+        stat -c '%a %G' /run/gpulimit/lab; gpulimit ls; \
+        ls /run/gpulimit/.rules; findmnt -n -o SOURCE /run/gpulimit";
     if !may_mount() || !have("systemd-tmpfiles") {
         return;
     }
     let page = read("docs/systemd.md");
     let blocks = page.split("```").skip(1).step_by(2);
     let blocks = blocks.filter(|block| !block.contains("[[rule]]"));
-    let commands: String = blocks.collect();
+    let (drop_ins, commands): (Vec<&str>, Vec<&str>) =
+        blocks.partition(|block| block.contains("[Service]"));
+    let commands = commands.concat();
     assert!(commands.matches("systemctl daemon-reload").count() >= 3);
     let place = Place::new();
     place.write("commands", &commands);
+    place.write("drop-in", &drop_ins.concat());
     let note = format!(
         "#!/bin/sh\necho \"$*\" >>{}\n\
          unit=/etc/systemd/system/run-gpulimit.mount\n\
@@ -293,7 +298,8 @@ fn the_pages_commands_set_up_a_machine() {
         .output()
         .expect("started");
     let said = text(&output.stdout);
-    let expected = "755 root\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\ngpulimit\n";
+    let expected =
+        "755 root\n750 lab\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\ngpulimit\n";
     assert_eq!(said, expected, "{}", text(&output.stderr));
     let asked = fs::read_to_string(place.at("systemctl.log")).expect("written");
     assert!(asked.contains("enable --now gpulimit-apply"), "{asked}");

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gpulimit_group::Members;
+use gpulimit_ledger::EventKind;
 use gpulimit_policy::rules;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
 use serde_json::Value;
@@ -759,20 +760,75 @@ fn the_workstation_keeps_memory_for_the_desktop() {
         return;
     }
     let machine = shipped("workstation.toml", 1);
-    let mut program = machine.start(ALICE, &[]);
-    program.expect(&[("start", "0 0")]);
-    let [_, _, seen] = program.numbers("info")[..] else {
-        panic!("code, free, total");
-    };
-    // Programs do not see the 2 GiB that are kept for the desktop.
-    let whole = seen + 2048 * MIB;
-    let all_but = |bytes: u64| format!("alloc a {}M", (whole - CONTEXT - bytes) / MIB);
-    program.expect(&[(&all_but(2000 * MIB), "2"), (&all_but(2100 * MIB), "0")]);
-    // The largest compute program makes room for another one of its user.
-    let mut second = machine.start(ALICE, &[]);
-    second.expect(&[("start", "0 0"), ("alloc a 4000M", "0")]);
-    let (status, _) = program.end();
-    assert_eq!(status.signal(), Some(libc::SIGKILL));
+    // Without the library the program sees the whole GPU.
+    let mut bare = Session::start(machine.command(0, world::program(), &[]));
+    bare.expect(&[("start", "0 0")]);
+    let whole = bare.numbers("info")[2];
+    bare.end_quietly();
+    for uid in [ALICE, 0] {
+        let mut program = machine.start(uid, &[]);
+        program.expect(&[("start", "0 0")]);
+        assert_eq!(program.numbers("info")[2], whole - 2048 * MIB, "{uid}");
+        let all_but = |bytes: u64| format!("alloc a {}M", (whole - CONTEXT - bytes) / MIB);
+        program.expect(&[(&all_but(2000 * MIB), "2"), (&all_but(2100 * MIB), "0")]);
+        program.end();
+    }
+}
+
+#[test]
+fn the_workstation_kills_the_largest_other_program() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("workstation.toml", 1);
+    let mut largest = machine.start(ALICE, &[]);
+    largest.expect(&[("start", "0 0")]);
+    let whole = largest.numbers("info")[2];
+    let part = |name: &str, percent: u64| format!("alloc {name} {}M", whole / 100 * percent / MIB);
+    largest.expect(&[(&part("a", 50), "0")]);
+    // The programs of `gpulimit run` are in groups of their own, below the user's group.
+    let mut small = machine.start(ALICE, &[("GPULIMIT_MAX", "30%")]);
+    small.expect(&[("start", "0 0"), (&part("a", 20), "0")]);
+    let mut other = machine.start(ALICE, &[]);
+    other.expect(&[("start", "0 0"), (&part("a", 40), "0")]);
+    let work = machine
+        .world
+        .root()
+        .group("machine/compute")
+        .expect("a group");
+    let events = work.ledger().expect("a ledger").events(0);
+    let killed: Vec<u32> = events
+        .iter()
+        .filter(|event| event.what.kind == EventKind::Kill)
+        .map(|event| event.what.process.pid)
+        .collect();
+    assert_eq!(killed, [largest.pid()]);
+    let (status, _) = largest.end();
+    assert!(!status.success());
+    // The program that asks is the largest one now, and is refused.
+    other.expect(&[(&part("b", 40), "2")]);
+    small.expect(&[("alloc b 10M", "0")]);
+}
+
+#[test]
+fn a_user_of_the_workstation_makes_groups_of_their_own() {
+    if !may_run() {
+        return;
+    }
+    let machine = shipped("workstation.toml", 1);
+    let library = world::shim();
+    let variables = [("GPULIMIT_LIBRARY", library.to_str().expect("UTF-8"))];
+    for arguments in [
+        &["run", "--max", "2G", "--", "true"][..],
+        &["run", "--max", "3G", "--name", "lab", "--", "true"],
+        &["run", "--name", "lab", "--", "true"],
+        &["set", "lab", "--max", "4G"],
+        &["rm", "lab"],
+    ] {
+        let mut command = machine.command(ALICE, &world::controller(), &variables);
+        let output = command.args(arguments).output().expect("started");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    }
 }
 
 #[test]
