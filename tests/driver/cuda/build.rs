@@ -6,7 +6,7 @@ fn main() {
     // With -Bsymbolic, calls that the driver makes to its own functions never pass through a
     // preloaded library.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // With nodelete the library stays mapped until its exit handlers have run: not every C library
-    // keeps a library mapped that has thread-local variables.
+    // With nodelete the library stays mapped until its exit handlers have run. Some C libraries do
+    // this on their own for a library with thread-local variables, but not all C libraries do.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -52,7 +52,7 @@ impl<T> Out<T> {
         Out(std::ptr::null_mut())
     }
 
-    /// Reads the value that the caller left at the pointer.
+    /// Reads the value to which the pointer points.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL.
@@ -73,7 +73,7 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
-    /// Returns this pointer as one from which the driver call reads.
+    /// Returns this pointer as an [`In`], from which the driver call reads.
     pub fn as_in(self) -> In<T> {
         In(self.0.cast_const())
     }
@@ -85,8 +85,8 @@ impl<T> Out<T> {
 }
 
 impl Out<u8> {
-    /// Writes a text and a NUL into the caller's buffer of `length` bytes; a text that is too long
-    /// is cut.
+    /// Writes a text and a NUL into the caller's buffer of `length` bytes. Cuts a text that is too
+    /// long for the buffer.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL or a length below 1.
@@ -172,8 +172,7 @@ impl Text {
     }
 }
 
-/// One exported driver function: its name, and the number of its calls that came while a knob was
-/// set.
+/// One exported driver function: its name, and how often it was called while a knob was set.
 pub struct Site {
     name: &'static str,
     calls: AtomicU64,
@@ -192,9 +191,9 @@ impl Site {
         }
     }
 
-    /// Runs `work`, the body of a driver call, as the knobs of the simulated driver order: with a
-    /// wait before or after it, or not at all when the call is to fail. While no knob is set this
-    /// costs one branch.
+    /// Runs `work`, the body of a driver call. The knobs of the simulated driver can order a wait
+    /// before or after `work`, or can order that the call fails without running `work`. While no
+    /// knob is set, the check costs one branch.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
         // SAFETY: `ACTIVE` only ever holds the address of a static above or of a word of the
@@ -208,7 +207,7 @@ impl Site {
     }
 
     /// Returns `code` unchanged. If `code` is an error, also appends the function's name as one
-    /// line to the file that `GPULIMIT_SIM_FAILED` names: from that file the tests learn which
+    /// line to the file that `GPULIMIT_SIM_FAILED` names. The tests read in that file which
     /// functions rejected a wrong handle.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
@@ -253,7 +252,7 @@ impl Site {
     }
 }
 
-/// Waits for `ns` nanoseconds; spins for short waits, because sleeping is not exact enough.
+/// Waits for `ns` nanoseconds. Short waits spin, because a sleep is not exact enough.
 fn wait(ns: u64) {
     let (start, wanted) = (Instant::now(), Duration::from_nanos(ns));
     if ns > 200_000 {
@@ -265,15 +264,15 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// Whether the present driver call was given a stale handle: in a real driver the memory at
-    /// such an address has been reused.
+    /// Whether the present driver call was given a stale handle. A handle is an address, and a real
+    /// driver may have reused the memory at the address of a stale handle.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions of the real driver that end in a memory fault when their handle was destroyed or is of
-/// another kind (measured on an H200, 580.159.03). `cuLibraryUnload` faults in the same way there,
-/// but is not in this list, because the random programs of the tests unload handles that are not
-/// libraries.
+/// Functions of the real driver that end in a memory fault when the object of their handle was
+/// destroyed or is of another kind (measured on an H200, 580.159.03). In the real driver
+/// `cuLibraryUnload` faults, too. It is not in this list, because the random programs of the tests
+/// unload handles that are not libraries.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",

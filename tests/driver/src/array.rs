@@ -1,12 +1,12 @@
-//! Arrays and mipmapped arrays of the simulated driver: the memory they take, how small arrays
-//! share blocks, and which arrays have no memory of their own and let the program map memory into
-//! them.
+//! Arrays and mipmapped arrays of the simulated driver: how much memory they take, and how small
+//! arrays share blocks. Some arrays have no memory of their own; the program maps memory into these
+//! arrays.
 //!
 //! Measured (H100, 580.159.04): an array of 2 MiB or more ([`Shape::bytes`]) takes blocks of its
 //! own. Smaller arrays share blocks with other arrays of their context, but not with linear memory:
 //! one block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB. A block is freed with
-//! its last array. Sparse arrays and arrays with deferred mapping take no memory; memory that is
-//! mapped into such an array lives as long as the handle of that memory.
+//! its last array. Sparse arrays and arrays with deferred mapping take no memory; the program maps
+//! memory into such an array, and this memory is freed when the program releases its handle.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,18 +39,18 @@ struct Array {
     shape: Shape,
     levels: u32,
     memory: Memory,
-    /// Handles of the mipmapped array's levels that the program has asked for so far.
+    /// The mipmapped array's levels that the program has asked for so far, each with its handle.
     views: Vec<u64>,
 }
 
 enum Memory {
     /// Blocks that belong to this array alone; the number is their size in bytes.
     Own(u64),
-    /// Some grains of a block that several arrays share; bit *n* of `grains` is set for each grain
-    /// *n* that this array has.
+    /// Some grains of a block that several arrays share. Bit *n* of `grains` is set if this array
+    /// has the grain *n*.
     Shared { block: usize, grains: u32 },
-    /// The array has no memory of its own: the program maps memory into the array's tiles, and the
-    /// array does not track that memory.
+    /// The array has no memory of its own. The program maps memory into the array's tiles, and the
+    /// simulated driver does not track which memory is mapped there.
     Mapped,
     /// The array is a level of a mipmapped array and uses the memory of that mipmapped array.
     Borrowed,
@@ -98,13 +98,13 @@ pub enum Part {
 struct State {
     arrays: HashMap<u64, Array>,
     last: u64,
-    /// Handles that are free for reuse; the last one is handed out next, as a heap allocator would
-    /// do.
+    /// Handles that are free for reuse. The last handle of the list is given out first, as a heap
+    /// allocator gives out the address that was freed last.
     free: Vec<u64>,
-    /// The handles in `free`, each with the kind of array that it stood for.
+    /// The handles in `free`, each with the kind of array for which it was used before.
     gone: HashSet<(Kind, u64)>,
-    /// The grains in use, as one bitmap for each shared block, by context. A bitmap of 0 stands for
-    /// a block that has been freed.
+    /// The shared blocks of each context. A block has a bitmap of its grains that are in use; a
+    /// bitmap of 0 stands for a block that has been freed.
     blocks: HashMap<usize, Vec<u32>>,
 }
 
@@ -197,7 +197,8 @@ impl State {
         Ok(Memory::Shared { block, grains })
     }
 
-    /// Removes an array from the list, with the handles of its levels, and frees its memory.
+    /// Removes an array and the handles of its levels from the list, and frees the memory of the
+    /// array.
     fn remove(&mut self, handle: u64) {
         let Some(array) = self.arrays.remove(&handle) else {
             return;
@@ -224,8 +225,8 @@ impl State {
     }
 }
 
-/// Destroys an array. The driver ignores this call for a level of a mipmapped array and returns
-/// success (measured).
+/// Destroys an array. For a level of a mipmapped array the driver does nothing and returns success
+/// (measured).
 ///
 /// # Errors
 /// `CONTEXT_IS_DESTROYED` the second time (measured), `INVALID_HANDLE` for a handle that never was
@@ -346,8 +347,9 @@ impl Array {
 }
 
 /// Checks the arguments of a call that maps memory into arrays or unmaps it. The simulated driver
-/// does not store such mappings: memory is freed with its last handle, even while it is mapped into
-/// an array (measured, H100, 580.159.04).
+/// does not store such mappings, because they do not keep memory alive. Memory is freed when its
+/// last handle is released, even while the memory is mapped into an array (measured, H100,
+/// 580.159.04).
 ///
 /// # Errors
 /// `INVALID_HANDLE`; `INVALID_VALUE` for unknown memory, for an array with memory of its own, and

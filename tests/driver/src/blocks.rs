@@ -1,8 +1,8 @@
 //! Linear memory of the simulated driver: small requests share blocks of 2 MiB, large requests have
 //! blocks of their own.
 //!
-//! A small request that fits into a block that the process already has takes one uncontended lock
-//! and touches no shared memory.
+//! If a small request fits into a block that the process already has, the call takes only one
+//! uncontended lock and touches no shared memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -22,13 +22,14 @@ use crate::{Outcome, Status, graph, ipc};
 const SHARED: u64 = BLOCK - GRAIN;
 
 /// One shard of a context's small requests. The size of a request chooses the shard that is tried
-/// first. If that shard is full, any other shard with enough room is tried, so that requests of all
-/// sizes share blocks.
+/// first. If that shard is full, the request goes to any other shard with enough room. So requests
+/// of all sizes share blocks.
 #[derive(Default)]
 pub struct SmallShard {
     heap: Mutex<Heap>,
-    /// An upper bound of the largest request that still fits into this shard: [`Heap::room`] after
-    /// a request that did not fit, a whole block after memory was added or freed.
+    /// An upper bound of the size of a request that still fits into this shard. After a request
+    /// that did not fit, this is [`Heap::room`]. After memory was added or freed, this is the size
+    /// of a whole block.
     room: AtomicU64,
 }
 
@@ -39,8 +40,8 @@ pub enum Kind {
     Linear,
     /// `cuMemAllocManaged`: takes addresses but no GPU memory.
     Managed,
-    /// The `__device__` variables of a module. Only unloading the module frees them, not the
-    /// program.
+    /// The `__device__` variables of a module. Unloading the module frees them; the program cannot
+    /// free them.
     Module,
 }
 
@@ -193,8 +194,8 @@ pub fn allocate_module(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Module)
 }
 
-/// Frees memory of any kind by its address. Pool memory is freed when the work on `stream` reaches
-/// this call. Address 0 is ignored.
+/// Frees memory of any kind by its address. Memory of a pool is freed only when all earlier work on
+/// `stream` is done. Address 0 is ignored.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not the start of an allocation.
@@ -225,8 +226,8 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let context = context::by_index(entry.context()).ok_or(Status::INVALID_VALUE)?;
     let shard = &context.small[entry.shard()];
     let mut heap = shard.lock();
-    // Another thread may have freed the block, and taken it for other use, after this thread read
-    // `entry` and before it took the lock.
+    // This thread read `entry` before it took the lock. In between another thread may have freed
+    // the block and taken it for another use.
     if space().entry(address) != entry {
         return Err(Status::INVALID_VALUE);
     }
@@ -293,7 +294,7 @@ pub struct Found {
     pub start: u64,
     /// Bytes that the program asked for.
     pub bytes: u64,
-    /// The context of the allocation; `None` for memory without a context.
+    /// The context of the allocation; `None` if the memory belongs to no context.
     pub context: Option<&'static Context>,
     /// Its pool, if it has one.
     pub pool: Option<&'static Pool>,

@@ -1,8 +1,8 @@
 //! Cancellation of threads (`pthread_cancel`) in calls of the simulated driver.
 //!
-//! A cancelled thread ends in those calls of the real driver that open, read or wait, and is
-//! unwound from there. Measured on an H200 (580.159): each call was made by a thread that had been
-//! cancelled before the call and had the cancellation state enabled:
+//! In the real driver a cancelled thread ends in those calls that open, read or wait. The thread is
+//! unwound from inside the call. This table was measured on an H200 (580.159). Every call in it was
+//! made by a thread that had been cancelled before and that allowed its cancellation:
 //!
 //! | the thread ends in | and not in |
 //! |---|---|
@@ -10,8 +10,9 @@
 //! | with `CU_CTX_SCHED_BLOCKING_SYNC` and work under way also `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload` | the same without that flag |
 //!
 //! In the simulated driver a cancelled thread ends at the beginning of such a call, before the call
-//! does any work: unwinding a thread through Rust frames would abort the process. In a process with
-//! blocking contexts the thread ends whether or not work is under way. Cancellation is disabled
+//! does any work. Later in the call the thread would be unwound through Rust frames, which would
+//! abort the process. If the process has a context with `CU_CTX_SCHED_BLOCKING_SYNC`, the thread
+//! ends in the calls of the second row even while no work is under way. Cancellation is disabled
 //! while the rest of the call runs.
 #![allow(unsafe_code)]
 
@@ -31,10 +32,11 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// Whether a thread that waits for a context of this process sleeps (`CU_CTX_SCHED_BLOCKING_SYNC`).
+/// Whether this process has created a context whose waiting threads sleep
+/// (`CU_CTX_SCHED_BLOCKING_SYNC`).
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Notes whether the flags of a new context make waiting threads sleep.
+/// Reads the flags of a new context, and notes if they make waiting threads sleep.
 pub fn note_flags(flags: u32) {
     if flags & 7 == 4 {
         SLEEPS.store(true, Ordering::Relaxed);
@@ -48,9 +50,10 @@ pub enum Point {
     Never,
     /// Always.
     Always,
-    /// In the first call of any function that the process makes.
+    /// The function is a cancellation point only in the process's first call of it or of its twin.
     First,
-    /// After the process has created a context whose waiting threads sleep.
+    /// The function is a cancellation point once the process has created a context whose waiting
+    /// threads sleep.
     Waiting,
 }
 

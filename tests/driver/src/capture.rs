@@ -2,9 +2,10 @@
 //! and which calls invalidate them.
 //!
 //! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` invalidates the capture of a stream in the
-//! global mode: every later call on that stream, `cuStreamEndCapture` included, returns error 901;
-//! after `cuStreamEndCapture` the stream works again. A thread in the relaxed mode may make this
-//! call without harm. The other forbidden calls are taken from NVIDIA's documentation.
+//! global mode. Every later call on that stream then returns error 901. `cuStreamEndCapture` also
+//! returns this error, but after it the stream works again. If the thread that calls
+//! `cuMemPoolGetAttribute` is in the relaxed mode, the capture stays valid. The other forbidden
+//! calls are taken from NVIDIA's documentation.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -38,12 +39,13 @@ struct Capture {
     id: u64,
     graph: &'static Graph,
     last: Option<&'static Node>,
-    /// The last captured call, as long as its graph node is not yet added: a later step of that
-    /// call may say what kind of node it needs.
+    /// The last captured call, as long as its graph node is not yet added. The node is added late
+    /// because only a later step of that call may say what kind of node is needed.
     pending: Option<Kind>,
 }
 
-/// The number of captures under way. While it is 0, driver calls read no other data on captures.
+/// The number of captures under way. While this number is 0, driver calls read no other data on
+/// captures.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -82,8 +84,9 @@ fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Reports a call that NVIDIA calls potentially unsafe during a capture, and invalidates the
-/// captures that forbid it. While no stream is captured this costs one branch.
+/// Reports a call that NVIDIA's documentation describes as potentially unsafe during a capture.
+/// Invalidates the captures that forbid this call. While no stream is captured, the check costs one
+/// branch.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` when a capture forbids the call; the capture is then invalid.
@@ -141,8 +144,8 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     }
 }
 
-/// Reports a use of the context's legacy stream, which waits for every stream that was not created
-/// as non-blocking.
+/// Reports a use of the context's legacy stream. The legacy stream waits for every stream that was
+/// not created as non-blocking.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then invalid.
@@ -241,8 +244,8 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     Ok(capture.graph)
 }
 
-/// Returns the number and the graph of the capture that is under way on a stream; `None` without a
-/// capture.
+/// Returns the number and the graph of the capture that is under way on a stream; `None` if no
+/// capture is under way there.
 pub fn info(stream: &Stream) -> Option<(u64, &'static Graph)> {
     with(stream, |capture| {
         let _ = capture.conclude();
@@ -274,8 +277,8 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
 }
 
-/// Completes the pending captured call as a launch of the kernel `function`, with the local memory
-/// and device runtime that the kernel needs.
+/// Completes the pending captured call: the call launches the kernel `function`, which needs this
+/// local memory and these parts of the device runtime.
 pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     with(stream, |capture| {
         capture.pending = Some(Kind::Kernel { function, need });

@@ -1,8 +1,8 @@
 //! Checkpoints (`cuCheckpointProcess…`): one process locks another process, moves the GPU memory of
 //! the locked process away and brings it back.
 //!
-//! Locking a process does not wait for its driver calls under way: the locking process must make
-//! sure that there are none.
+//! Locking a process does not wait until its present driver calls have returned. The process that
+//! locks it must make sure that no driver call is under way.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
 }
 
-/// Locks a process: its later driver calls wait until it is unlocked.
+/// Locks a process. From then on its driver calls wait until the process is unlocked.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is running.
@@ -52,7 +52,7 @@ pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes all GPU memory of a locked process off the GPUs.
+/// Moves all GPU memory of a locked process away from the GPUs.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is locked.
@@ -86,7 +86,7 @@ pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
     step(line, CHECKPOINTED, LOCKED)
 }
 
-/// Unlocks a process: its waiting driver calls go on.
+/// Unlocks a process. Its waiting driver calls go on.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is locked.

@@ -36,36 +36,40 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// The MiB that a context takes for its first module with device malloc, in addition to 1 MiB per
-/// multiprocessor. For the 132 multiprocessors of an H100 both together are 138 MiB (measured).
+/// The memory, in MiB, that a context takes for its first module with device malloc. The context
+/// also takes 1 MiB per multiprocessor. An H100 has 132 multiprocessors, so the sum is 138 MiB
+/// (measured).
 const HEAP_TABLES: u64 = 6;
-/// Total bytes that the modules of a context take once one of them uses device printf or assert.
-/// Their own variables come on top, and the limits of the context do not matter. Measured (H100,
-/// 580.159.04): what printf takes is a part of what assert takes, and that is a part of what malloc
-/// takes, in whatever order modules are loaded.
+/// The bytes that a context takes once one of its modules uses device printf or assert. The
+/// variables of the module take memory of their own. The limits of the context do not change these
+/// bytes. Measured (H100, 580.159.04): the memory for assert includes the memory for printf, and
+/// the memory for malloc includes the memory for assert. The order in which modules are loaded does
+/// not matter.
 const PRINTF: u64 = 62 << 20;
 const ASSERT: u64 = 90 << 20;
-/// The smallest stack limit that the driver rejects as invalid. Measured for this value; the driver
-/// also refuses 400,000, but because that limit needs more memory than an H100 has.
+/// The smallest stack limit that the driver rejects as invalid (measured). A smaller limit may fail
+/// for another reason: 400,000 needs more memory than an H100 has.
 const STACK_END: u64 = 512 << 10;
-/// The bytes that a green context takes: first memory of its own, second its part of blocks that it
-/// shares with other green contexts. Measured (H100, 580.159.04): one to four green contexts, each
-/// with a stream, take 6, 12, 16 and 22 MiB.
+/// The bytes that a green context takes. The first number is memory of its own. The second number
+/// is its part of the blocks that all green contexts share. Measured (H100, 580.159.04): one to
+/// four green contexts, each with a stream, take 6, 12, 16 and 22 MiB.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// The cost of streams in two kinds of memory. Each pair is the bytes per stream, and the number of
-/// streams for which a new context already has room. Measured (H100, 580.159.04): the context takes
-/// a block at the streams 2, 6, 10 and so on, and another block at the 36th stream and then at
-/// about every 43rd; 256 streams take 140 MiB in 68 steps, 4,096 streams 2,240 MiB.
+/// The cost of streams. Each stream takes memory of two kinds, and each pair describes one kind:
+/// the bytes per stream, and the number of streams for which a new context already has room.
+/// Measured (H100, 580.159.04): for the first kind the context takes a block at the streams 2, 6,
+/// 10 and so on. For the second kind it takes a block at the 36th stream and then at about every
+/// 43rd stream. 256 streams take 140 MiB in 68 steps, and 4,096 streams take 2,240 MiB.
 const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
-/// A function that the driver calls when a context is destroyed, with the value that was stored in
-/// the context.
+/// A function that the driver calls when a context is destroyed. It gets the value that was stored
+/// in the context.
 pub type Destructor = extern "C" fn(usize, usize, usize);
 /// Values that other libraries store in a context, by key, each with its destructor.
 pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
-/// A context of the simulated driver. Its memory is never freed: a handle that outlives its context
-/// still points to a `Context` that says that it was destroyed.
+/// A context of the simulated driver. The `Context` object is never freed. If a program keeps the
+/// handle of a destroyed context, that handle still points to an object, which says that it was
+/// destroyed.
 pub struct Context {
     magic: u64,
     /// Index of this context in the process's list of contexts.
@@ -75,13 +79,14 @@ pub struct Context {
     /// The primary context that a green context is part of; `None` for any other context.
     base: Option<&'static Context>,
     active: AtomicBool,
-    /// The number of retains of a primary context; the number of attaches of any other context.
+    /// How often a primary context was retained. For any other context, how often the program has
+    /// attached to it.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory that every thread of the context has: the stack limit, or 0 after the
-    /// GPU had too little room for a larger stack limit.
+    /// Bytes of local memory that every thread of the context has. This is the stack limit. After
+    /// the GPU had too little room for a larger stack limit, this is 0.
     backed: AtomicU64,
     state: Mutex<State>,
     /// The small requests of the context; the shard of a request is its size modulo [`SHARDS`].
@@ -102,7 +107,7 @@ struct State {
     uses_printf: bool,
     /// Bytes that the context took for the device runtime when modules were loaded.
     tables: u64,
-    /// Bytes held for the device runtime: those in `tables`, and the heap of device malloc.
+    /// Bytes held for the device runtime: the bytes in `tables` plus the heap of device malloc.
     device_runtime: u64,
     /// The number of green contexts ever made from this context.
     greens: u64,
@@ -115,7 +120,8 @@ struct State {
     own: u64,
     /// Bytes held for executable graphs of this context.
     execs: u64,
-    /// Bytes that this context holds because the first kernel launch of the process was made in it.
+    /// Bytes that the first kernel launch of the process took. Only the context of that launch
+    /// holds them.
     first_launch: u64,
 }
 
@@ -130,9 +136,9 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Returns the bytes of GPU memory that hold `per_thread` bytes of local memory for each thread
-/// that the GPU can run at once. Measured (H100, 580.159.04): whole blocks, rounded down;
-/// `per_thread` is a multiple of 16.
+/// Returns the bytes of GPU memory for local memory, if each thread that the GPU can run at once
+/// has `per_thread` bytes. The result is rounded down to whole blocks, and `per_thread` is a
+/// multiple of 16 (measured, H100, 580.159.04).
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
     let bytes = per_thread
@@ -154,8 +160,8 @@ thread_local! {
     static BELOW: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the calling thread's current context; for a green context, the primary context that it
-/// is part of.
+/// Returns the calling thread's current context. If that is a green context, returns the primary
+/// context that the green context is part of.
 ///
 /// # Errors
 /// `INVALID_CONTEXT` when the thread has none, `CONTEXT_IS_DESTROYED` when the context was
@@ -169,7 +175,7 @@ pub fn current() -> Outcome<&'static Context> {
     }
 }
 
-/// Returns the context on top of the calling thread's context stack, even if that context was
+/// Returns the context on top of the calling thread's context stack. That context may already be
 /// destroyed.
 pub fn top() -> Option<&'static Context> {
     CURRENT.get()
@@ -446,8 +452,8 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets one limit of the context. A new stack limit resizes the local memory at once, and
-    /// thereby also frees the local memory that kernel launches have added.
+    /// Sets one limit of the context. A new stack limit resizes the local memory at once. This also
+    /// frees the local memory that kernel launches have added.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for the
@@ -455,7 +461,8 @@ impl Context {
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
-        // Measured: the driver changes the values that a program sets for these limits as follows.
+        // Measured: for these limits the driver stores a changed value in place of the value that
+        // the program passes.
         let value = match limit {
             STACK_SIZE if value >= STACK_END => return Err(Status::INVALID_VALUE),
             STACK_SIZE => value.next_multiple_of(16),
@@ -475,8 +482,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the GPU memory that loading a module with these needs adds to the context. The memory
-    /// is freed with the context.
+    /// Takes the GPU memory that the context must add for a module with these needs. The memory is
+    /// freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -510,8 +517,9 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory for launching a kernel: `local` bytes of local memory per thread, to which
-    /// the stack limit is raised, and the heap of device malloc if needed.
+    /// Takes the memory for launching a kernel. The kernel needs `local` bytes of local memory per
+    /// thread; a lower stack limit is raised to this number. The kernel may also need the heap of
+    /// device malloc.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -524,8 +532,8 @@ impl Context {
 
     #[cold]
     fn grow_for_launch(&self, local: u64, needs: Needs) -> Outcome<()> {
-        // Several threads may launch their first kernel at once; only one of them takes the memory
-        // of the first launch.
+        // Several threads may launch a first kernel at the same time. Only one of these threads
+        // takes the memory of the first launch.
         if !LAUNCHED.swap(true, Relaxed) {
             let driver = driver()?;
             let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
@@ -560,8 +568,8 @@ impl Context {
     }
 
     /// Resizes the local memory of every thread to `per_thread` bytes. Measured (H100, 580.159.04):
-    /// when the GPU has too little room, the present local memory is freed, and the stack limit
-    /// stays.
+    /// if the GPU has too little room, the driver frees the present local memory and keeps the old
+    /// stack limit.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
@@ -579,9 +587,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes a green context as a part of this primary context. The primary context holds the
-    /// memory of the green context, and the memory that making it takes, until the primary context
-    /// is destroyed (measured).
+    /// Makes a green context as a part of this primary context. The primary context takes the
+    /// memory of the green context and holds it until the primary context is destroyed (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

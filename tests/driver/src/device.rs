@@ -1,7 +1,7 @@
-//! The simulated GPUs and their MIG instances: identity, order and visibility. All GPUs are of the
-//! type H100 80GB, because the memory sizes were measured on an H100.
+//! The simulated GPUs and their MIG instances: their names, their order, and which process sees
+//! them. All GPUs are of the type H100 80GB, because the memory sizes were measured on an H100.
 //!
-//! A *device* in this package has memory of its own: it is a GPU, or one MIG instance if the GPUs
+//! A *device* in this package is what has memory of its own: a GPU, or one MIG instance if the GPUs
 //! are divided. Devices and GPUs are numbered in PCI order.
 
 use std::ops::Range;
@@ -125,8 +125,8 @@ pub fn full_name(machine: &Machine, device: usize) -> String {
     }
 }
 
-/// Returns the total memory in bytes that CUDA reports for a device: all of a GPU, or an equal
-/// share for each of its MIG instances.
+/// Returns the total memory of a device in bytes, as CUDA reports it. Each MIG instance has an
+/// equal share of the memory of its GPU.
 pub fn capacity(machine: &Machine, device: usize) -> u64 {
     let whole = machine.knobs.capacity[gpu_of(machine, device)].load(Relaxed);
     match instances(machine) {
@@ -135,17 +135,18 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Returns the number of multiprocessors of a GPU: that of an H100, or fewer where the knob
-/// `context-bytes` sets a small context size. On the real driver every context is at least as large
-/// as the stacks of all threads that the GPU can run at once (measured: stacks of 264 MiB in a
-/// context of 518 MiB).
+/// Returns the number of multiprocessors of a GPU. This is the number of an H100, or a smaller
+/// number if the knob `context-bytes` sets a small context size. The reason is that a context of
+/// the real driver has room for the stacks of all threads that the GPU can run at once. Measured:
+/// stacks of 264 MiB in a context of 518 MiB.
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
-/// Returns the devices that this process sees, by CUDA ordinal. With MIG a process sees one
-/// instance only, the first of its list (NVIDIA's MIG user guide).
+/// Returns the devices that this process sees, in the order of their CUDA ordinals. With MIG a
+/// process sees only one instance, even if `CUDA_VISIBLE_DEVICES` names several: the first one
+/// (NVIDIA's MIG user guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -170,9 +171,9 @@ pub fn visible(machine: &Machine) -> &'static [usize] {
     })
 }
 
-/// Returns the devices in `order` that the text `list` (`CUDA_VISIBLE_DEVICES`) names by index or
-/// UUID. The list ends at the first invalid name, and a device that is named twice makes the whole
-/// list invalid.
+/// Returns the devices that the text `list` names, the value of `CUDA_VISIBLE_DEVICES`. A name is a
+/// UUID or an index into `order`. The list ends at the first invalid name. If a device is named
+/// twice, the whole list is invalid.
 fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {

@@ -103,8 +103,8 @@ impl Driver {
         })
     }
 
-    /// Takes physical memory of a GPU without trimming pools first; returns false when the GPU has
-    /// too little left.
+    /// Takes physical memory of a GPU. Returns false when the GPU has too little left; does not
+    /// trim memory pools to make room.
     pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
         bytes == 0 || self.process.take(device, bytes)
     }
@@ -126,7 +126,8 @@ impl Driver {
         }
     }
 
-    /// Returns the number by which the simulated machine knows this process as an owner of memory.
+    /// Returns this process's owner number: the number by which the simulated machine knows which
+    /// memory belongs to the process.
     pub fn owner(&self) -> u64 {
         self.process.owner()
     }

@@ -1,12 +1,13 @@
-//! The protocol by which processes take and give back physical memory of the simulated GPUs:
-//! exactly, and without locks.
+//! The protocol by which processes take and give back physical memory of the simulated GPUs. The
+//! protocol is exact and needs no locks.
 //!
-//! Each GPU has one word in shared memory. The word says how many blocks are used *and* which
-//! operation of which slot made the last change. A process that wants to change the word first
-//! writes this last operation into the word of the slot that made it. This is called *settling*; it
-//! has the same result whichever process does it. Then the process makes its own operation. So the
-//! sum of all slots always equals the used figure except for one operation, which any process can
-//! settle. Therefore a process may be killed or stopped between any two instructions.
+//! Each GPU has one word in shared memory. This word says how many blocks are used, and also which
+//! operation made the last change and for which slot. Each slot has a word of its own for every
+//! GPU. Before a process changes the GPU's word, it writes the last operation into the word of the
+//! slot for which that operation was made. This step is called *settling*; its result does not
+//! depend on which process takes it. Then the process makes its own operation. So the sum of all
+//! slots equals the used blocks except for one operation, which any process can settle. Therefore a
+//! process may be killed or stopped between any two instructions.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -15,8 +16,8 @@
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
 //! While the owner of a slot lives, only the owner makes operations for the slot, one at a time per
-//! GPU. After the owner's death any number of reapers make them, all with the same intent: to give
-//! back all that the slot holds.
+//! GPU. After the owner's death any number of other processes (reapers) make operations for the
+//! slot. All of them want the same: to give back all memory that the slot holds.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -68,8 +69,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
                 return word;
             }
             let intent = held.intent.load(SeqCst);
-            // The slot's word matches neither the state before nor the state after this operation,
-            // so another process has changed the GPU's word since it was read.
+            // The slot's word shows neither the state before this operation nor the state after it.
+            // So another process has changed the GPU's word since this process read that word.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }
@@ -104,11 +105,11 @@ pub fn reset_peak(machine: &Machine, device: usize) {
     settle(machine, device);
 }
 
-/// Adds `blocks`, which may be negative, to what the calling process's slot holds on the GPU;
-/// returns false when the GPU has too few blocks left.
+/// Adds `blocks` to the blocks that the calling process's slot holds on the GPU; the number may be
+/// negative. Returns false when the GPU has too few blocks left.
 ///
-/// A slot may have one such call at a time per GPU: the caller holds its process's lock for that
-/// GPU.
+/// Only one such call at a time may change the same slot on the same GPU. The caller therefore
+/// holds the lock that its process has for that GPU.
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
     let words: &DeviceWords = &machine.devices[device];
     let held: &Held = &machine.slots[slot].held[device];
@@ -134,8 +135,8 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
     }
 }
 
-/// Gives back all blocks that the slot of a dead owner holds on the GPU. Several reapers may do
-/// this at once, and long after the owner's death.
+/// Gives back all blocks that the slot of a dead owner holds on the GPU. Several processes may do
+/// this at the same time, and long after the owner's death.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];
@@ -144,8 +145,8 @@ pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
         settle(machine, device);
         let intent = held.intent.load(SeqCst);
         let before = held.word.load(SeqCst);
-        // Give back the blocks in `before` only if the dead process still owned the slot when they
-        // were read.
+        // `before` was read from the slot. Give back its blocks only if the dead process still
+        // owned the slot at that time.
         if line.owner.load(SeqCst) != owner || count(before) == 0 {
             return;
         }

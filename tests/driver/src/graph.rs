@@ -1,13 +1,14 @@
 //! Graphs of the simulated driver, as far as they concern memory: their nodes, and the memory that
 //! a launch takes.
 //!
-//! Measured (H100, 580.159.04): adding nodes to a graph and instantiating it take none of the
-//! memory that the nodes allocate (with one node of 64 MiB the first instantiation of a context
-//! took 2 MiB). The upload or first launch takes that memory, later launches take no more. Freeing
-//! the memory and destroying the graph do not give it back; `cuDeviceGraphMemTrim` does. Two graphs
-//! launched one after the other on one stream share the memory. A launch that does not fit fails
-//! with `OUT_OF_MEMORY` and keeps what it has taken until a trim. The local memory of the kernels
-//! is taken at the instantiation.
+//! Measured (H100, 580.159.04): adding nodes to a graph takes none of the memory that the nodes
+//! allocate, and neither does instantiating the graph. Only the first instantiation in a context
+//! took 2 MiB, for a graph with one node of 64 MiB. The upload or the first launch takes the memory
+//! of the nodes; later launches take no more. `cuDeviceGraphMemTrim` gives the memory back; freeing
+//! it or destroying the graph does not. Two graphs that are launched one after the other on one
+//! stream share the memory. If a launch does not fit, it fails with `OUT_OF_MEMORY`; the memory
+//! that it has already taken stays taken until a trim. The local memory of the kernels is taken at
+//! the instantiation.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -40,7 +41,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// Returns the memory with which either of the two kernels can run.
+    /// Returns the memory that is enough for each of the two kernels.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -138,7 +139,8 @@ impl Node {
     }
 }
 
-/// Returns the handles of all nodes that run before a node whose dependencies are `after`.
+/// A node depends directly on the nodes `after`. Returns the handles of all nodes that run before
+/// this node.
 fn before(after: &[&'static Node]) -> HashSet<usize> {
     let (mut seen, mut next) = (HashSet::new(), after.to_vec());
     while let Some(node) = next.pop() {
@@ -156,8 +158,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Returns whether more nodes of the graph allocate this address than free it, where only the
-    /// freeing nodes that `among` selects are counted.
+    /// Returns whether more nodes of the graph allocate this address than free it. Counts only
+    /// those freeing nodes that `among` selects.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -184,8 +186,8 @@ impl Parts {
         self.nodes.iter().any(|node| at(node))
     }
 
-    /// Returns the address ranges on a GPU that a new node with the dependencies `after` must not
-    /// get.
+    /// A new node depends directly on the nodes `after`. Returns the address ranges on a GPU that
+    /// the new node must not get.
     fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
         let before = before(after);
         let allocated = self.nodes.iter().filter_map(|node| match node.kind() {
@@ -220,7 +222,8 @@ impl Parts {
 pub struct Graph {
     magic: AtomicU64,
     parts: Mutex<Option<Parts>>,
-    /// Whether an executable graph made from this graph exists and contains its memory nodes.
+    /// Whether an executable graph exists that was made from this graph and contains its memory
+    /// nodes.
     instantiated: AtomicBool,
     /// Whether the graph is the body of a conditional node.
     owned: bool,
@@ -354,8 +357,8 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Returns whether the graph may be added to another graph as a child. A graph with conditional
-    /// nodes may not (measured), nor may the body of a conditional node.
+    /// Returns whether the graph may be added to another graph as a child. This is not allowed for
+    /// a graph with conditional nodes (measured), and not for the body of a conditional node.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -371,8 +374,8 @@ impl Graph {
     pub fn copy(&self) -> Outcome<&'static Graph> {
         let copy = Graph::make();
         let mut copies: HashMap<usize, &'static Node> = HashMap::new();
-        // A node is always added after the nodes that it depends on, so the copies of those nodes
-        // already exist.
+        // A node is always added after the nodes on which it depends. So the copies of those nodes
+        // already exist here.
         for node in self.nodes()? {
             let after = node.after.iter();
             let after = after.filter_map(|before| copies.get(&before.handle()).copied());
@@ -410,12 +413,12 @@ pub struct Plan {
     freed: Vec<u64>,
     /// The handles of the nodes that launch kernels, each with the memory that its kernel needs.
     kernels: Vec<(usize, Need)>,
-    /// The types of all nodes as numbers of `CUgraphNodeType`; those of a child graph follow the
-    /// number of the child's node. An executable graph can only be updated from a graph with the
-    /// same numbers.
+    /// The types of all nodes, as numbers of `CUgraphNodeType`. The number of a child graph's node
+    /// is followed by the numbers of the nodes in that child graph. An executable graph can only be
+    /// updated from a graph with the same numbers.
     shape: Vec<i32>,
-    /// The graph's address layouts; holding them keeps the addresses of the graph's allocations
-    /// reserved.
+    /// The graph's address layouts. While these exist, the addresses of the graph's allocations
+    /// stay reserved.
     layouts: Vec<Arc<Mutex<Layout>>>,
 }
 
@@ -456,7 +459,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the memory with which any of these kernels can run.
+    /// Returns the memory that is enough for each of these kernels.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)
@@ -548,10 +551,10 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the memory for kernels with this need. Measured (H100, 580.159.04): changing a kernel
-    /// takes at once the memory by which its need exceeds that of the present kernels; memory that
-    /// was given back because the stack limit was lowered is taken again only by the upload or the
-    /// launch.
+    /// Takes the memory for kernels with this need. Measured (H100, 580.159.04): if the new kernel
+    /// needs more memory than the present kernels, the change itself takes the difference. A lower
+    /// stack limit may have given memory back before; only the upload or the launch takes this
+    /// memory again.
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {
@@ -560,7 +563,7 @@ impl Exec {
         }
     }
 
-    /// Takes the memory that the present kernels need, if the context no longer holds it.
+    /// Takes the memory that the present kernels need, unless the context still holds it.
     fn grow_again(&self) -> Outcome<()> {
         let need = Plan::need(&self.kernels());
         self.context.grow_local(need.local, need.heap)
@@ -581,7 +584,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the kernels of the executable graph by those of a graph with the same shape.
+    /// Replaces the kernels of the executable graph by the kernels of a graph with the same shape.
     ///
     /// # Errors
     /// `EXEC_UPDATE_FAILURE` when the other graph has another shape or memory nodes;
@@ -598,7 +601,8 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the kernels of a child graph, which `node` stands for, by those of `graph`.
+    /// The node `node` stands for a child graph. Replaces the kernels of that child graph by the
+    /// kernels of `graph`.
     ///
     /// # Errors
     /// The errors of [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
@@ -663,14 +667,14 @@ impl Exec {
     pub fn launch(&self, stream: Name) -> Outcome<()> {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
-        // The context may have given back the memory that the kernels need when the stack limit was
-        // lowered.
+        // When the stack limit was lowered, the context may have given back memory that the kernels
+        // need.
         self.grow_again()?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)
     }
 
-    /// Destroys the executable graph. Other graphs can use its memory.
+    /// Destroys the executable graph. Other graphs can then use its memory.
     pub fn destroy(&self) {
         self.magic.store(0, Release);
         let gone = self

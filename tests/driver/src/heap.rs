@@ -1,7 +1,7 @@
-//! A heap that places small requests in blocks of 2 MiB by best fit; of several free extents of the
-//! same size it takes the one that was freed last. A freed extent is joined with its free
-//! neighbours. The heap only keeps books, and each operation takes the same time however many
-//! requests are live.
+//! A heap that places small requests in blocks of 2 MiB by best fit. If several free extents have
+//! the best size, the heap takes the one that was freed last. A freed extent is joined with its
+//! free neighbours. The heap only records which addresses are in use; it never touches the memory.
+//! Each operation takes the same time, however many requests are live.
 
 use crate::machine::BLOCK;
 
@@ -21,18 +21,19 @@ pub struct Heap {
     extents: Vec<Extent>,
     unused: Vec<u32>,
     free: Free,
-    /// One free extent that is kept outside the lists of free extents: taking memory from its edge,
-    /// or freeing there, changes no list.
+    /// One free extent that is kept outside the lists of free extents. Placing a request at its
+    /// edge, or freeing one there, changes no list.
     rest: u32,
 }
 
-/// A part of a block: a live request, or free. Two free extents are never neighbours.
+/// A part of a block, which is either free or holds a live request. Two free extents are never
+/// neighbours.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     block: u32,
     start: u16,
     grains: u16,
-    /// Bytes that the request asked for; 0 = the extent is free.
+    /// Bytes that the program asked for in the request; 0 = the extent is free.
     bytes: u32,
     /// The extents before and after this extent in its block.
     before: u32,
@@ -65,8 +66,8 @@ impl Default for Free {
 struct Block {
     /// The address of the block; 0 = the element is vacant.
     address: u64,
-    /// The numbers of the live extents, by the grain at which they start; each chunk of the table
-    /// is made when it is first used.
+    /// A table with the numbers of the live extents, by the grain at which they start. Each chunk
+    /// of the table is made when it is first used.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
@@ -80,8 +81,8 @@ pub enum Left {
 }
 
 impl Heap {
-    /// Places a request of 1 byte to a whole block and returns its address; `None` when no free
-    /// extent is large enough.
+    /// Places a request and returns its address; `None` when no free extent is large enough. The
+    /// size may be from 1 byte up to a whole block.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let grains = bytes.div_ceil(GRAIN) as u16;
         let found = self.smallest(grains)?;
@@ -256,8 +257,8 @@ impl Heap {
         let joined = &mut self.extents[first as usize];
         joined.grains += grains;
         joined.after = after;
-        // If `second` is the last extent of the block, `after` is 0, and this line writes to the
-        // unused element 0.
+        // If `second` is the last extent of the block, `after` is 0. This line then writes to
+        // element 0 of the list, which is unused.
         self.extents[after as usize].before = first;
         self.unused.push(second);
     }

@@ -1,11 +1,11 @@
 //! Linear memory that several processes share through handles (`cuIpc…MemHandle`), always in whole
 //! blocks.
 //!
-//! Measured (H100, 580.159.04): the memory counts for its owner until the owner frees it, and then
-//! for the process that has it open. The owner may use the address again as soon as it has freed
-//! the memory. A second open of the same handle returns the same address, and each open needs a
-//! close. Assumed: a process that opens the handles of two small requests in one block maps the
-//! block once.
+//! Measured (H100, 580.159.04): NVML counts the memory for its owner until the owner frees it. From
+//! then on NVML counts it for the process that has it open. As soon as the owner has freed the
+//! memory, the owner may use the address again. A second open of the same handle returns the same
+//! address, and each open needs a close. Assumed: if a process opens the handles of two small
+//! requests in one block, it maps the block only once.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -29,8 +29,8 @@ pub struct Handle(pub [u64; 8]);
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// The requests in the memory that this process has opened, by their addresses: the bytes of
-    /// each request, and how often it is open.
+    /// The requests in the memory that this process has opened, by address. Each entry has the
+    /// bytes of the request, and how often the request is open.
     open: BTreeMap<u64, (u64, u32)>,
 }
 
@@ -81,7 +81,8 @@ pub fn export(address: u64) -> Outcome<Handle> {
     ]))
 }
 
-/// Gives back the blocks at an address, unless other processes have these blocks open.
+/// Gives back the blocks at an address. If other processes have these blocks open, the blocks stay
+/// in use.
 pub fn give(device: usize, address: u64, bytes: u64) {
     let shared = state().exported.remove(&address);
     match (shared, driver()) {
@@ -161,7 +162,7 @@ impl Mapping {
     }
 }
 
-/// Finds the opened memory that contains an address: its start, bytes and GPU.
+/// Finds the opened memory that contains an address. Returns its start, its bytes and its GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     let guard = state();
     let (_, mapping) = guard.mapped.range(..=address).next_back()?;

@@ -1,5 +1,5 @@
-//! The knobs: settings of the simulated machine, read from the environment when the machine is
-//! made, and changed later by `gpulimit-sim-ctl knob`.
+//! The knobs: settings of the simulated machine. They are read from the environment when the
+//! machine is made. Later `gpulimit-sim-ctl knob` changes them.
 
 use std::cell::Cell;
 use std::env;
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::machine::{BLOCK, MAX_DEVICES};
 
-/// The largest number of driver functions that can have rules (waits and failures of their own) at
-/// a time.
+/// The largest number of driver functions that can have rules at a time. A rule is a wait or a
+/// failure of one function.
 pub const MAX_RULES: usize = 64;
 const NAME_WORDS: usize = 6;
 /// Bits of [`Knobs::active`].
@@ -19,8 +19,8 @@ const LOCKED: u32 = 2;
 /// The knobs, as they lie in the shared memory of the simulated machine.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 while any latency, failure or kernel time (`work`) is set, and after a process was
-    /// ever locked. An ordinary driver call reads only this word of the knobs.
+    /// Not 0 while a wait, a failure or a kernel time (`work`) is set, and for ever after any
+    /// process was locked. An ordinary driver call reads only this word of the knobs.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
@@ -34,16 +34,17 @@ pub struct Knobs {
     pub kill_lag: AtomicU64,
     /// The driver version that `cuDriverGetVersion` reports.
     pub driver_version: AtomicU32,
-    /// Not 0: CUDA's default order of the GPUs (fastest first) is the reverse of the PCI order.
+    /// Not 0: CUDA's default order of the GPUs, fastest first, is the reverse of the PCI order.
     pub reversed: AtomicU32,
     /// Not 0: NVML's process lists are empty, as in a container without /proc.
     pub no_proc: AtomicU32,
-    /// Not 0: NVML lists every process as a graphics process and as an MPS client, too.
+    /// Not 0: NVML lists every process not only as a compute process, but also as a graphics
+    /// process and as an MPS client.
     pub all_lists: AtomicU32,
     /// Not 0: NVML's `_v3` process lists have the element layout of the first R535 drivers.
     pub early_535: AtomicU32,
-    /// Not 0: NVML calls its own functions by their exported names, so that an interposed library
-    /// sees these calls.
+    /// Not 0: NVML calls its own functions by their exported names. A preloaded library that
+    /// exports the same names then sees these calls.
     pub own_exports: AtomicU32,
     /// The number of MIG instances of every GPU; 0 = no MIG.
     pub mig: AtomicU32,
@@ -55,8 +56,8 @@ pub struct Knobs {
     /// The nanoseconds that every driver call waits after its work, unless a rule names the called
     /// function.
     pub delay: AtomicU64,
-    /// Not 0: the waits of driver calls are random, between 0 and the time that is set; this number
-    /// is the seed.
+    /// Not 0: the waits of driver calls are random, between 0 and the time that is set. This number
+    /// is the seed of the random numbers.
     pub jitter: AtomicU64,
     /// The rules: waits and failures of single driver functions.
     pub rules: [Rule; MAX_RULES],
@@ -70,12 +71,12 @@ pub struct Rule {
     latency: AtomicU64,
     /// The wait after the function's work in nanoseconds; `u64::MAX` = not set.
     delay: AtomicU64,
-    /// The failure of the function: the error code in the low half, and in the high half the number
-    /// of the call that fails (0 = all calls). 0 = not set.
+    /// The failure of the function; 0 = not set. The low half is the error code. The high half is
+    /// the number of the call that fails; 0 there means that all calls fail.
     failure: AtomicU64,
 }
 
-/// What the knobs order for the next call of a driver function: waits, or failure.
+/// What the knobs order for one call of a driver function: waits, a failure, or neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
     /// The wait before the call's work, in nanoseconds.
@@ -140,8 +141,8 @@ impl Settings {
 }
 
 impl Knobs {
-    /// Sets every knob to its default, then applies `settings`. An invalid value is reported on
-    /// stderr and ignored, so that a test that misspells a knob shows it.
+    /// Sets every knob to its default, then applies `settings`. Reports an invalid setting on
+    /// stderr and ignores it. So a test that misspells a knob prints a message.
     pub fn configure(&self, settings: &Settings) {
         self.devices.store(1, Relaxed);
         for capacity in &self.capacity {
@@ -157,7 +158,7 @@ impl Knobs {
         }
     }
 
-    /// Sets one knob. A list is comma-separated and replaces what was set before.
+    /// Sets one knob. A list is separated by commas and replaces the list that was set before.
     ///
     /// # Errors
     /// A line that names the knob and the value.
@@ -245,8 +246,8 @@ impl Knobs {
         Ok(())
     }
 
-    /// Notes that a process was locked (see [`crate::checkpoint`]): from now on every driver call
-    /// checks whether its process is locked.
+    /// Notes that a process was locked (see [`crate::checkpoint`]). From then on every driver call
+    /// checks whether its own process is locked.
     pub fn note_locked(&self) {
         self.active.fetch_or(LOCKED, Release);
     }
@@ -340,8 +341,8 @@ fn random(seed: u64) -> u64 {
     thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
     STATE.with(|state| {
         let mut word = match state.get() {
-            // Each thread has its own copy of this variable, so the address of the copy makes the
-            // seed differ between threads.
+            // Each thread has its own copy of this variable. The address of the copy goes into the
+            // seed, so that threads have different seeds.
             0 => {
                 seed ^ (u64::from(std::process::id()) << 32
                     | std::ptr::from_ref(state).addr() as u64 >> 4)

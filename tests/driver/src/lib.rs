@@ -1,5 +1,5 @@
-//! The simulated NVIDIA driver: the model of a machine's GPUs on which both its libcuda and its
-//! libnvidia-ml are built.
+//! The simulated NVIDIA driver: a model of a machine's GPUs. The simulated libcuda and the
+//! simulated libnvidia-ml are both built on this model.
 //!
 //! The module [`machine`] is the hardware: one shared file that records what every process holds on
 //! every GPU. The other modules are the driver inside one process: contexts, blocks, pools, virtual

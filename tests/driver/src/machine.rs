@@ -1,9 +1,9 @@
 //! The simulated machine: one file of shared memory that records what all processes hold on every
 //! GPU.
 //!
-//! The file holds atomics only, no locks: a process may be killed or stopped at any instruction
-//! without blocking the others. [`crate::grant`] is the protocol by which processes change these
-//! atomics; [`crate::process`] decides which process owns a slot.
+//! The file holds only atomics and no locks. So a process may be killed or stopped at any
+//! instruction without blocking the other processes. [`crate::grant`] is the protocol by which
+//! processes change these atomics; [`crate::process`] decides which process owns a slot.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -25,14 +25,14 @@ pub const MAX_DEVICES: usize = 16;
 pub const MAX_PROCESSES: usize = 4000;
 /// The largest number of exported allocations at a time.
 pub const MAX_OBJECTS: usize = 90;
-/// The bytes of each GPU that the driver reserves: part of NVML's total and used figures, but not
-/// of CUDA's total.
+/// The bytes of each GPU that the driver reserves. NVML's total and used bytes include them; CUDA's
+/// total bytes do not.
 pub const RESERVED: u64 = 480 << 20;
 
 const MAGIC: u64 = 0x6770_756c_696d_0009;
 
-/// The contents of the shared file. A file of zeros is a valid, empty machine, which `create` then
-/// configures.
+/// The contents of the shared file. A file of zeros is a valid machine without processes; `create`
+/// then sets its knobs.
 #[repr(C)]
 pub struct Machine {
     magic: AtomicU64,
@@ -47,7 +47,8 @@ pub struct Machine {
     pub devices: [DeviceWords; MAX_DEVICES],
     /// The number of exported objects ever made.
     pub births: AtomicU64,
-    /// The exported memory and the processes that hold it, see [`crate::shared`].
+    /// The exported objects: exported memory, with the processes that hold it (see
+    /// [`crate::shared`]).
     pub objects: [Object; MAX_OBJECTS],
     /// One slot for each process, followed by one for each exported object.
     pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
@@ -56,14 +57,16 @@ pub struct Machine {
 /// Exported memory.
 #[repr(C, align(64))]
 pub struct Object {
-    /// A number that no other exported object ever has; 0 = this element is free.
+    /// The birth number of the exported object, which no other exported object ever has; 0 = this
+    /// element is free.
     pub birth: AtomicU64,
-    /// The GPU of the exported memory; a number past the last GPU for host memory.
+    /// The GPU of the exported memory. For host memory this is a number past the last GPU.
     pub device: AtomicU64,
-    /// The owner ([`Slot::owner`]) that exported the memory; 0 after that process has given up the
+    /// The owner ([`Slot::owner`]) that exported the memory; 0 once that process has given up the
     /// memory.
     pub exporter: AtomicU64,
-    /// The owners that have imported the memory, once per import.
+    /// The owners that have imported the memory. An owner that imported it twice is in the list
+    /// twice.
     pub imports: [AtomicU64; 29],
 }
 
@@ -79,8 +82,8 @@ pub struct DeviceWords {
 /// A slot: the memory that one process holds, and the state of that process.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// The process that owns the slot: its pid (in its own PID namespace) in the high half, a
-    /// unique birth number in the low half. 0 = the slot is free.
+    /// The process that owns the slot; 0 = the slot is free. The high half is the pid of the
+    /// process in its own PID namespace. The low half is a unique birth number.
     pub owner: AtomicU64,
     /// Inode of the PID namespace of the slot's owner.
     pub namespace: AtomicU64,
@@ -92,9 +95,9 @@ pub struct Slot {
     pub died: AtomicU64,
     /// Whether the slot's owner is locked or checkpointed, see [`crate::checkpoint`].
     pub state: AtomicU64,
-    /// For each GPU, the blocks that a checkpoint moved away from it.
+    /// The blocks that a checkpoint moved away from each GPU.
     pub away: [AtomicU64; MAX_DEVICES],
-    /// For each GPU, the memory that the slot's owner holds on it.
+    /// The memory that the slot's owner holds on each GPU.
     pub held: [Held; MAX_DEVICES],
 }
 
@@ -123,8 +126,9 @@ pub fn now_ms() -> u64 {
     (monotonic().as_millis() as u64).max(1)
 }
 
-/// Returns the path of the simulated machine's shared file: the value of `GPULIMIT_SIM_STATE`, or a
-/// file of the user's own in `/dev/shm`.
+/// Returns the path of the simulated machine's shared file. This is the value of
+/// `GPULIMIT_SIM_STATE`. If that variable is not set, it is a file in `/dev/shm` that has the id of
+/// the user in its name.
 pub fn state_path() -> PathBuf {
     match std::env::var_os("GPULIMIT_SIM_STATE") {
         Some(path) if !path.is_empty() => PathBuf::from(path),
@@ -143,7 +147,8 @@ pub fn object_path(birth: u64) -> PathBuf {
 }
 
 impl Machine {
-    /// Returns the simulated machine of this process, which is made at the first use.
+    /// Returns the simulated machine of this process. The first call opens the machine, and makes
+    /// it if it does not exist.
     ///
     /// # Errors
     /// When the state file can neither be opened nor created, or belongs to another version.
@@ -158,8 +163,8 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// Opens the machine's shared file. Each call returns a new file description, because file
-    /// locks belong to the description.
+    /// Opens the machine's shared file. File locks belong to the file description, so each call
+    /// opens a new one.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -195,8 +200,8 @@ impl Machine {
             .create_new(true)
             .custom_flags(libc::O_CLOEXEC)
             .open(&fresh)?;
-        // Every user may write to the file, whatever the creator's umask is: all users of the
-        // machine share its GPUs.
+        // All users of the machine share its GPUs. So every user may write to the file, whatever
+        // the creator's umask is.
         file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
         file.set_len(size_of::<Machine>() as u64)?;
         let machine = Machine::map_raw(&file)?;

@@ -1,11 +1,11 @@
 //! Memory pools of the simulated driver: stream-ordered memory, which belongs to a pool and not to
 //! a context.
 //!
-//! Pools of managed memory report the same attributes as other pools, but the driver counts their
-//! memory for no process, and they outlive the contexts of their GPU (measured, H200, 580.159.04).
-//! On that driver the memory of a managed pool also stays on the GPU until the pool is destroyed
-//! and its last pointer freed, even if memory is freed or the pool is trimmed before; the simulated
-//! driver does not model this.
+//! Pools of managed memory report the same attributes as other pools. But the driver counts their
+//! memory for no process, and these pools outlive the contexts of their GPU (measured, H200,
+//! 580.159.04). The measured driver also keeps the memory of a managed pool on the GPU until the
+//! pool is destroyed and its last pointer freed. Freeing other pointers or trimming the pool gives
+//! nothing back there. The simulated driver does not model this.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
@@ -22,14 +22,14 @@ use crate::{Outcome, Status};
 /// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
-/// The largest number of freed ranges that a pool keeps for requests of the same size before it
-/// merges them with their neighbours.
+/// The largest number of freed ranges that a pool keeps for requests of the same size. When this
+/// number is reached, the pool first merges all of them with their neighbours.
 const QUICK: usize = 16;
 /// The index of the pool attribute `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in
 /// [`State::reuse`].
 const INTERNAL_DEPENDENCIES: usize = 2;
 
-/// A hash function for addresses: one multiplication spreads them well enough.
+/// A hash function for addresses. One multiplication is enough to spread them.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -69,16 +69,17 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: Gaps,
-    /// Freed ranges that only the stream that freed them may use again until the work of that
-    /// stream ends.
+    /// Freed ranges. Until the work of the stream that freed a range ends, only that stream may use
+    /// the range again.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
-    /// The start of a managed pool's own address range; `None` until the pool first grows, and for
-    /// other pools.
+    /// The start of the address range that a managed pool has of its own. `None` until the managed
+    /// pool first grows, and always `None` for a pool of another kind.
     arena: Option<u64>,
 }
 
-/// A freed range that the stream that freed it may use again before that stream's work ends.
+/// A range that a stream has freed. That stream may use the range again at once; other streams must
+/// wait until its work ends.
 #[derive(Clone, Debug)]
 struct Pending {
     range: Range<u64>,
@@ -177,7 +178,8 @@ impl Pool {
         self.managed
     }
 
-    /// Returns the GPU on which the driver counts the pool's memory; `None` if it counts on no GPU.
+    /// Returns the GPU on which the driver counts the pool's memory; `None` if the driver counts
+    /// this memory on no GPU.
     fn taken_from(&self) -> Option<usize> {
         self.device.filter(|_| !self.managed)
     }
@@ -186,8 +188,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory from the pool. The pool grows when it has no gap that is large enough and
-    /// that the stream may use.
+    /// Allocates memory from the pool for a stream. The pool grows when it has no large enough gap
+    /// that this stream may use.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -220,8 +222,8 @@ impl Pool {
         if let Some(device) = self.taken_from()
             && !driver.take_bare(device, bytes)
         {
-            // The GPU has too little memory left, so first this pool and then all other pools on
-            // the GPU give back their unused memory.
+            // The GPU has too little memory left. So this pool gives back its unused memory, and
+            // then all other pools on the GPU do the same.
             self.shrink(driver, state, |reserved| reserved > 0);
             Pool::trim_all(device);
             if !driver.take_bare(device, bytes) {
@@ -265,8 +267,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives back unused steps of the pool to the GPU as long as `more` returns true for the pool's
-    /// reserved bytes.
+    /// Gives unused steps of the pool back to the GPU. Before each step, `more` gets the pool's
+    /// reserved bytes; the first false ends the trim.
     fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
         state.settle();
         state.merge();
@@ -301,14 +303,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Does for the pools of a GPU what a synchronising call does: every pool gives back unused
-    /// memory down to its release threshold.
+    /// Trims the pools of a GPU as a synchronising driver call does. Every pool gives back its
+    /// unused memory, but keeps as much as its release threshold says.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
             let mut state = pool.state();
-            // A destroyed pool whose pointers are all freed holds only pending memory, which is all
-            // given back.
+            // If all pointers of a destroyed pool are freed, the pool holds only pending memory.
+            // All of that is given back.
             let gone = state.destroyed && state.live.is_empty();
             let threshold = if gone { 0 } else { state.threshold };
             if state.reserved > threshold {
@@ -331,8 +333,8 @@ impl Pool {
         }
     }
 
-    /// Drops all memory of the GPU's pools, managed pools excepted, when the last context on the
-    /// GPU is destroyed.
+    /// Drops all memory of the GPU's pools, except managed pools. Called when the last context on
+    /// the GPU is destroyed.
     pub fn clear_all(device: usize) {
         for pool in Pool::on(device).into_iter().filter(|pool| !pool.managed) {
             pool.clear();
@@ -365,8 +367,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Finds the pool's allocation that contains an address: its start, and the bytes that the
-    /// program asked for.
+    /// Finds the pool's allocation that contains an address. Returns its start, and the bytes that
+    /// the program asked for.
     pub fn find(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state();
         let found = state.live.get(&address).map(|bytes| (address, *bytes));
@@ -398,8 +400,8 @@ impl Pool {
         })
     }
 
-    /// Sets a pool attribute by its number; a high-water mark can only be set to 0, which resets
-    /// it.
+    /// Sets a pool attribute by its number. A high-water mark can only be set to 0; this resets the
+    /// mark.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an attribute or a value that cannot be set.
@@ -418,7 +420,7 @@ impl Pool {
 
 impl State {
     /// Returns the lowest free addresses of a managed pool. Such a pool has an address range of its
-    /// own and uses an address again after it has given it back (measured).
+    /// own. After the pool has given memory back, it uses the same addresses again (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {
@@ -456,8 +458,8 @@ impl State {
         Some(address)
     }
 
-    /// Takes a range of exactly this size that was just freed, or else the first gap that is large
-    /// enough.
+    /// Takes a range of exactly this size that was just freed. If there is none, takes the first
+    /// gap that is large enough.
     fn take_free(&mut self, size: u64) -> Option<u64> {
         if let Some(position) = self.quick.iter().rposition(|(freed, _)| *freed == size) {
             return Some(self.quick.swap_remove(position).1);
@@ -479,8 +481,9 @@ impl State {
         Some(address)
     }
 
-    /// Takes the first gap that is large enough in the free memory and in the pending ranges that
-    /// `may` selects. Returns the gap's address with the time at which all of the gap is free.
+    /// Takes the first gap that is large enough. A gap may consist of free memory and of the
+    /// pending ranges that `may` selects. Returns the gap's address, and the time at which all of
+    /// the gap is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;
@@ -522,7 +525,8 @@ impl State {
         }
     }
 
-    /// Makes those pending ranges free whose stream's work has ended.
+    /// Makes a pending range free if the work of its stream has ended; does so for all pending
+    /// ranges.
     fn settle(&mut self) {
         let ended: Vec<Pending> = self
             .pending

@@ -1,10 +1,11 @@
-//! The slots of the simulated machine: which process owns a slot, and what happens to the slots of
-//! dead processes.
+//! The slots of the simulated machine. This module decides which process owns a slot, and frees the
+//! slots of dead processes.
 //!
-//! The owner of slot *i* holds an open-file-description lock on byte *i* of the lock range of the
-//! machine's shared file. The file description stays open through a mapping that forked children do
-//! not inherit. So the lock ends with the process's memory, however the process dies, and any
-//! process can test the lock, whatever PID namespace it is in.
+//! The machine's shared file has a range of bytes for locks. The owner of slot *i* holds an
+//! open-file-description lock on byte *i* of this range. A mapping of the file keeps the file
+//! description open, and forked children do not inherit this mapping. So the lock ends with the
+//! process's memory, however the process dies. Any process can test the lock, whatever PID
+//! namespace it is in.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -20,20 +21,20 @@ use crate::{checkpoint, device, grant, shared};
 
 /// The offset of the lock range in the machine's shared file, far behind the file's data.
 const LOCKS: i64 = 1 << 40;
-/// The shortest time in ms between two searches of the slots for dead owners, unless memory has run
-/// out.
+/// The shortest time in ms between two searches of the slots for dead owners. When memory has run
+/// out, a search need not wait for this time.
 const SCAN_MS: u64 = 2;
-/// The time between two searches of the slots for dead owners is at least the square of the number
-/// of slots, divided by this number, in ms: to test one lock the kernel goes through all locks of a
-/// file.
+/// With many slots, searches for dead owners are rarer: the time in ms between two searches is at
+/// least the square of the number of slots, divided by this number. The reason is that the kernel
+/// goes through all locks of a file to test one lock.
 const SCANNED_PER_MS: u64 = 10_000;
 
 /// The calling process as an owner of a slot of the simulated machine.
 pub struct Process {
     machine: &'static Machine,
     slot: usize,
-    /// One lock for each GPU, because a process may make only one operation ([`grant::change`]) on
-    /// a GPU at a time.
+    /// One lock for each GPU. A process may make only one operation ([`grant::change`]) at a time
+    /// on a GPU.
     operations: [Mutex<()>; MAX_DEVICES],
 }
 
@@ -70,7 +71,8 @@ extern "C" fn exiting() {
 }
 
 impl Process {
-    /// Returns the calling process as an owner, and takes a slot for it at the first use.
+    /// Returns the calling process as an owner of a slot. The first call takes a slot for the
+    /// process.
     ///
     /// # Errors
     /// When the machine cannot be opened or has no free slot.
@@ -94,8 +96,8 @@ impl Process {
         let machine = Machine::get()?;
         let file = Machine::file()?;
         for (slot, line) in machine.slots.iter().enumerate().take(MAX_PROCESSES) {
-            // A process takes the lock of a slot before it writes itself as the owner: a slot that
-            // has an owner but no lock belongs to a dead process.
+            // A process takes the lock of a slot first and writes itself as the owner afterwards.
+            // So if a slot has an owner but its lock is free, the owner is dead.
             if line.owner.load(Acquire) != 0
                 || lock(&file, slot, libc::F_WRLCK, libc::F_OFD_SETLK).is_err()
             {
@@ -165,8 +167,8 @@ impl Process {
     }
 }
 
-/// Returns whether this owner still has its slot: its process is alive, or the memory of the dead
-/// process is not yet given back.
+/// Returns whether this owner still has its slot. It has the slot while its process is alive, and
+/// after the death of the process until the memory of the process is given back.
 pub fn is_alive(machine: &Machine, owner: u64) -> bool {
     let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
     slots.iter().any(|line| line.owner.load(SeqCst) == owner)
@@ -187,8 +189,8 @@ pub fn is_held(file: &File) -> bool {
         .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// The lock on the machine's list of exported objects, which one process has at a time. Only that
-/// process may change which processes hold exported memory.
+/// The lock on the machine's list of exported objects. Only one process has the lock at a time, and
+/// only that process may change which processes hold exported memory.
 pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl ObjectsLock {
@@ -216,8 +218,8 @@ fn birth() -> u64 {
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 
-/// Maps the file in this process alone. The mapping keeps the file description open, and so the
-/// process keeps the file locks on it.
+/// Maps the file into this process; forked children do not inherit the mapping. The mapping keeps
+/// the file description open, and the file locks stay as long as the description is open.
 fn keep(file: &File) -> io::Result<()> {
     // SAFETY: a new mapping, which is never dereferenced.
     unsafe {
@@ -243,14 +245,14 @@ pub struct Holder {
     pub pid: u32,
     /// The inode of the process's PID namespace.
     pub namespace: u64,
-    /// Whether the process is dead and its memory still counts as used.
+    /// Whether this is a dead process whose memory still counts as used.
     pub dying: bool,
     /// Bytes held per GPU.
     pub held: [u64; MAX_DEVICES],
 }
 
-/// Searches the slots for owners that died, and gives back a dead owner's memory after the time
-/// that the knob `kill-lag-ms` sets.
+/// Searches the slots for dead owners. Gives back a dead owner's memory once the time that the knob
+/// `kill-lag-ms` sets has passed.
 pub fn scan(machine: &Machine, at_once: bool) {
     let now = now_ms();
     let last = machine.last_scan.load(Relaxed);
@@ -270,8 +272,8 @@ pub fn scan(machine: &Machine, at_once: bool) {
         let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
             .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
         if !free {
-            // Another search of the slots may have slept while the slot got this new owner, and
-            // then have marked the new owner as dead.
+            // Another process may have paused in its search while the slot got this new owner. That
+            // search may then have marked the new owner as dead.
             if line.died.load(Relaxed) != 0 {
                 line.died.store(0, SeqCst);
             }
@@ -331,15 +333,16 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// A process that asks NVML for processes, and sees them by the pids in its `/proc`.
+/// A process that asks NVML for processes. NVML reports the pids that these processes have in the
+/// `/proc` of the asking process.
 pub struct Viewer {
     /// The inode of the asking process's PID namespace.
     namespace: u64,
 }
 
 impl Viewer {
-    /// Returns the calling process as a viewer. `None` where `/proc` is not mounted or belongs to
-    /// another PID namespace: NVML's process lists are empty there.
+    /// Returns the calling process as a viewer. Returns `None` if `/proc` is not mounted or belongs
+    /// to another PID namespace; NVML's process lists are then empty.
     pub fn own() -> Option<Viewer> {
         let own_name = std::fs::read_link("/proc/self").ok()?;
         let is_own = own_name.to_str()? == std::process::id().to_string();

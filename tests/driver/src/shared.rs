@@ -1,14 +1,16 @@
 //! Exported memory of the simulated driver, which several processes may hold.
 //!
 //! The bytes of exported memory have a slot of their own ([`Object`]), separate from the slots of
-//! processes, as long as any process has a handle, a mapping or a descriptor of the memory. Linear
-//! memory ([`crate::ipc`]) has no descriptors. Measured (H100, 580.159.04): NVML counts the bytes
-//! for the exporter as long as the exporter holds them. After that it counts them for an importer
-//! that has the only import while no descriptor is open, and otherwise for no process. Assumed:
-//! several imports without a descriptor count for no process.
+//! processes. They stay in this slot as long as any process has a handle, a mapping or a descriptor
+//! of the memory. Linear memory ([`crate::ipc`]) has no descriptors. Measured (H100, 580.159.04):
+//! NVML counts the bytes for the exporter as long as the exporter holds them. After that, if no
+//! descriptor is open and only one import exists, NVML counts the bytes for the importer. In all
+//! other cases NVML counts the bytes for no process. One of these cases is assumed: several imports
+//! without an open descriptor.
 //!
-//! A descriptor of exported memory is an open description of a file that describes the object. The
-//! lock on that file lasts until the last copy of the descriptor is closed.
+//! Each exported object has a file that describes it. A descriptor of exported memory is an open
+//! descriptor of this file. The lock on the file lasts until the last copy of the descriptor is
+//! closed.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -41,7 +43,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Exports memory that until now only this process holds, and returns it with a descriptor.
+    /// Exports memory that so far only this process holds. Returns the exported memory with a
+    /// descriptor.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when all objects are in use.
@@ -65,8 +68,8 @@ impl Shared {
         Shared::share(device, bytes, describe)
     }
 
-    /// Moves memory that until now only this process holds to an exported object. Returns the
-    /// exported memory with the result of `describe`, which runs before the move.
+    /// Moves memory that so far only this process holds to an exported object. Returns the exported
+    /// memory with the result of `describe`, which runs before the move.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when all objects are in use, and the errors of `describe`.
@@ -90,8 +93,9 @@ impl Shared {
         };
         let described = describe(&shared)?;
         if let Some(device) = device {
-            // The process gives the bytes back before the object takes them, so that no peak counts
-            // them twice. If other processes take the room in between, this process waits for it.
+            // The process gives the bytes back first and the object takes them afterwards, so that
+            // no peak counts them twice. In between other processes may take the room; then this
+            // process waits until the GPU has room again.
             driver.give(device, bytes);
             let blocks = (bytes / BLOCK) as i64;
             while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
@@ -147,8 +151,8 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// Imports memory that its exporter, another process, still holds; `object` and `birth` are the
-    /// numbers that [`Shared::name`] returned there.
+    /// Imports memory that another process exported and still holds. `object` and `birth` are the
+    /// numbers that [`Shared::name`] returned in that process.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when the exporter no longer holds it,
@@ -206,8 +210,8 @@ impl Shared {
         Ok(file.into_raw_fd())
     }
 
-    /// Gives up this process's export or import of the memory. The caller has neither a handle nor
-    /// a mapping of it any more.
+    /// Gives up this process's export or import of the memory. Called when the process has neither
+    /// a handle nor a mapping of the memory any more.
     pub fn let_go(&self) {
         let (Ok(driver), Some(lock)) = (driver(), ObjectsLock::wait()) else {
             return;
@@ -232,7 +236,8 @@ impl Shared {
     }
 }
 
-/// Returns the exporter and the importers of an object, without those whose slots have been freed.
+/// Returns the exporter and the importers of an object. Leaves out owners whose slots have been
+/// freed.
 fn holders(machine: &Machine, object: &Object) -> (Option<u64>, Vec<u64>) {
     let alive = |place: &AtomicU64| {
         let owner = place.load(SeqCst);
@@ -273,8 +278,8 @@ fn sweep_object(machine: &Machine, at: usize, _lock: &ObjectsLock) {
     object.birth.store(0, SeqCst);
 }
 
-/// Frees the exported objects that are no longer held by any process. Does nothing while another
-/// process holds the lock on exported objects.
+/// Frees the exported objects that no process holds any more. Does nothing while another process
+/// has the lock on exported objects.
 pub fn sweep(machine: &Machine) {
     let abandoned = |object: &Object| is_abandoned(machine, object);
     if machine.objects.iter().any(abandoned)
@@ -284,7 +289,8 @@ pub fn sweep(machine: &Machine) {
     }
 }
 
-/// Calls `seen` with owner, GPU and bytes for all exported memory that NVML counts for a process.
+/// Calls `seen` for all exported memory that NVML counts for a process, with the process as owner,
+/// the GPU and the bytes.
 pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     for (at, object) in machine.objects.iter().enumerate() {
         if object.birth.load(SeqCst) == 0 {
@@ -305,8 +311,8 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     }
 }
 
-/// Returns the bytes of a GPU's exported memory that the exporter no longer holds, and that NVML
-/// therefore counts for an importer or for no process.
+/// Returns the bytes of a GPU's exported memory that the exporter no longer holds. NVML counts
+/// these bytes for an importer or for no process.
 pub fn unowned(machine: &Machine, device: usize) -> u64 {
     let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
     let left = |(_, object): &(usize, &Object)| {

@@ -1,8 +1,9 @@
-//! The device address space of the process: the use of each address, and the host memory behind it.
+//! The device address space of the process: what each address is used for, and the host memory
+//! behind each address.
 //!
 //! The address space is one huge reservation of host addresses, in blocks of 2 MiB. A device
-//! address is the host address of the same byte, so copies and fills really move data. Host pages
-//! are allocated when they are touched, and freed with their block.
+//! address is the host address of the same byte, so copies and fills really move data. A host page
+//! is allocated when it is first touched, and freed when its block is freed.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ use crate::machine::BLOCK;
 use crate::{Outcome, Status};
 
 const BLOCKS: u64 = 1 << 23;
-/// The size of the lowest part of the address space, for addresses that fit into 32 bits; programs
-/// have no host mappings there.
+/// The size of the lowest part of the address space, where addresses fit into 32 bits. Programs
+/// have no host mappings in this part.
 const LOW: u64 = 1 << 30;
 const LOW_BYTES: u64 = 3 << 30;
 /// The largest number of bytes of real data that a single copy or fill moves.
@@ -28,19 +29,19 @@ pub const DATA_LIMIT: usize = 16 << 20;
 pub enum Use {
     /// The block is unused, or is not the first block of a large request.
     None = 0,
-    /// The block holds small requests; the block's entry has the context, the shard, and the index
-    /// of the block in the shard.
+    /// The block holds small requests. Its entry has the context, the shard, and the index of the
+    /// block in the shard.
     Small = 1,
     /// The block is the first block of a large request.
     Large = 2,
-    /// The block is part of a memory pool; the block's entry has the index of the pool.
+    /// The block is part of a memory pool. Its entry has the index of the pool.
     Pool = 3,
     /// The block is part of a graph's allocations.
     Graph = 4,
 }
 
-/// The entry of a block of the address space: its use, the index of a context, a shard, and an
-/// index whose meaning depends on the use.
+/// The entry of a block of the address space. It has the use of the block, the index of a context,
+/// a shard, and an index. The use decides what the last index means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -86,8 +87,8 @@ pub struct Space {
     base: u64,
     /// Whether device addresses have host memory behind them.
     backed: bool,
-    /// Whether data was ever written to device memory. Only then can freed blocks have host pages
-    /// to give back.
+    /// Whether data was ever written to device memory. If not, freed blocks have no host pages to
+    /// give back.
     written: AtomicBool,
     entries: &'static [AtomicU64],
     free: Mutex<Gaps>,
@@ -122,7 +123,7 @@ impl Gaps {
         Some(aligned)
     }
 
-    /// Gives a range back, and joins it with the free ranges next to it.
+    /// Gives a range back, and joins the range with the free ranges next to it.
     pub fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &span)) = self.0.range(..start).next_back()
             && before + span == start
@@ -159,7 +160,7 @@ impl Gaps {
     }
 }
 
-/// Returns the device address space of the process, which is made at the first use.
+/// Returns the device address space of the process. The first call makes the address space.
 pub fn space() -> &'static Space {
     static SPACE: OnceLock<Space> = OnceLock::new();
     SPACE.get_or_init(Space::reserve)
@@ -206,8 +207,9 @@ impl Space {
         let writable = wanted
             .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
             .flatten();
-        // A process whose address space is limited (ulimit -v, strict overcommit) cannot reserve
-        // writable memory; its device addresses then have no host memory behind them.
+        // If the address space of the process is limited (by `ulimit -v` or strict overcommit), the
+        // process cannot reserve so much writable memory. Its device addresses then have no host
+        // memory behind them.
         let base = writable
             .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
             .unwrap_or(0x0000_2000_0000_0000);
@@ -259,8 +261,8 @@ impl Space {
         }
     }
 
-    /// Clears the entry of the block at this address if it still equals `entry`; returns false when
-    /// another thread has changed it.
+    /// Clears the entry of the block at this address if that still equals `entry`. Returns false
+    /// when another thread has changed the entry.
     pub fn unmark(&self, address: u64, entry: Entry) -> bool {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -308,7 +310,7 @@ impl Space {
         free.give((address - base) / BLOCK, blocks);
     }
 
-    /// Drops the data behind these device addresses, and the host pages that held the data.
+    /// Drops the data behind these device addresses: frees the host pages that hold the data.
     pub fn forget(&self, address: u64, bytes: u64) {
         if self.written.load(Relaxed) {
             // SAFETY: the caller has freed or unmapped this range of the reservation, so no data in
@@ -328,8 +330,8 @@ impl Space {
         address.wrapping_sub(self.base) < BLOCKS * BLOCK
     }
 
-    /// Copies memory. A copy from or to device memory moves at most [`DATA_LIMIT`] bytes, and none
-    /// where device addresses have no host memory behind them.
+    /// Copies memory. A copy from or to device memory moves at most [`DATA_LIMIT`] bytes. It moves
+    /// nothing if device addresses have no host memory behind them.
     ///
     /// # Safety
     /// The caller must be allowed to read or write `bytes` bytes at each address outside the device

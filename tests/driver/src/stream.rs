@@ -1,5 +1,5 @@
-//! Streams and events of the simulated driver. The simulated driver computes nothing, so a stream
-//! only has its cost, its context, its capture, and the time at which its work ends.
+//! Streams and events of the simulated driver. The simulated driver computes nothing. So a stream
+//! has only a cost in memory, a context, a capture, and the time at which its work ends.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,11 +15,11 @@ use crate::{Outcome, Status};
 const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
 const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
 
-/// A stream. The object is never freed, so that a stale handle still points to a `Stream` that says
-/// that it was destroyed.
+/// A stream. The `Stream` object is never freed. A stale handle still points to an object, which
+/// says that it was destroyed.
 pub struct Stream {
     magic: AtomicU64,
-    /// The context in which the stream was created; for a stream of a green context, the primary
+    /// The context in which the stream was created. If that is a green context, this is the primary
     /// context that the green context is part of.
     pub context: &'static Context,
     /// The context that `cuStreamGetCtx` returns for the stream.
@@ -38,8 +38,9 @@ pub struct Stream {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
-/// Returns whether a `CUstream` handle stands for the legacy stream. `twin` is set if the called
-/// function uses the per-thread default stream, where handle 0 means the thread's own stream.
+/// Returns whether a `CUstream` handle stands for the legacy stream. `twin` says whether the called
+/// function uses the per-thread default stream. In such a function the handle 0 means the thread's
+/// own stream.
 #[inline(always)]
 pub fn is_legacy(handle: usize, twin: bool) -> bool {
     handle == 1 || handle == 0 && !twin
@@ -118,8 +119,8 @@ impl Stream {
         self.capture.load(Acquire)
     }
 
-    /// Returns whether the driver captures calls on this stream into a graph instead of executing
-    /// them; if so, adds a node for the present call.
+    /// Returns whether this stream is captured: the driver then adds calls on the stream to a graph
+    /// and does not execute them. If the stream is captured, adds a node for the present call.
     ///
     /// # Errors
     /// `STREAM_CAPTURE_INVALIDATED` when the capture is invalid.
@@ -137,7 +138,7 @@ pub struct Event {
     magic: AtomicU64,
     /// The context in which the event was created.
     pub context: &'static Context,
-    /// The time at which the work before the event ends; 0 = the event was never recorded.
+    /// The time at which the work ends that the event waits for; 0 = the event was never recorded.
     end: AtomicU64,
 }
 
@@ -177,14 +178,14 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event behind the work of a stream's queue; without a queue the event is over at
-    /// once.
+    /// Records the event after the present work of a stream's queue. If the stream has no queue,
+    /// the event is over at once.
     pub fn record(&self, queue: Option<Queue>) {
         let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
         self.end.store(end, Release);
     }
 
-    /// Returns the time at which the work before the event ends; 0 when the event was never
+    /// Returns the time at which the work ends that the event waits for; 0 when the event was never
     /// recorded.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)

@@ -1,10 +1,11 @@
 //! The layout of CUDA arrays in memory, and the bytes that they need.
 //!
-//! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly the
-//! bytes that [`Shape::bytes`] returns. An array consists of groups of 64 bytes × 8 rows. Up to 16
-//! groups form a block; the groups are stacked along the height, or along the depth of a
-//! three-dimensional array. The levels of a mipmapped array follow each other; every layer has all
-//! levels and begins at a whole block. The total is rounded up to 64 KiB.
+//! [`Shape::bytes`] returns exactly the bytes that were measured for 31 arrays and 8 mipmapped
+//! arrays of all kinds (H100, 580.159.04). An array consists of groups of 64 bytes × 8 rows. Up to
+//! 16 groups form a block. The groups of a block are stacked along the height; in a
+//! three-dimensional array they are stacked along the depth. The levels of a mipmapped array follow
+//! each other. Every layer has all levels and begins at a whole block. The total is rounded up to
+//! 64 KiB.
 
 use crate::{Outcome, Status};
 
@@ -16,9 +17,9 @@ const CUBEMAP: u32 = 0x04;
 pub const SPARSE: u32 = 0x40;
 /// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; memory is mapped into all of it.
 pub const DEFERRED: u32 = 0x80;
-/// The array flags that the driver accepts: the flags that have names in this file, and those for
-/// surfaces, texture gather and colour attachments. The driver refuses the flag for depth textures
-/// (0x10) with floats (measured).
+/// The array flags that the driver accepts. These are the flags that have names in this file, and
+/// the flags for surfaces, texture gather and colour attachments. The driver refuses the flag for
+/// depth textures (0x10) on an array of floats (measured).
 const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
 
 /// Array sizes are multiples of this many bytes.
@@ -46,8 +47,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the bytes of one element; `None` for a format other than integers and floats, and
-    /// for a number of channels other than 1, 2 or 4.
+    /// Returns the bytes of one element. Returns `None` if the format is neither integers nor
+    /// floats, or if the number of channels is not 1, 2 or 4.
     fn element(&self) -> Option<u64> {
         let number = match self.format {
             0x01 | 0x08 => 1,
@@ -141,8 +142,8 @@ impl Shape {
         (high.min(STACK / deep), deep)
     }
 
-    /// Returns width, height and depth, in elements, of the tiles of 64 KiB into which a program
-    /// can map memory: NVIDIA's standard shapes.
+    /// A program can map memory into the tiles of an array, which have 64 KiB each. Returns width,
+    /// height and depth of a tile in elements. These are NVIDIA's standard shapes.
     pub fn tile(&self) -> [u64; 3] {
         let flat = self.is_layered() || self.depth == 0;
         match (flat, self.element().unwrap_or(1)) {

@@ -22,8 +22,8 @@ struct Physical {
     properties: Properties,
     handles: u32,
     mappings: u32,
-    /// The exported memory behind the allocation; set once the allocation was exported, and for an
-    /// import.
+    /// The exported memory behind the allocation. Set if the allocation was imported, or once it
+    /// was exported.
     shared: Option<Shared>,
 }
 
@@ -147,8 +147,8 @@ impl Physical {
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
     let physical = guard.physical(handle)?;
-    // The allocation can be exported as a file descriptor only if it was created with that handle
-    // type, the lowest bit of `requestedHandleTypes`.
+    // The lowest bit of `requestedHandleTypes` stands for file descriptors. An allocation can only
+    // be exported as a file descriptor if it was created with this bit.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -161,8 +161,9 @@ pub fn export(handle: u64) -> Outcome<i32> {
     Ok(descriptor)
 }
 
-/// Imports an allocation from a file descriptor, which the caller keeps. Returns a new handle, even
-/// in the process that exported the allocation (measured, H100, 580.159.04).
+/// Imports an allocation from a file descriptor. The descriptor stays open and belongs to the
+/// caller. The result is a new handle, even in the process that exported the allocation (measured,
+/// H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_VALUE` when the descriptor is not an exported allocation, `OUT_OF_MEMORY`.
@@ -336,7 +337,7 @@ pub fn properties(handle: u64) -> Outcome<Properties> {
     Ok(state().physical(handle)?.properties)
 }
 
-/// Finds the mapping that contains an address: its start, bytes and GPU.
+/// Finds the mapping that contains an address. Returns its start, its bytes and its GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     let mut guard = state();
     let state = &mut *guard;
@@ -345,7 +346,7 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     Some((start, mapping.bytes, device))
 }
 
-/// Drops all physical memory of a GPU when the last context on that GPU is destroyed.
+/// Drops all physical memory of a GPU. Called when the last context on that GPU is destroyed.
 pub fn clear_all(device: usize) {
     let mut guard = state();
     let state = &mut *guard;

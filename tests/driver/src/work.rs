@@ -1,8 +1,9 @@
-//! The times at which the work of streams ends. The knob `work` lets kernels take time. Until a
-//! kernel of this process takes time, an ordinary driver call reads only `EVER` of this module.
+//! The times at which the work of streams ends. Kernels take no time unless the knob `work` is set.
+//! Before the first kernel of this process takes time, an ordinary driver call reads only the
+//! variable `EVER` of this module.
 //!
 //! Times are in nanoseconds, as [`now`] returns them. The end of a stream's work only ever moves to
-//! a later time, so one number can also be the end of the work of several streams.
+//! a later time. So one number is enough for the end of the work of several streams.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -20,8 +21,8 @@ use crate::{Outcome, Status};
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The calling thread's per-thread default streams: the end of the work of each, by the id of
-    /// the stream's context.
+    /// The calling thread's per-thread default streams. Each context has one; the list has the end
+    /// of its work, by the id of the context.
     static OWN: RefCell<Vec<(u64, &'static AtomicU64)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -82,7 +83,8 @@ pub fn wait_for_current() {
     }
 }
 
-/// Adds a launched kernel or graph to a stream's work, and returns the time at which it ends.
+/// Adds a launched kernel or graph to a stream's work. Returns the time at which the kernel or
+/// graph ends.
 ///
 /// # Errors
 /// The errors of [`Stream::context_of`].
@@ -123,7 +125,7 @@ impl Ends {
     }
 }
 
-/// The queue of a stream's work: a stream created by the program or a default stream.
+/// The queue of a stream's work. The program created the stream, or it is a default stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue {
     context: &'static Context,
@@ -137,8 +139,8 @@ impl PartialEq for Queue {
     }
 }
 
-/// A stream in the form in which a driver call names it. The stream's queue is looked up only where
-/// it is needed, so that calls pay for passing two words only.
+/// A stream in the form in which a driver call names it. Most calls only pass these two words on;
+/// the stream's queue is looked up only where it is needed.
 #[derive(Clone, Copy)]
 pub struct Name {
     /// The `CUstream` handle, already checked.
@@ -222,8 +224,8 @@ impl Queue {
     }
 
     /// Adds `work` nanoseconds of work to the queue, and returns the time at which that work ends.
-    /// The work begins when everything that the stream waits for is over, but not before the time
-    /// `after`.
+    /// The work begins when everything that the stream waits for is over. It never begins before
+    /// the time `after`.
     pub fn add(self, after: u64, work: u64) -> u64 {
         static ORDER: Mutex<()> = Mutex::new(());
         let _one = ORDER.lock().unwrap_or_else(PoisonError::into_inner);

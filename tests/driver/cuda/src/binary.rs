@@ -1,7 +1,7 @@
 //! Reads compiled code: cubins, and fat binaries with one image per kind of GPU, compressed or not.
 //!
-//! Fat binaries are read in the layout of nvcc 11 to 13. The LZ4 and zstd entries in NVIDIA's
-//! libraries have the same layout.
+//! Fat binaries are read in the layout that nvcc 11 to 13 write. The LZ4 and zstd entries of the
+//! fat binaries in NVIDIA's libraries have the same layout.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 /// The compute capability 9.0 of the simulated GPUs, as `cuDeviceGetAttribute` reports it.
 const GPU: u32 = 90;
 
-/// The code that the driver loads from an image that the program passes.
+/// The code that the driver loads from a code image. The program passes the image.
 pub enum Code<'a> {
     Text(Cow<'a, [u8]>),
     /// Machine code, with the sizes in bytes of its variables in device memory and in managed
@@ -26,8 +26,7 @@ pub enum Code<'a> {
     },
 }
 
-/// Returns the bytes of the code image at this pointer; the image's header says how long the image
-/// is.
+/// Returns the bytes of the code image at this pointer. The image's header has the length.
 pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     if image.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -84,8 +83,8 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// Returns the entry of a fat binary that the GPU of the simulated machine runs: machine code, or
-/// else the PTX text for the latest GPU.
+/// Returns one entry of a fat binary: the entry that the simulated GPU runs. This is the machine
+/// code for that GPU if there is any, and otherwise the PTX text for the latest GPU.
 fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     let mut rest = fatbin.get(16..)?;
     let mut best = None;
@@ -130,8 +129,8 @@ fn content(entry: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Borrowed(payload.get(..number(entry, 8, 8)? as usize)?))
 }
 
-/// Returns the total size of a cubin's variables: of the sections `.nv.global` and
-/// `.nv.global.init`.
+/// Returns the total size of a cubin's variables: the size of the sections `.nv.global` and
+/// `.nv.global.init` together.
 fn variables(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let section = |index: u64| table + index as usize * 64;
@@ -148,8 +147,8 @@ fn variables(cubin: &[u8]) -> Option<u64> {
         .sum()
 }
 
-/// Returns the total size of a cubin's managed variables: objects whose symbol has bit 2 of
-/// `st_other` set (ptxas 12.9).
+/// Returns the total size of a cubin's managed variables. These are the objects whose symbol has
+/// bit 2 of `st_other` set (seen in the output of ptxas 12.9).
 fn managed(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let mut sum = 0;

@@ -9,7 +9,7 @@ pub fn state(pid: i32, state: Out<i32>) -> Outcome<()> {
     state.put(checkpoint::state(driver()?.machine, pid)?)
 }
 
-/// Returns the process's first thread. Which thread the real driver returns is not known.
+/// Returns the process's first thread. It is not known which thread the real driver returns.
 pub fn restore_thread(pid: i32, thread: Out<i32>) -> Outcome<()> {
     checkpoint::state(driver()?.machine, pid)?;
     thread.put(pid)

@@ -15,7 +15,7 @@ fn primary(ordinal: i32) -> Outcome<&'static Context> {
     Ok(driver()?.gpu(device::index(ordinal)?).primary)
 }
 
-/// Returns the context of a handle; for the handle NULL, the current context.
+/// Returns the context that a handle stands for. The handle NULL stands for the current context.
 pub fn given(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {
@@ -29,7 +29,7 @@ pub fn given(handle: usize) -> Outcome<&'static Context> {
     }
 }
 
-/// Returns the current context, once the driver is initialised.
+/// Returns the current context. Fails as long as the driver is not initialised.
 pub fn here() -> Outcome<&'static Context> {
     driver()?;
     current()

@@ -42,7 +42,7 @@ pub fn error_string(error: i32, text: Out<usize>) -> Outcome<()> {
     describe(error, text, |both| both.1)
 }
 
-/// Returns the device with a CUDA ordinal, by its index in PCI order.
+/// Takes a device's CUDA ordinal and returns the device's index in PCI order.
 pub fn index(ordinal: i32) -> Outcome<usize> {
     device::resolve(driver()?.machine, ordinal)
 }
@@ -75,13 +75,14 @@ fn place(index: usize) -> Outcome<device::Pci> {
     Ok(device::pci(device::gpu_of(driver()?.machine, index)))
 }
 
-/// Returns the UUID of a whole GPU, also where the device is a MIG instance.
+/// Returns the UUID of the device's GPU. For a MIG instance this is the GPU that the instance is
+/// part of.
 pub fn uuid(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     uuid.put(device::uuid(device::gpu_of(driver()?.machine, index)))
 }
 
-/// Returns the UUID of the device: of the MIG instance, or without MIG of the GPU.
+/// Returns the UUID of the device: the MIG instance's UUID, or without MIG the GPU's UUID.
 pub fn uuid_v2(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     let instance = device::instance_uuid(driver()?.machine, index);
@@ -99,7 +100,8 @@ pub fn total(bytes: Out<usize>, ordinal: i32) -> Outcome<()> {
     bytes.put(device::capacity(driver()?.machine, index) as usize)
 }
 
-/// The function of the 32-bit interface: a size above 32 bits is reported as the largest number.
+/// The function of the 32-bit interface. A size above 32 bits is reported as the largest 32-bit
+/// number.
 pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     bytes.put(u32::try_from(device::capacity(driver()?.machine, index)).unwrap_or(u32::MAX))

@@ -35,8 +35,8 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
-/// Copies a graph. A graph that cannot be a child of another graph cannot be copied either
-/// (NVIDIA's documentation; for conditional nodes: measured).
+/// Copies a graph. A graph that cannot be a child of another graph cannot be copied either.
+/// NVIDIA's documentation says so; for graphs with conditional nodes it was also measured.
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -55,8 +55,8 @@ fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
         .collect()
 }
 
-/// Adds a node that allocates. Reads `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access
-/// descriptors and their number, bytes, address.
+/// Adds a node that allocates. Reads `CUDA_MEM_ALLOC_NODE_PARAMS`. Its fields are `CUmemPoolProps`,
+/// the access descriptors, the number of descriptors, the bytes, and the address.
 fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
     let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
     if (pinned, kind) != (1, 1) {
@@ -97,8 +97,9 @@ pub fn conditional_handle(
     out.put(Graph::from_handle(graph)?.handle() as u64)
 }
 
-/// Adds a conditional node. Reads `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, the number
-/// of graphs, a pointer to them, the context. Without a context the call fails with 201 (measured).
+/// Adds a conditional node. Reads `CUDA_CONDITIONAL_NODE_PARAMS`. Its fields are the handle, the
+/// type, the number of graphs, a pointer to the graphs, and the context. Without a context the call
+/// fails with 201 (measured).
 fn conditional(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -171,9 +172,9 @@ pub fn add_empty_node(
 
 /// Returns the function that `CUDA_KERNEL_NODE_PARAMS_v2` names, and the memory that it needs. The
 /// function is the first field; if it is 0, the kernel at offset 56 and the context at offset 64
-/// are used. Measured: a kernel's library is loaded in that context, or without one in the current
-/// context; the code of a function is loaded, too; a kernel in the field of the function makes the
-/// call fail with 400.
+/// are used. Measured: a kernel's library is loaded in the context at offset 64; if that context is
+/// 0, the library is loaded in the current context. The code of a function is loaded, too. If the
+/// first field has the handle of a kernel, the call fails with 400.
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -236,8 +237,8 @@ pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     }
 }
 
-/// Adds a node of any type. Reads `CUgraphNodeParams`: the type, and from offset 16 on the
-/// parameters of that type.
+/// Adds a node of any type. Reads `CUgraphNodeParams`. The structure begins with the type; the
+/// parameters of that type begin at offset 16.
 pub fn add_node(
     node: Out<usize>,
     graph: usize,
@@ -296,8 +297,8 @@ pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
     params.at(104).cast::<[u64; 2]>().put([bytes, address])
 }
 
-/// Writes a node's `CUDA_KERNEL_NODE_PARAMS`, a structure of `WORDS` words: the function first, the
-/// rest 0.
+/// Writes a node's `CUDA_KERNEL_NODE_PARAMS`, a structure of `WORDS` words. The first word is the
+/// function; the other words are 0.
 fn kernel_params<const WORDS: usize>(node: usize, params: Out<u8>) -> Outcome<()> {
     let Kind::Kernel { function, .. } = Node::from_handle(node)?.kind() else {
         return Err(Status::INVALID_VALUE);
@@ -353,7 +354,8 @@ pub fn instantiate(
     Ok(())
 }
 
-/// Fails if the flag for an upload is set: this function does not accept that flag (measured).
+/// Fails if the flag for an upload is set. This driver function does not accept that flag
+/// (measured).
 pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Outcome<()> {
     if flags & UPLOAD != 0 {
         return Err(Status::INVALID_VALUE);
@@ -361,8 +363,8 @@ pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Out
     make(exec, graph, flags).map(drop)
 }
 
-/// Instantiates a graph. Reads `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, stream of the upload, failed
-/// node, result.
+/// Instantiates a graph. Reads `CUDA_GRAPH_INSTANTIATE_PARAMS`. Its fields are the flags, the
+/// stream of the upload, the failed node, and the result.
 pub fn instantiate_with_params(
     exec: Out<usize>,
     graph: usize,
@@ -402,16 +404,16 @@ pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32
     updated
 }
 
-/// Updates an executable graph and writes a `CUgraphExecUpdateResultInfo`: the result, the failed
-/// node, and the node that it comes from.
+/// Updates an executable graph and writes a `CUgraphExecUpdateResultInfo`. Its fields are the
+/// result, the failed node, and the start node of the edge at which the update failed.
 pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> {
     let (told, updated) = update_exec(exec, graph)?;
     info.put([told as u64, 0, 0])?;
     updated
 }
 
-/// Replaces a kernel in an executable graph. Reads `CUDA_KERNEL_NODE_PARAMS_v2`: the function
-/// first; if it is 0, the kernel at offset 56.
+/// Replaces a kernel in an executable graph. Reads `CUDA_KERNEL_NODE_PARAMS_v2`. Its first field is
+/// the function; if that field is 0, the kernel at offset 56 is used.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let need = match params.field(0).get()? {
         0 => module::kernel_need(params.field(56).get()?)?,

@@ -15,12 +15,12 @@ const DEFAULT_STREAM: u32 = 1;
 const MULTIPROCESSORS: i32 = 1;
 /// The handle of the only resource description that exists: all multiprocessors.
 const DESCRIPTION: usize = 0x5200_0000_0010;
-/// The number that is added to the handle of a green context's `CUcontext` to make the handle of
-/// the green context.
+/// The difference between two handles of a green context: its `CUgreenCtx` handle is its
+/// `CUcontext` handle plus this number.
 const GREEN: usize = 8;
 
-/// Writes a `CUdevResource`: its kind, 92 bytes whose meaning only the driver knows, and the number
-/// of multiprocessors.
+/// Writes a `CUdevResource`: the kind of resource, then 92 bytes that only the driver understands,
+/// then the number of multiprocessors.
 pub fn resource(ordinal: i32, resource: Out<u8>, kind: i32) -> Outcome<()> {
     device::index(ordinal)?;
     if kind != MULTIPROCESSORS {
@@ -57,8 +57,8 @@ fn given(handle: usize) -> Outcome<&'static Context> {
     Context::from_handle(handle.wrapping_sub(GREEN)).map_err(|_| Status::INVALID_HANDLE)
 }
 
-/// A primary context lives at least as long as its green contexts, because each green context holds
-/// a retain of it.
+/// Each green context holds a retain of its primary context. So the primary context lives at least
+/// as long as its green contexts.
 pub fn destroy(handle: usize) -> Outcome<()> {
     let green = given(handle)?;
     let primary = green.end_green()?;

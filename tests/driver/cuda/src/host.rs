@@ -11,8 +11,8 @@ use gpulimit_sim::abi::Out;
 struct Pinned {
     bytes: usize,
     flags: u32,
-    /// Whether `cuMemHostAlloc` allocated the range; otherwise the program registered memory of its
-    /// own.
+    /// Whether `cuMemHostAlloc` allocated the range. If not, the program allocated the memory
+    /// itself and registered it as pinned.
     allocated: bool,
 }
 
@@ -22,7 +22,8 @@ fn pinned() -> MutexGuard<'static, BTreeMap<usize, Pinned>> {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the pinned range of host memory that contains an address: its start and bytes.
+/// Finds the pinned range of host memory that contains an address. Returns the start and the bytes
+/// of that range.
 pub fn find(address: usize) -> Option<(usize, usize)> {
     let all = pinned();
     let (start, range) = all.range(..=address).next_back()?;

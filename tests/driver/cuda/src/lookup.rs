@@ -13,14 +13,14 @@ use gpulimit_sim::abi::{Out, Text};
 /// The result of a lookup.
 enum Answer {
     Found(usize),
-    /// The name was empty. Programs pass an empty name to test whether the function works.
+    /// The program passed an empty name. Programs do so to test whether `cuGetProcAddress` works.
     Empty,
     Unknown,
     TooOld,
 }
 
-/// Returns the rows of the symbol table sorted by base name, so that a lookup does not read the
-/// whole table.
+/// Returns the rows of the symbol table, sorted by base name. A lookup in the sorted rows need not
+/// read the whole table.
 fn rows() -> &'static [&'static Symbol] {
     static ROWS: OnceLock<Vec<&'static Symbol>> = OnceLock::new();
     ROWS.get_or_init(|| {
@@ -45,7 +45,7 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
         return Ok(Answer::Empty);
     }
     // A negative version asks for the newest variant of the function. On drivers before 13.0 a
-    // version above the driver's does so, too.
+    // version above the driver's own version asks for the newest variant, too.
     let newest = if version < 0 {
         driver
     } else {
@@ -75,8 +75,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     })
 }
 
-/// Returns a function's twin for the per-thread default stream, unless the plain function has a
-/// newer variant.
+/// Returns a function's twin: the variant that uses the per-thread default stream. Returns the
+/// plain function instead if it has a newer variant than the twin.
 fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
     match (plain, twin) {
         (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),

@@ -28,8 +28,8 @@ pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome<()> {
     total.put(numbers.1 as usize)
 }
 
-/// The function of the 32-bit interface: a number of bytes above 32 bits is reported as the largest
-/// number.
+/// The function of the 32-bit interface. A number of bytes above 32 bits is reported as the largest
+/// 32-bit number.
 pub fn info_v1(free: Out<u32>, total: Out<u32>) -> Outcome<()> {
     let numbers = numbers()?;
     free.put(u32::try_from(numbers.0).unwrap_or(u32::MAX))?;
@@ -55,7 +55,8 @@ pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     dptr.put(blocks::allocate_low(context, bytes.into())? as u32)
 }
 
-/// Returns the pitch of memory with this width and height, and the bytes of all its rows.
+/// Returns the pitch of memory with this width, and the bytes that `height` rows of this pitch
+/// take.
 fn rows(width: usize, height: usize, element: u32) -> Outcome<(usize, u64)> {
     if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
         return Err(Status::INVALID_VALUE);
@@ -116,8 +117,8 @@ pub fn free(dptr: u64) -> Outcome<()> {
     if dptr != 0 {
         work::wait_for_current();
     }
-    // All work of the current context has ended, so the memory may be freed in the order of any
-    // stream.
+    // All work of the current context has ended. So it does not matter which stream is passed here:
+    // on every stream the memory is freed at once.
     blocks::free(dptr, Name::LEGACY)
 }
 
@@ -137,8 +138,9 @@ pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()
     Ok(())
 }
 
-/// Finds the mapping that contains an address, of an allocation or of memory opened from another
-/// process: its start, bytes and GPU.
+/// Finds the mapping that contains an address. The mapping may belong to an allocation of this
+/// process or to memory opened from another process. Returns the start, the bytes and the GPU of
+/// the mapping.
 fn mapped(address: u64) -> Option<(u64, u64, Option<usize>)> {
     vmm::find(address).or_else(|| ipc::find(address))
 }

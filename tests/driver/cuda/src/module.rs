@@ -1,18 +1,19 @@
 //! The driver's functions for modules, libraries, kernels and launches.
 //!
-//! The simulated driver reads from a code image only what takes memory. In PTX text these are the
-//! `.global` variables, and for each `.entry` the `.local` memory, the length of the code, and
-//! whether it uses device `malloc`, `printf` or `assert`. In machine code these are the variables;
-//! a lookup of a function in machine code succeeds for any name. Managed variables take addresses
-//! and no GPU memory, as `cuMemAllocManaged` does.
+//! The simulated driver reads from a code image only what takes memory. In PTX text it reads the
+//! `.global` variables. For each `.entry` of the text it also reads the `.local` memory, the length
+//! of the code, and whether the code uses device `malloc`, `printf` or `assert`. In machine code it
+//! reads only the variables; a lookup of a function in machine code succeeds for any name. Managed
+//! variables take addresses and no GPU memory, as `cuMemAllocManaged` does.
 //!
 //! Measured (H100, 580.159.04): a module takes the memory of its variables when it is loaded, in
 //! every loading mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it
-//! takes the memory of its variables when `cuKernelGetFunction`, `cuLibraryGetGlobal`,
-//! `cuLibraryGetModule`, `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`,
-//! any `cuOccupancy*`, a node of a graph or the launch of a kernel first needs its module. The code
-//! of a module is loaded lazily, too: two kernels of 60,000 stores each took no memory in
-//! `cuModuleLoadData`, and 20 MiB once `cuModuleGetFunction` had returned both.
+//! takes the memory of its variables when its module is first needed. These calls need the module:
+//! `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute`,
+//! `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, adding a kernel to a
+//! graph, and launching a kernel. The code of a module is loaded lazily, too. For example,
+//! `cuModuleLoadData` took no memory for two kernels of 60,000 stores each; the kernels took 20 MiB
+//! once `cuModuleGetFunction` had returned both.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -33,16 +34,17 @@ use gpulimit_sim::abi::{In, Out, Text, fatal};
 
 struct Module {
     context: &'static Context,
-    /// The id of the context when the module was loaded. If the context has another id now, it was
-    /// destroyed, and the module's memory with it.
+    /// The id that the context had when the module was loaded. If the context now has another id,
+    /// the context was destroyed, and the module's memory was freed with it.
     generation: u64,
     image: Arc<Image>,
     start: u64,
-    /// The address of the module's managed variables; 0 without managed variables.
+    /// The address of the module's managed variables; 0 if the module has none.
     managed: u64,
     /// The address of the module's code; 0 before the code is loaded.
     code: u64,
-    /// The handles of the module's functions by name, as far as the program has asked for them.
+    /// The handles of those functions of the module that the program has asked for, by the names of
+    /// the functions.
     functions: HashMap<String, usize>,
 }
 
@@ -61,7 +63,7 @@ struct Library {
 
 #[derive(Clone, Copy)]
 struct Function {
-    /// The module of a function; for a kernel, its library.
+    /// The handle of the owner: the module of a `CUfunction`, or the library of a `CUkernel`.
     owner: usize,
     kernel: bool,
     local: u64,
@@ -76,7 +78,7 @@ struct State {
     libraries: HashMap<usize, Library>,
     functions: HashMap<usize, Function>,
     last: usize,
-    /// Handles of functions of unloaded modules, to be used again.
+    /// Handles that may be used again: the modules of their functions were unloaded.
     free: Vec<usize>,
 }
 
@@ -86,7 +88,7 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The number to which handles are added; every handle is larger.
+/// The base of all handles: every handle is larger than this number.
 const NUMBERS: usize = 0x5100_0000_0000;
 
 impl State {
@@ -101,8 +103,8 @@ impl State {
         (1..=self.last).contains(&handle.wrapping_sub(NUMBERS))
     }
 
-    /// Returns a handle for a function: with `GPULIMIT_SIM_REUSE` the handle of a function that no
-    /// longer exists, if there is one.
+    /// Returns a handle for a function. If `GPULIMIT_SIM_REUSE` is set, this is the handle of a
+    /// function that no longer exists, as long as there is such a handle.
     fn function_number(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| self.number())
     }
@@ -143,8 +145,8 @@ struct Image {
     text: bool,
 }
 
-/// Bytes of GPU memory that code takes for each store instruction in PTX: 120,000 stores took 20
-/// MiB (measured).
+/// Bytes of GPU memory that the code of a kernel takes for each store instruction in its PTX text.
+/// Measured: the code of 120,000 stores took 20 MiB.
 const PER_STORE: u64 = 174;
 
 /// Returns name and bytes of a variable from its PTX statement, for example `.global .align 4 .b8
@@ -274,8 +276,8 @@ impl Image {
         Ok(Function {
             owner,
             kernel,
-            // The driver rounds local memory of 1,100 bytes per thread up to 1,104, both in the
-            // attribute that it reports and in the memory that it takes (measured).
+            // The driver rounds local memory up to a multiple of 16 bytes per thread. Measured: for
+            // a function with 1,100 bytes it reports 1,104 bytes and takes memory for 1,104 bytes.
             local: self.local(name)?.next_multiple_of(16),
             needs: self.needs,
             long: self.code >= BLOCK,
@@ -348,14 +350,14 @@ pub fn load_file(out: Out<usize>, name: Text) -> Outcome<()> {
     make(out, &file(name)?)
 }
 
-/// Returns whether `CUDA_MODULE_LOADING` asks for eager loading of modules; without the variable
-/// the driver loads lazily.
+/// Returns whether `CUDA_MODULE_LOADING` asks for eager loading of modules. If the variable is not
+/// set, the driver loads modules lazily.
 fn is_eager() -> bool {
     static EAGER: OnceLock<bool> = OnceLock::new();
     *EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
 }
 
-/// Loads a library. The driver accepts this call without a current context.
+/// Loads a library. The driver also accepts this call when no context is current.
 fn make_library(out: Out<usize>, image: &[u8]) -> Outcome<()> {
     driver()?;
     if out.is_null() {
@@ -407,7 +409,8 @@ pub fn load_library_file(
     make_library(out, &file(name)?)
 }
 
-/// Returns the library's module in the current context, which is loaded first if necessary.
+/// Returns the library's module in the current context. Loads the module first if it is not loaded
+/// yet.
 fn module_of(library: usize) -> Outcome<usize> {
     module_in(library, here()?)
 }
@@ -489,8 +492,9 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes the number of kernels of a library. A handle of another kind ends in a memory fault, as
-/// in the other functions that read a library (measured, H200, 580.159.04).
+/// Writes the number of kernels of a library. For a handle of another kind the call ends in a
+/// memory fault. The other functions that read a library fault in the same way (measured, H200,
+/// 580.159.04).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -558,8 +562,7 @@ fn load_code(handle: usize) -> Outcome<()> {
 }
 
 impl State {
-    /// Returns the handle of a function by its name: of a function of a module, or of a kernel of a
-    /// library.
+    /// Finds a function of a module or a kernel of a library by its name, and returns its handle.
     fn named(&mut self, owner: usize, kernel: bool, name: &str) -> Outcome<usize> {
         let last = self.function_number();
         let found = match kernel {
@@ -665,8 +668,7 @@ impl Function {
     }
 }
 
-/// Returns the memory that a function needs. For the handle of a kernel this fails with 400
-/// (measured).
+/// Returns the memory that a function needs. Fails with 400 for the handle of a kernel (measured).
 pub fn function_need(function: usize) -> Outcome<Need> {
     Ok(function_of(function)?.need())
 }
@@ -678,16 +680,17 @@ pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     Ok(found.need())
 }
 
-/// Returns a function and the memory that it needs, for a graph node, and loads the function's code
-/// (measured).
+/// Returns a function for a graph node, with the memory that the function needs. Loads the
+/// function's code, as the driver does (measured).
 pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
     let found = function_of(function)?;
     load_code(found.owner)?;
     Ok((function, found.need()))
 }
 
-/// Returns the function of a kernel in a context, and the memory that it needs, for a graph node;
-/// the node then holds that function and not the kernel (measured).
+/// Takes a kernel for a graph node and returns the kernel's function in a context, with the memory
+/// that the function needs. The node then has the handle of that function and not the handle of the
+/// kernel (measured).
 pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
     let need = kernel_of(kernel)?.need();
     Ok((function_in(kernel, context)?, need))
@@ -731,13 +734,13 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
     out.put(function_of(function)?.owner)
 }
 
-/// Loads the code of a function. For the handle of a kernel this fails with 400 (measured).
+/// Loads the code of a function. Fails with 400 for the handle of a kernel (measured).
 pub fn load_function(function: usize) -> Outcome<()> {
     load_code(function_of(function)?.owner)
 }
 
-/// Writes an attribute of a function. The handle of a kernel fails with 400, as the handle of a
-/// function does in `cuKernelGetAttribute` (measured).
+/// Writes an attribute of a function. Fails with 400 for the handle of a kernel. In the same way
+/// `cuKernelGetAttribute` fails for the handle of a function (measured).
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     put_attribute(value, attribute, function_of(function)?)
 }
@@ -766,19 +769,20 @@ fn put_attribute(value: Out<i32>, attribute: i32, function: Function) -> Outcome
     })
 }
 
-/// Accepts any attribute, and loads the code of a function that was only listed so far (measured).
+/// Accepts any attribute. Loads the code of the function if the function was only listed so far
+/// (measured).
 pub fn set_function_attribute(function: usize, _attribute: i32, _value: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Accepts any configuration, and loads the code of the function like [`set_function_attribute`]
+/// Accepts any configuration. Loads the code of the function as [`set_function_attribute`] does
 /// (measured).
 pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Loads the kernel's library in all contexts of the GPU, current or not; a context that is made
-/// later loads the library when it needs it (measured).
+/// Loads the kernel's library in all existing contexts of the GPU, current or not. A context that
+/// is made later loads the library when it first needs it (measured).
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
@@ -796,8 +800,8 @@ pub fn set_kernel_attribute(
     Ok(())
 }
 
-/// Checks the cache configuration and then loads the kernel's library like [`set_kernel_attribute`]
-/// (measured).
+/// Checks the cache configuration, and then loads the kernel's library as [`set_kernel_attribute`]
+/// does (measured).
 pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outcome<()> {
     if !(0..=3).contains(&config) {
         return Err(Status::INVALID_VALUE);
@@ -805,9 +809,9 @@ pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outc
     set_kernel_attribute(0, 0, kernel, ordinal)
 }
 
-/// Writes offset and size of a kernel's parameter, and loads the kernel's library, even where the
-/// call fails with 1 (measured). The simulated driver does not read the parameters from the code:
-/// every kernel has one parameter of 8 bytes.
+/// Writes the offset and the size of a kernel's parameter. Loads the kernel's library, even if the
+/// call then fails with 1 (measured). The simulated driver does not read the parameters from the
+/// code: every kernel has one parameter of 8 bytes.
 pub fn param_info(
     kernel: usize,
     index: usize,
@@ -822,8 +826,9 @@ pub fn param_info(
     offset.put(0)
 }
 
-/// Writes the number of a kernel's parameters. Assumed to load the kernel's library as
-/// [`param_info`] does: this function is newer than the driver that was measured.
+/// Writes the number of a kernel's parameters. The simulated driver loads the kernel's library here
+/// as in [`param_info`]. This is an assumption, because the measured driver was too old to have
+/// this function.
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)
@@ -894,8 +899,8 @@ pub fn launch_cooperative(
     )
 }
 
-/// Launches a kernel. Reads the stream from `CUlaunchConfig`, where seven 32-bit numbers precede
-/// it.
+/// Launches a kernel. Reads the stream from `CUlaunchConfig`, which has seven 32-bit numbers before
+/// the stream.
 pub fn launch_ex(
     config: In<u8>,
     function: usize,
@@ -943,9 +948,9 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
-/// Answers an occupancy question. Loads the library of a kernel, or the code of a function that was
-/// only listed, in the current context, even where the call fails with 1; before that a NULL result
-/// pointer is rejected (measured).
+/// Answers an occupancy question. First rejects a result pointer that is NULL. Then loads the
+/// library of a kernel in the current context, or the code of a function that was only listed, even
+/// if the call then fails with 1 (measured).
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;
     let found = known(function)?;

@@ -79,8 +79,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     let made = match props.field::<i32>(0).get()? {
         PINNED => Pool::make(location(place)?),
         MANAGED => {
-            // The driver also rejects managed pools that can be shared or that have a largest size
-            // (measured, H200, 580.159.04).
+            // The driver also rejects a managed pool that can be shared, and a managed pool with a
+            // largest size (measured, H200, 580.159.04).
             if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
                 return Err(Status::INVALID_VALUE);
             }
@@ -101,7 +101,8 @@ fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     }
 }
 
-/// The default pools of managed memory, each with the kind and the id of its location.
+/// The default pools of managed memory. The key of each pool is the kind and the id of its
+/// location.
 static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
 
 fn managed_defaults() -> MutexGuard<'static, Vec<([i32; 2], &'static Pool)>> {
@@ -160,8 +161,9 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
     if Pool::was_destroyed(pool) {
-        // For a destroyed pool the real driver returns 1 or ends in a memory fault (measured with
-        // RMM's tests, H200, 580.159.03); the simulated driver always ends in the fault.
+        // When the pool was destroyed, the real driver returns 1 or ends in a memory fault
+        // (measured with RMM's tests, H200, 580.159.03). The simulated driver always ends in a
+        // memory fault.
         crash();
     }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
@@ -196,8 +198,8 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // A managed pool becomes the current pool for managed memory only; `cuMemAllocAsync` still
-        // uses the GPU's other current pool (measured, H200, 580.159.04).
+        // A GPU has one current pool for managed memory and another one for `cuMemAllocAsync`.
+        // Setting a managed pool changes only the former (measured, H200, 580.159.04).
         return Ok(());
     }
     *driver()?.current_pool(index) = pool;
@@ -208,8 +210,8 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Returns the GPU that a location names. In the simulated driver pinned memory only has default
-/// pools on GPUs.
+/// Returns the GPU that a location names. Fails for other locations: in the simulated driver the
+/// default pools of pinned memory are all on GPUs.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

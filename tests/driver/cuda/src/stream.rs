@@ -60,8 +60,8 @@ fn known(handle: usize) -> Outcome<()> {
     Stream::context_of(handle).map(drop)
 }
 
-/// Begins a driver call on a stream, and returns whether the call is captured into a graph instead
-/// of executed.
+/// Begins a driver call on a stream. Returns whether the call is captured into a graph; a captured
+/// call is not executed.
 pub fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     driver()?;
     match Stream::from_handle(handle)? {
@@ -217,8 +217,8 @@ pub fn capture_info(handle: usize, status: Out<i32>, id: Out<u64>, twin: bool) -
     )
 }
 
-/// Returns the state of a capture. The nodes on which the next captured call will depend are not
-/// simulated.
+/// Returns the state of a capture. Does not return the nodes on which the next captured call will
+/// depend: the simulated driver does not know them.
 pub fn capture_info_v2(
     handle: usize,
     status: Out<i32>,

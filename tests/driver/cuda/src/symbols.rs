@@ -1,10 +1,11 @@
-//! The table of the driver's exported functions: signature, the names by which `cuGetProcAddress`
-//! finds each function, and the Rust function that does its work.
+//! The table of the driver's exported functions. Each row has the signature of a function, the name
+//! by which `cuGetProcAddress` finds the function, and the Rust function that does its work.
 //!
 //! A row of the table reads `exported_name(arguments) "base name" version => handler;` or, where a
-//! twin for the per-thread default stream exists, `exported_name(arguments) "base name" version |
-//! twin's_name version => handler;`. The handler is the Rust function that does the work. The
-//! handler of a row with a twin gets as its last argument whether the program called the twin.
+//! twin for the per-thread default stream exists,
+//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The handler is
+//! the Rust function that does the work. If the row has a twin, the last argument of the handler
+//! says whether the program called the twin.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -21,7 +22,8 @@ pub struct Symbol {
     pub base: &'static str,
     /// The first CUDA version for which `cuGetProcAddress` returns the function.
     pub version: i32,
-    /// Whether the function is the twin of another one for the per-thread default stream.
+    /// Whether the function is a twin: a variant of another function that uses the per-thread
+    /// default stream.
     pub per_thread: bool,
     /// The address of the exported driver function.
     pub address: Address,
@@ -616,9 +618,9 @@ symbols! {
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>)
         "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The functions `unseen…` are driver functions exported again under names that gpulimit does
-    // not hook. No hook sees calls under these names: they stand for calls that come from inside
-    // the driver.
+    // The functions `unseen…` are driver functions exported a second time, under names that
+    // gpulimit does not hook. No hook sees a call of these names. So a test can use them in place
+    // of calls that the driver makes to itself.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32)
         "unseenCtxCreate" 2000 => context::create;

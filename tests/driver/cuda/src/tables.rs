@@ -1,8 +1,8 @@
 //! `cuGetExportTable`: the private tables without which NVIDIA's libcudart does not start.
 //!
-//! The meaning of the entries of these tables is public knowledge (the ZLUDA project described
-//! them). Each table begins with its own size in bytes, except the table for context-local storage.
-//! The addresses of two tables are part of the integrity answer.
+//! The ZLUDA project has published what the entries of these tables mean. Each table begins with
+//! its own size in bytes, except the table for context-local storage. The addresses of two tables
+//! are part of the integrity answer.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -105,7 +105,7 @@ extern "C" fn load_fatbin_2(image: Text, out: Out<usize>, _: usize, _: usize, _:
     code(module::load(out, image))
 }
 
-/// Returns the handle of a GPU's primary context, active or not.
+/// Returns the handle of a GPU's primary context, even if that context is not active.
 extern "C" fn primary(out: Out<usize>, ordinal: i32) -> i32 {
     code(primary_handle(ordinal).and_then(|handle| out.put(handle)))
 }
@@ -118,8 +118,8 @@ extern "C" fn create(out: Out<usize>, flags: u32, ordinal: i32) -> i32 {
     code(context::create(out, flags, ordinal))
 }
 
-/// Flags that a debugging tool may set so that the driver calls it back; the simulated driver
-/// ignores them.
+/// Flags with which a debugging tool asks the driver for callbacks. The simulated driver ignores
+/// these flags.
 static CALLBACKS_1: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
 static CALLBACKS_2: [AtomicU32; 14] = [const { AtomicU32::new(0) }; 14];
 
@@ -133,7 +133,7 @@ extern "C" fn callbacks_2(out: Out<usize>, count: Out<usize>) {
     count.put_if(14);
 }
 
-/// Returns the context of a handle; for the handle NULL, the current context.
+/// Returns the context that a handle stands for. The handle NULL stands for the current context.
 fn owner(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {

@@ -32,7 +32,8 @@ fn place(prop: In<u8>) -> Outcome<Option<usize>> {
     let [kind, id] = prop.field::<[i32; 2]>(8).get()?;
     let ordinal = match kind {
         1 => id,
-        // For a location of type 6, a locality domain, the lowest byte of the id is the GPU.
+        // A location of type 6 is a locality domain. The lowest byte of its id is the number of the
+        // GPU.
         6 => id & 0xff,
         2 | 3 => return Ok(None),
         _ => return Err(Status::INVALID_VALUE),
@@ -70,8 +71,8 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unmap(address, bytes as u64)
 }
 
-/// Sets the access flags of a mapping to those of the last descriptor in the list; the simulated
-/// driver ignores for which GPU a descriptor is.
+/// Sets the access flags of a mapping to the flags of the last descriptor in the list. The
+/// simulated driver ignores which GPU a descriptor names.
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {
@@ -112,8 +113,8 @@ pub fn export(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) -> Outcom
     }
 }
 
-/// Imports an allocation from a file descriptor, which the program passes in the parameter for a
-/// pointer.
+/// Imports an allocation from a file descriptor. The program passes the number of the descriptor in
+/// a parameter of pointer type.
 pub fn import(handle: Out<u64>, shareable: usize, kind: i32) -> Outcome<()> {
     driver()?;
     match kind {

@@ -11,8 +11,9 @@ use crate::code::{Answer, Code};
 use crate::own;
 use crate::system::{machine, text};
 
-/// The number from which device handles are counted. A handle is this number plus 16 times an
-/// index: the index of a GPU, or [`MIG`] plus the device number of a MIG instance.
+/// The number from which device handles are counted. The handle of a GPU is this number plus 16
+/// times the GPU's index. For a MIG instance the index is [`MIG`] plus the device number of the
+/// instance.
 const HANDLES: usize = 0x6e76_6d6c_0000;
 const MIG: usize = 64;
 
@@ -26,7 +27,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Returns the PCI index of the unit's GPU: of the GPU itself, or of the GPU that the MIG
+    /// Returns the PCI index of the unit's GPU. The GPU of a MIG instance is the GPU that the
     /// instance is part of.
     fn gpu(self, machine: &Machine) -> usize {
         match self {
@@ -35,8 +36,8 @@ impl Unit {
         }
     }
 
-    /// Returns the devices that the unit consists of. A device is what has memory of its own: a
-    /// whole GPU or a MIG instance.
+    /// Returns the devices that the unit consists of. A device is a whole GPU or a MIG instance:
+    /// each of these has memory of its own.
     pub fn devices(self, machine: &Machine) -> Range<usize> {
         match self {
             Unit::Gpu(gpu) => device::devices_of(machine, gpu),
@@ -140,8 +141,8 @@ pub fn uuid(handle: usize, out: Out<u8>, length: u32) -> Answer {
     text(out, &unit.uuid(machine), length)
 }
 
-/// Writes an `nvmlPciInfo_t` for a GPU: legacy bus id (16 bytes), domain, bus, device, device id,
-/// subsystem id, bus id (32 bytes).
+/// Writes an `nvmlPciInfo_t` for a GPU. Its fields are the legacy bus id (16 bytes), the domain,
+/// the bus, the device, the device id, the subsystem id, and the bus id (32 bytes).
 pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     let (machine, unit) = open(handle)?;
     let pci = device::pci(unit.gpu(machine));
@@ -158,9 +159,9 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Returns total, reserved, free and used bytes of a unit. The used bytes exclude the bytes that
-/// the GPU reserves, which are spread evenly over its MIG instances. The figures of a divided GPU
-/// are the totals over its instances.
+/// Returns the total, reserved, free and used bytes of a unit. The reserved bytes do not count as
+/// used. A divided GPU spreads its reserved bytes evenly over its MIG instances, and each of its
+/// figures is the sum over the instances.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
     process::scan(machine, false);
@@ -283,8 +284,8 @@ pub fn mig_parent(handle: usize, out: Out<usize>) -> Answer {
     Ok(out.put(Unit::Gpu(device::gpu_of(machine, device)).handle())?)
 }
 
-/// Returns the ids of a device's GPU instance and compute instance; for a whole GPU both ids have
-/// all bits set.
+/// Returns the ids of a device's GPU instance and compute instance. For a whole GPU all bits of
+/// both ids are set.
 pub fn instance_ids(machine: &Machine, device: usize) -> [u32; 2] {
     match device::instances(machine) {
         0 => [u32::MAX; 2],

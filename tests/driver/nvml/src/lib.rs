@@ -1,8 +1,8 @@
-//! The libnvidia-ml.so.1 (NVML) of the simulated driver: it reports the GPUs, their memory and the
-//! processes that hold it.
+//! The libnvidia-ml.so.1 (NVML) of the simulated driver. It reports the GPUs, the memory of each
+//! GPU, and the processes that hold this memory.
 //!
-//! The simulated NVML works without the simulated libcuda, in any process, also in a forked child:
-//! it reads only the shared file of the simulated machine.
+//! The simulated NVML reads only the shared file of the simulated machine. So it works without the
+//! simulated libcuda and in any process, even in a forked child.
 #![allow(unsafe_code, missing_docs)]
 
 mod code;

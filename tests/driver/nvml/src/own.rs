@@ -1,5 +1,5 @@
 //! Calls that NVML makes to its own functions by their exported names. The dynamic linker resolves
-//! such a name, so a preloaded library that exports the same name gets the call.
+//! such a name. If a preloaded library exports the same name, that library gets the call.
 
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;

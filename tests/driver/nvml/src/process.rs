@@ -24,7 +24,7 @@ const V1: usize = 16;
 const V2: usize = 24;
 const DETAIL: usize = 32;
 
-/// Returns pid, device and bytes of each process in one of NVML's lists.
+/// Returns one of NVML's process lists: the pid, the device and the bytes of each process.
 fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     let knobs = &machine.knobs;
     let is_empty = mode != Mode::Compute && knobs.all_lists.load(Relaxed) == 0;
@@ -43,14 +43,15 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
 }
 
 /// Reads a number from `GPULIMIT_SIM_NVML_FIGURE` or `GPULIMIT_SIM_NVML_COUNT` in the environment
-/// of the calling process. The first variable makes NVML report wrong bytes for every process, the
-/// second a wrong number of processes, as a library that stands in for NVML might do.
+/// of the calling process. The first variable makes NVML report wrong bytes for every process. The
+/// second variable makes it report a wrong number of processes. A library that stands in for NVML
+/// might report such figures.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Writes a process list. If the buffer has too little room, writes only the number of elements
-/// that are needed.
+/// Writes a process list. If the list does not fit into the caller's buffer, writes only the number
+/// of elements that the buffer must have.
 fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
     let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;

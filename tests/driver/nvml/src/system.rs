@@ -1,4 +1,4 @@
-//! NVML's functions for the library and the machine as a whole.
+//! NVML's functions that concern NVML itself or the machine as a whole.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -31,7 +31,7 @@ pub fn shutdown() -> Answer {
     before.map(drop).map_err(|_| Code::UNINITIALIZED)
 }
 
-/// Returns the simulated machine, as long as NVML is initialised.
+/// Returns the simulated machine. Fails while NVML is not initialised.
 pub fn machine() -> Result<&'static Machine, Code> {
     if USERS.load(Relaxed) == 0 {
         return Err(Code::UNINITIALIZED);

@@ -2,10 +2,10 @@
 //! graph.
 //!
 //! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
-//! share a step: one byte takes 32 MiB, 33 MiB take 64, twenty allocations of 2 MiB take 64, and
-//! three of 100, 50 and 7 MiB take 192 together. NVIDIA's documentation: addresses are fixed when
-//! nodes are added; an allocation may get the address of another allocation that is freed before
-//! it.
+//! share a step. One byte takes 32 MiB. 33 MiB take 64 MiB. Twenty allocations of 2 MiB take 64
+//! MiB, and three allocations of 100, 50 and 7 MiB take 192 MiB together. NVIDIA's documentation
+//! says that an address is fixed when its node is added. It also says that an allocation may get
+//! the address of an earlier allocation, if that one is freed before the new one is made.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ impl Range {
     }
 }
 
-/// The addresses of one graph's allocations on one GPU; dropping the layout gives the addresses
+/// The addresses of one graph's allocations on one GPU. Dropping the layout gives the addresses
 /// back.
 #[derive(Default)]
 pub struct Layout {
@@ -47,8 +47,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns an address range of `bytes` that overlaps none of the ranges in `taken`: the lowest
-    /// gap in the graph's address regions, or else a new region.
+    /// Returns an address range of `bytes` that overlaps none of the ranges in `taken`. This is the
+    /// lowest gap in the graph's address regions. If no gap is large enough, the range begins a new
+    /// region.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
@@ -88,8 +89,8 @@ impl Layout {
 impl Drop for Layout {
     fn drop(&mut self) {
         for region in &self.regions {
-            // Keep the regions in which a launch has left memory allocated: their addresses are
-            // never given back.
+            // If a launch has left memory allocated in a region, the region is kept: its addresses
+            // are never given back.
             if memory::forget(*region) {
                 let blocks = region.bytes / crate::machine::BLOCK;
                 space().mark(region.start, blocks, Entry::NONE);

@@ -1,5 +1,5 @@
-//! The memory that each GPU holds for graphs: taken by an upload or a launch, shared by all graphs,
-//! given back by a trim.
+//! The memory that each GPU holds for graphs. An upload or a launch takes this memory, all graphs
+//! share it, and a trim gives it back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,11 +16,11 @@ struct Known {
     bytes: u64,
     context: usize,
     device: usize,
-    /// Whether a launch allocated this range and the range was not freed since.
+    /// Whether a launch has allocated this range, and nothing has freed the range since then.
     live: bool,
 }
 
-/// The memory of one launched graph, in use until the graph has run.
+/// The memory of one launched graph. It is in use until the graph has run.
 struct Running {
     end: u64,
     stream: u64,
@@ -97,8 +97,8 @@ impl Memory {
             share.reserved += STEP;
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
-        // Measured: a graph with allocations of 100, 50 and 7 MiB reserves 192 MiB and reports 160
-        // of them as used, and the used figure falls only with a trim.
+        // Measured: for a graph with allocations of 100, 50 and 7 MiB the driver reports 192 MiB as
+        // reserved and 160 MiB as used. The used bytes become fewer only when a trim is made.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
@@ -123,7 +123,7 @@ pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
         .try_for_each(|device| memory.reserve(device, plan, stream))
 }
 
-/// Launches a graph; the function `run` puts the graph on its stream and returns the time at which
+/// Launches a graph. The function `run` puts the graph on its stream and returns the time at which
 /// the graph ends.
 ///
 /// # Errors
@@ -181,8 +181,8 @@ pub fn is_known(address: u64) -> bool {
     memory().known.contains_key(&address)
 }
 
-/// Forgets the allocations of a destroyed graph in this address region; returns false when a launch
-/// has left memory allocated there.
+/// Forgets the allocations of a destroyed graph in this address region. Returns false, and forgets
+/// nothing, when a launch has left memory allocated there.
 pub fn forget(region: Range) -> bool {
     let mut memory = memory();
     let inside = region.start..region.start + region.bytes;
@@ -205,7 +205,8 @@ pub fn free(address: u64) -> Outcome<()> {
     }
 }
 
-/// Finds the graph allocation that contains an address: its start, bytes and context.
+/// Finds the graph allocation that contains an address. Returns its start, its bytes and its
+/// context.
 pub fn find(address: u64) -> Option<(u64, u64, Option<&'static Context>)> {
     let memory = memory();
     let (start, known) = memory.known.range(..=address).next_back()?;

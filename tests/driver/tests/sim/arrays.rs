@@ -155,8 +155,8 @@ fn mipmapped_arrays_take_and_require_the_measured_bytes() {
 fn small_arrays_share_blocks() {
     alone(&[], |cuda| {
         cuda.start();
-        // Per case: the shape of the arrays, and the number of arrays after which each further
-        // block is taken.
+        // Per case: the shape of the arrays, the number of arrays that share a piece of memory, and
+        // the size of this piece in MiB.
         for (shape, per_block, block) in [
             ([1, 0, 0, 1, 1, 0], 32, 2),
             ([64, 64, 0, 32, 4, 0], 32, 2),
@@ -266,7 +266,8 @@ fn every_function_that_creates_an_array() {
 }
 
 /// Creating an array invalidates a capture in the global mode. In the relaxed mode the program may
-/// create the same array with deferred mapping, and query its requirement.
+/// create the same array with deferred mapping. It may also query the memory that this array
+/// requires.
 #[test]
 fn creating_an_array_invalidates_a_global_capture() {
     alone(&[], |cuda| {

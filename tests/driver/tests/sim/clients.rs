@@ -54,8 +54,8 @@ fn runtime(version: &str) {
         runtime.call(properties, &[buffer.as_mut_ptr() as usize, 0]),
         0
     );
-    // The structure cudaDeviceProp begins with name[256], uuid, luid and the luid's mask;
-    // totalGlobalMem follows.
+    // The structure cudaDeviceProp begins with name[256], uuid, luid and the mask of the luid. The
+    // next field is totalGlobalMem.
     assert_eq!(buffer[36], 85_017_493_504);
     assert_eq!(
         buffer[32].to_be_bytes()[..],

@@ -147,8 +147,9 @@ fn capture_modes_decide_which_threads_may_make_unsafe_calls() {
         let mut none = 3i32;
         let none = [&raw mut none as usize];
         assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &none), 1);
-        // Per case: the capture's mode, the mode of the thread that captures, the mode of the other
-        // thread, and whether an unsafe call is allowed in each of both threads.
+        // Per case: the mode of the capture, the mode of the thread that captures, the mode of
+        // another thread, and whether an unsafe call is allowed in the first and in the second
+        // thread.
         for (capture, own, other, may) in [
             (GLOBAL, 0, 0, (false, false)),
             (GLOBAL, 1, 1, (false, true)),
@@ -451,8 +452,8 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 1);
-        // The launch of another graph does not reuse memory that the first graph has left
-        // allocated.
+        // The first graph has left memory allocated. The launch of another graph does not reuse
+        // this memory.
         let other = executable(cuda, freed_graph(cuda, &[80 * MIB]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[other, stream]), 0);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
@@ -522,8 +523,8 @@ fn a_launch_that_is_too_large_keeps_what_it_took() {
     });
 }
 
-/// NVIDIA's documentation: an allocation in a graph may get the address of another allocation that
-/// is freed before it.
+/// NVIDIA's documentation: an allocation in a graph may get the address of another allocation, if
+/// that one is freed before the new one is made.
 #[test]
 fn an_allocation_gets_an_address_that_is_freed_before_it() {
     alone(&[], |cuda| {
@@ -544,8 +545,8 @@ fn an_allocation_gets_an_address_that_is_freed_before_it() {
         let exec = executable(cuda, end(cuda, stream).expect("a graph"), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // If neither of two nodes must run before the other, one does not get the address that the
-        // other frees.
+        // Two nodes may run in any order, and one of them frees an address. The other node does not
+        // get this address.
         let (graph, addresses, last) = graph_of(cuda, &[100 * MIB]);
         let arguments = [graph, &raw const last as usize, 1, addresses[0] as usize];
         assert!(cuda.get("cuGraphAddMemFreeNode", &arguments).is_ok());

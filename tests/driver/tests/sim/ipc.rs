@@ -66,8 +66,8 @@ fn invalid_exports_and_opens_are_refused() {
     });
 }
 
-/// The child process of a test: does what each single letter on its standard input says. Its role
-/// is the path of the file for the IPC handle.
+/// The child process of a test. It reads single letters from its standard input, and each letter is
+/// a command. Its role is the path of the file for the IPC handle.
 fn told(path: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -159,8 +159,8 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
         two + SIZE,
         "no peak counts it twice"
     );
-    // Destroying the owner's context frees its memory, and destroying the opener's context closes
-    // the memory.
+    // Destroying the context of the owner frees the owner's memory. Destroying the context of the
+    // process that opened the memory closes it.
     say(&mut owner, "a");
     say(&mut opener, "or");
     assert_eq!(held([&owner, &opener]), [SIZE, 0]);

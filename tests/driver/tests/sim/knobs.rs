@@ -94,8 +94,8 @@ fn nvml_uuids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Runs the calling test in a child process, whose role is `expected`, with these variables on a
-/// machine of three GPUs; CUDA and NVML order the three GPUs differently.
+/// Runs the calling test in a child process with the role `expected` and these environment
+/// variables. The simulated machine has three GPUs, which CUDA and NVML order differently.
 fn with_three(variables: &[(&str, &str)], expected: &str) {
     let mut knobs = vec![("GPULIMIT_SIM_GPUS", "3"), ("GPULIMIT_SIM_REVERSED", "1")];
     knobs.extend(variables);
@@ -146,8 +146,9 @@ fn init_fails_without_a_visible_gpu() {
     });
 }
 
-/// Returns what a process sees of two GPUs with two MIG instances each: the number of devices, and
-/// for the first device the UUID of its GPU and its own UUID.
+/// Returns what this process sees of a machine whose two GPUs have two MIG instances each. The
+/// result is the number of devices, the UUID of the first device's GPU, and the UUID of the first
+/// device.
 fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let uuid = |name: &str| {
@@ -252,8 +253,8 @@ fn mig_instances_match_nvml() {
 #[test]
 fn nvml_calls_its_own_exports() {
     const OWN: (&str, &str) = ("GPULIMIT_SIM_OWN_EXPORTS", "1");
-    // Each function fails with a code of its own, so the code shows which functions NVML has called
-    // by their exported names.
+    // Each function fails with a different code. So the code shows which function NVML has called
+    // by its exported name.
     let fail = "nvmlDeviceGetMemoryInfo_v2:13,nvmlDeviceGetMPSComputeRunningProcesses_v3:14";
     alone(&[OWN, ("GPULIMIT_SIM_FAIL", fail)], |cuda| {
         cuda.start();

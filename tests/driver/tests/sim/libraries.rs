@@ -1,5 +1,6 @@
-//! Tests of the time at which modules and libraries take the memory of their variables, and of the
-//! memory that the first launch takes: measured on an H100 (580.159.04) with a variable of 64 MiB.
+//! Tests of when modules and libraries take the memory of their variables, and of how much memory
+//! the first launch takes. The expected figures were measured on an H100 (580.159.04) with a
+//! variable of 64 MiB.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -36,8 +37,8 @@ fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
     assert_eq!(cuda.beyond(), 0);
 }
 
-/// Loads a library's module in every possible way, and checks that the module takes 64 MiB;
-/// `before` is the number of bytes in use before.
+/// Loads a library's module in every possible way, and checks that the module takes 64 MiB.
+/// `before` is the number of bytes that were in use before the load.
 fn library_takes_its_variable(cuda: &Cuda, before: u64) {
     let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
     std::fs::write(&file, BIG.to_bytes()).expect("written");
@@ -179,8 +180,9 @@ fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
     );
 }
 
-/// Checks that fat binaries of nvcc 13.5 are read. In this file the machine code for the simulated
-/// GPU has 300 MiB of variables and a table, the PTX text 50 MiB.
+/// Checks that the simulated driver can read fat binaries of nvcc 13.5. In the file of this test
+/// the machine code for the simulated GPU has a table and variables of 300 MiB. The PTX text has
+/// variables of 50 MiB.
 #[test]
 fn compressed_fat_binaries_are_read() {
     const LZ4: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/lz4.fatbin");
@@ -210,9 +212,9 @@ fn compressed_fat_binaries_are_read() {
     });
 }
 
-/// Returns the `CUgraphNodeParams` of a kernel node. The node's parameters begin at offset 16; in
-/// them the function is first, grid and block follow from offset 8 on, the kernel is at offset 56
-/// and the context at 64.
+/// Returns the `CUgraphNodeParams` of a kernel node. The parameters of the kernel begin at offset
+/// 16. Relative to that, the function is at offset 0, grid and block begin at offset 8, the kernel
+/// is at offset 56, and the context at offset 64.
 fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     let mut params = [0; 32];
     params[3..6].fill(1 << 32 | 1);
@@ -220,7 +222,7 @@ fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     params
 }
 
-/// Returns all calls that load a library when they are given its kernel.
+/// Returns all calls that take a kernel and load the kernel's library.
 fn ways(cuda: &Cuda, kernel: usize) -> Vec<(&'static str, Vec<usize>)> {
     let place = Box::leak(Box::new([0usize; 8])).as_mut_ptr() as usize;
     let graph = || cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
@@ -298,7 +300,8 @@ fn every_use_of_a_kernel_loads_its_library() {
             .get("cuDevicePrimaryCtxRetain", &[0])
             .expect("a context") as usize;
         let other = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
-        // Leave one of the two contexts below the other on the thread's context stack.
+        // The thread's context stack has both contexts. Remove the upper one, so that a later call
+        // with the context 0 leaves no context current.
         assert_eq!(cuda.call("cuCtxSetCurrent", &[0]), 0);
         let before = cuda.beyond();
         let count = ways(cuda, kernel(cuda).1).len();
@@ -357,7 +360,7 @@ fn every_use_of_a_kernel_loads_its_library() {
     });
 }
 
-/// Makes calls that fail, some of which take 64 MiB although they fail.
+/// Makes calls that fail. Some of them take 64 MiB nevertheless.
 #[test]
 fn wrong_arguments_get_the_measured_answers() {
     alone(&[], |cuda| {

@@ -173,9 +173,9 @@ fn launches_raise_the_stack_limit_and_lowering_it_frees_memory() {
     });
 }
 
-/// A kernel with 400,000 bytes of local memory per thread needs more than a GPU of 80 GiB has.
-/// Assumed, not measured: the next launch takes the freed local memory again, and a stack limit of
-/// that size fails in the same way.
+/// A kernel with 400,000 bytes of local memory per thread needs more than a GPU of 80 GiB has. Two
+/// facts are assumed and not measured. The next launch takes the freed local memory again, and
+/// setting a stack limit of 400,000 bytes fails in the same way.
 #[test]
 fn growth_that_fails_frees_the_local_memory() {
     alone(&[], |cuda| {
@@ -198,8 +198,9 @@ fn growth_that_fails_frees_the_local_memory() {
     });
 }
 
-/// A kernel with 8,192 bytes of local memory in a graph takes no memory when captured, 1848 MiB
-/// when instantiated (and 2 for the first graph), and none when launched.
+/// Captures a kernel with 8,192 bytes of local memory into a graph. The capture takes no memory.
+/// The instantiation takes 1848 MiB, and 2 MiB more because it is the first graph. The launch takes
+/// no more.
 #[test]
 fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     alone(&[], |cuda| {
@@ -234,9 +235,9 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A kernel with 8,192 bytes of local memory that is put into an executable graph takes its 1848
-/// MiB in that call. After the stack limit was lowered, the same call takes no memory, and the
-/// upload takes it again. A kernel that uses device malloc also takes its heap.
+/// A call puts a kernel with 8,192 bytes of local memory into an executable graph, and this call
+/// takes 1848 MiB. Then the stack limit is lowered. Now the same call takes no memory; the upload
+/// takes the 1848 MiB again. A kernel that uses device malloc also takes the memory of the heap.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -325,8 +326,9 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module that uses device assert takes 92 MiB, 2 of them for its variable, but nothing after a
-/// module that uses malloc. Once such a module is loaded, the limit of printf can no longer be set.
+/// A module that uses device assert takes 92 MiB, of which 2 MiB are for its variable. If a module
+/// that uses device malloc was loaded before, the module takes nothing. Once a module with assert
+/// is loaded, the limit of printf can no longer be set.
 #[test]
 fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
@@ -364,9 +366,9 @@ fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     });
 }
 
-/// Two kernels of 60,000 stores each take no memory when the module is loaded, 20 MiB when both are
-/// looked up, and none when they are launched. The code of a function that was only listed is
-/// loaded by the first call that needs the code.
+/// A module has two kernels of 60,000 stores each. Loading the module takes no memory for them,
+/// looking up both kernels takes 20 MiB, and launching them takes no more. If a function was only
+/// listed, the first call that needs the code of the function loads this code.
 #[test]
 fn code_is_loaded_when_a_function_is_looked_up() {
     alone(&[], |cuda| {
@@ -417,7 +419,7 @@ fn code_is_loaded_when_a_function_is_looked_up() {
     });
 }
 
-/// With a malloc heap of 256 MiB, loading the module takes 138 MiB, and the first launch 258.
+/// With a malloc heap of 256 MiB, loading the module takes 138 MiB. The first launch takes 258 MiB.
 #[test]
 fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
     alone(&[], |cuda| {
@@ -476,8 +478,8 @@ fn printf_takes_the_same_for_every_limit() {
     });
 }
 
-/// Kernels (`CUkernel`) and functions (`CUfunction`) report their local memory through different
-/// driver functions, which load no code.
+/// One driver function reports the local memory of a kernel (`CUkernel`), another one that of a
+/// function (`CUfunction`). Neither of them loads code.
 #[test]
 fn kernels_report_their_local_memory() {
     alone(&[], |cuda| {
@@ -593,9 +595,9 @@ fn description(cuda: &Cuda) -> usize {
         .expect("a description") as usize
 }
 
-/// One, two, three and four green contexts with a stream each take 6 MiB, 12, 16 and 22, until the
-/// primary context is destroyed. Memory that is allocated in a green context, or taken by its
-/// kernels, belongs to the primary context.
+/// One green context with a stream takes 6 MiB; two such contexts take 12 MiB, three take 16 MiB,
+/// and four take 22 MiB. The memory stays until the primary context is destroyed. Memory that is
+/// allocated in a green context, or taken by its kernels, belongs to the primary context.
 #[test]
 fn green_contexts_are_parts_of_the_primary_context() {
     alone(&[], |cuda| {

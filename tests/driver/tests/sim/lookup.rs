@@ -1,5 +1,5 @@
-//! Tests of the rules by which `cuGetProcAddress` finds functions. The rules were found out by
-//! calls of real drivers.
+//! Tests of the rules by which `cuGetProcAddress` finds functions. The rules were found by calling
+//! real drivers.
 
 use crate::rig::{Cuda, alone};
 

@@ -93,7 +93,7 @@ fn a_process_sees_the_memory_of_the_others() {
     child.wait().expect("gone");
 }
 
-/// Checks that NVML lists two processes, one of which is this process with a context.
+/// Checks that NVML lists two processes. One of them is this process, which has a context.
 fn processes_by_nvml() {
     let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
     assert_eq!(
@@ -170,7 +170,8 @@ fn processes_by_nvml() {
 }
 
 /// Calls every function that returns a process list, with a buffer for two elements. Returns for
-/// each its name, its status, the number of elements, and the first element's pid and bytes.
+/// each function its name, its status, the number of elements, and the pid and the bytes of the
+/// first element.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {
@@ -255,8 +256,8 @@ fn lists_of_graphics_and_mps_and_of_the_first_535_drivers() {
 #[test]
 fn contexts_do_not_survive_fork() {
     alone(&[], |cuda| {
-        // The driver works in a forked child if the parent process had not initialised the driver
-        // before the fork.
+        // The parent process has not initialised the driver before the fork. So the driver works in
+        // the forked child.
         let in_child = |body: &dyn Fn() -> bool| {
             // SAFETY: the child only calls the driver and exits.
             match unsafe { libc::fork() } {
@@ -330,13 +331,12 @@ fn capacity_holds_against_killed_and_stopped_processes() {
     for child in &mut children {
         expect_line(child, "churning");
     }
-    // Stop one process at whatever instruction it is; the other processes are killed and started
-    // again.
-    // SAFETY: the process is a child of this process and not yet waited for.
+    // Stop one process at whatever instruction it is. The other processes are killed and started
+    // again. SAFETY: the process is a child of this process and not yet waited for.
     unsafe { libc::kill(children[0].id() as i32, libc::SIGSTOP) };
     let peak = || machine.number("peak");
-    // On a slow machine the processes may be killed before they take much memory, so go on until
-    // the peak shows that they did.
+    // On a slow machine the processes may be killed before they take much memory. So go on until
+    // the peak shows that they took much memory.
     for kills in 0..1000u64 {
         if kills >= 25 && peak() > capacity / 2 {
             break;

@@ -1,5 +1,6 @@
-//! Simulated machines and child processes for tests. The body of a test runs in children of the
-//! test process; a child is the same test, started again with a role in its environment.
+//! Simulated machines and child processes for tests. The body of a test runs in child processes. A
+//! child process is the same test program, started again for the same test with a role in its
+//! environment.
 
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
@@ -153,8 +154,8 @@ pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
     }
 }
 
-/// Waits until the condition `holds` is true; returns false after two minutes, because test
-/// machines can be slow.
+/// Waits until the condition `holds` is true. Returns false if that takes more than two minutes;
+/// the time is so long because test machines can be slow.
 pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
@@ -166,8 +167,8 @@ pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Returns the part that begins with `word` of the next line of a child's output that contains
-/// `word`.
+/// Reads a child's output up to the next line that contains `word`. Returns the part of this line
+/// that begins with `word`.
 pub fn expect_line(child: &mut Child, word: &str) -> String {
     use std::io::Read;
     let out = child.stdout.as_mut().expect("piped");
@@ -287,8 +288,8 @@ impl Cuda {
         self.call("cuMemFree_v2", &[address as usize])
     }
 
-    /// Returns the used bytes of the first GPU less those of one context, as the simulated machine
-    /// counts them.
+    /// Returns the used bytes of the first GPU, as the simulated machine counts them, minus the
+    /// bytes of one context.
     pub fn beyond(&self) -> u64 {
         used() - CONTEXT
     }

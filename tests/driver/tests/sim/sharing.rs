@@ -77,8 +77,9 @@ fn a_process_can_import_its_own_export() {
     });
 }
 
-/// The child process of a test: does what each single letter on its standard input says, and
-/// answers each. Its role is "export", or the path of the exporter's descriptor.
+/// The child process of a test. It reads single letters from its standard input; each letter is a
+/// command, which it carries out and answers. Its role is "export", or the path of the exporter's
+/// descriptor.
 fn told(role: &str) {
     let cuda = Cuda::load();
     cuda.start();

@@ -499,8 +499,8 @@ fn pools_grow_in_steps() {
             64 * MIB,
             "a trim keeps at least the bytes asked for"
         );
-        // A live pointer keeps the step of the pool in which it lies; a cuMemAlloc that finds too
-        // little room takes the pool's other steps.
+        // The pool keeps the step in which a live pointer lies. When cuMemAlloc finds too little
+        // room, it takes the other steps of the pool.
         let live = cuda.get("cuMemAllocAsync", &[1 << 20, 0]).expect("memory");
         let free = 85_017_493_504 - used();
         let large = cuda
@@ -559,9 +559,9 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
 }
 
 /// Managed memory (measured, H200, 580.159.04). Pools of managed memory report the same attributes
-/// as other pools, at any location and without one; they cannot be shared, and use their addresses
-/// again. Neither these pools nor managed variables count for any process. `cuMemCreate` cannot
-/// create managed memory.
+/// as other pools, whether they have a location or not. They cannot be shared. They use their
+/// addresses again. Neither these pools nor managed variables count for any process. `cuMemCreate`
+/// cannot create managed memory.
 #[test]
 fn managed_memory_counts_for_no_process() {
     alone(&[], |cuda| {

@@ -1,8 +1,8 @@
-//! Tests of busy streams: which driver calls wait for them, and when memory that their work still
-//! uses is free again.
+//! Tests of busy streams. They check which driver calls wait for a busy stream, and when the memory
+//! that its work uses becomes free.
 //!
-//! A stream that a test must see busy gets work for an hour, so that no test depends on how fast it
-//! runs.
+//! If a test needs a busy stream, the stream gets work for an hour. So no test depends on how fast
+//! it runs.
 
 use std::ffi::CStr;
 
@@ -185,8 +185,8 @@ fn waiting_lasts_as_long_as_the_work() {
             assert_eq!(program.call("cuEventElapsedTime", &arguments), 0, "{way}");
             assert!(ms >= 299.0, "{way}: the events are as far apart");
         }
-        // Waiting for one stream does not wait for another stream, whose work does not end during
-        // the test.
+        // Waiting for one stream does not wait for another stream. The work of the other stream
+        // does not end during the test.
         let busy = program.stream();
         program.launch(busy, HOUR);
         program.launch(stream, SHORT);
@@ -323,8 +323,8 @@ fn a_stream_may_reuse_a_part_of_its_pending_memory() {
     busy(&[], |program| {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
-        // The pool's memory is freed as two halves, and allocated again as quarters and as a half
-        // that lies in both freed halves.
+        // The pool's memory is freed as two halves. Then it is allocated again as two quarters and
+        // one half; this half has a part in each of the freed halves.
         let half = STEP / 2;
         let low = program.take(half, worker).expect("memory");
         let high = program.take(half, worker).expect("memory");
