@@ -1,5 +1,5 @@
-//! Measures what a charge and its uncharge cost with different numbers of live slots. Run:
-//! `cargo run --release -p gpulimit-benches --bin ledger`.
+//! Measures what a charge and its uncharge cost in a ledger with different numbers of live slots.
+//! Run: `cargo run --release -p gpulimit-benches --bin ledger`.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;

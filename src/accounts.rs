@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The machine's user database.
+/// The handle to the machine's user database. All its functions read NSS.
 pub struct Database;
 
 impl Accounts for Database {
@@ -77,7 +77,7 @@ fn number(text: &str) -> Option<u32> {
         .filter(|number| digits && *number != u32::MAX)
 }
 
-/// Returns all unix groups of a user, as a login of that user gets them.
+/// Returns all unix groups of a user: those that the user's login session would get.
 pub fn unix_groups_of(user: &User) -> Vec<u32> {
     let Ok(name) = CString::new(user.name.as_str()) else {
         return Vec::new();
@@ -108,10 +108,12 @@ pub fn unix_group_name(gid: u32) -> String {
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// A function of the database (getpwnam_r and its siblings): key, entry, buffer, size, found.
+/// The type of a lookup function of the user database, such as getpwnam_r. Its parameters are the
+/// key, the entry to fill, the entry's buffer and the buffer's size, and the pointer to the found
+/// entry.
 type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
-/// Looks up an entry, with a buffer that grows until the entry fits.
+/// Looks up an entry of the user database, with a buffer that grows until the entry fits.
 ///
 /// # Safety
 /// `key` is valid for `lookup`: a C string if it is a pointer.
@@ -165,7 +167,7 @@ fn unix_group(entry: &libc::group) -> UnixGroup {
     }
 }
 
-/// Copies a C string of an entry.
+/// Copies a C string of a database entry.
 fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();

@@ -35,7 +35,7 @@ pub struct Args {
     /// $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
-    /// Only print what would change
+    /// Only print what would be changed
     #[arg(long)]
     dry_run: bool,
 
@@ -59,10 +59,10 @@ Exit status: 0 on success, also when there was nothing to change; 1 when the
 file has mistakes or a step failed. If a step fails at a group of another user,
 apply continues with the other steps; else it stops there, and can be repeated.";
 
-/// The end of the error for mistakes in the file.
+/// The end of the error message when the policy file has mistakes.
 const UNCHANGED: &str = ": nothing was changed";
 
-/// The lock file that an `apply` holds while it changes groups and rules.
+/// The lock file that `gpulimit apply` holds while it changes groups and rules.
 const LOCK: &str = ".apply.lock";
 
 /// Applies a policy file.
@@ -116,7 +116,8 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     if !plan.rules.0.is_empty() && is_system && !install::is_installed() {
         output::note(&format!(
             "warning: {} does not name the library, so the rules hold only for programs that are \
-             started with it: run `gpulimit install` to load it into every program",
+             started with the library: run `gpulimit install` to load the library into every \
+             program",
             install::FILE
         ));
     }
@@ -148,8 +149,8 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// Opens the root that GPULIMIT_ROOT names; without it, the system's root for root, and the user's
-/// own root for other users.
+/// Opens the root in which the policy's groups are made: the directory that GPULIMIT_ROOT names;
+/// without that variable, the system's root for root, and the user's own root for other users.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
@@ -157,14 +158,14 @@ fn root() -> Result<Root, Failure> {
     Ok(Root::locate(&super::env)?)
 }
 
-/// Returns whether the plan sets sizes: they depend on the GPUs of this machine.
+/// Returns whether the plan sets any sizes. Sizes depend on the GPUs of this machine.
 fn names_gpus(plan: &Plan) -> bool {
     let mut groups = plan.groups.iter();
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// Resolves everything in the plan that depends on this machine. Returns the groups, and the
-/// mistakes on this machine: GPUs that it does not have, or that are too small.
+/// Resolves everything in the plan that depends on this machine. Returns the groups and the plan's
+/// mistakes. A mistake is a GPU that this machine does not have, or that is too small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -226,16 +227,19 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the root if it does not exist, and takes the lock that keeps other `apply` commands out.
+/// Makes the root of the groups if it does not exist. Takes the lock that keeps other `gpulimit
+/// apply` commands from changing the root at the same time.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // Programs trust the rules in this directory as rules of root.
+        // The root must be safe from other users, because programs trust the rules in the root as
+        // rules of the administrator.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \
-                 cannot replace; run it as the owner of that directory, or unset GPULIMIT_ROOT"
+                 cannot replace; run the command as the owner of that directory, or unset \
+                 GPULIMIT_ROOT"
             ))
         })?;
     }
@@ -248,21 +252,21 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     }
     root.hold_alone(LOCK).map_err(|error| match error.kind() {
         ErrorKind::WouldBlock => Failure::new(format_args!(
-            "another `gpulimit apply` is changing {path}: wait until it has ended"
+            "another `gpulimit apply` is changing {path}: wait until that command has ended"
         )),
         _ => Failure::new(format_args!("cannot lock {path}: {error}")),
     })
 }
 
-/// A change of the file of rules.
+/// A change of the rules file, which tells programs their groups.
 struct RulesStep {
     count: u32,
-    /// The new text; `None` removes the file.
+    /// The new text of the rules file; `None` removes the file.
     text: Option<String>,
 }
 
 impl RulesStep {
-    /// The change in a word, for people and for JSON.
+    /// Returns one word for the change of the rules file, for people and for JSON.
     fn action(&self) -> &'static str {
         match self.text {
             Some(_) => "written",
@@ -271,7 +275,8 @@ impl RulesStep {
     }
 }
 
-/// Returns the text of the rules as the library reads it; `None` if the policy has no rules.
+/// Returns the text of the rules file, as libgpulimit.so reads it; `None` if the policy has no
+/// rules.
 pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
     match text {
@@ -288,7 +293,8 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let there = match text_file::read(&path, rules::LONGEST) {
         Ok(there) => Some(there),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        // A file that cannot be read as rules is replaced.
+        // Treat a symbolic link, a special file or a file that is too long like a file without
+        // rules, so that it is replaced.
         Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
         Err(error) => return Err(cannot("read", &path)(error)),
     };
@@ -304,9 +310,9 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Carries out the steps. Each new group is written to the record before it is made, and each group
-/// that a rule names exists before the rule is written: an `apply` that is killed leaves nothing
-/// that the next one could not finish.
+/// Carries out the steps in an order that lets the next `apply` finish the work if this one is
+/// killed. First lists the new groups in the record, then makes the groups, and then writes the
+/// rules that name the groups.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -318,8 +324,8 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A user can block changes of their own groups. That must not keep the other groups and the
-    // rules from being changed.
+    // A user can block changes of their own groups. A failure at such a group must not keep `apply`
+    // from changing the other groups and the rules.
     for step in steps.iter_mut() {
         let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
         if let Err(error) = changed {
@@ -338,7 +344,8 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // Groups of ended jobs must not keep their parent from being removed.
+        // First remove the groups of ended jobs below this group: a group with child groups cannot
+        // be removed.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
@@ -348,8 +355,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // Forget groups that somebody else has removed. If they are made again by hand, `apply` must
-    // not remove them.
+    // Drop from the record the groups that another program has removed. If somebody makes such a
+    // group again by hand, `apply` must not remove that group.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -382,8 +389,8 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Marks a step as failed if a user can cause the failure at this group; otherwise returns the
-/// error, such as a full file system, which ends all steps.
+/// Marks a step as failed if a user can cause failures at the step's group. Otherwise returns the
+/// error, for instance a full file system. The returned error ends all steps.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
     if !difference::user_can_block(root, step.name()) {
         return Err(error);
@@ -395,7 +402,7 @@ fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupErro
     Ok(())
 }
 
-/// The result of an `apply`, for printing.
+/// The result of `gpulimit apply`, for printing.
 struct Shown<'a> {
     file: &'a Path,
     root: &'a Root,
@@ -409,7 +416,7 @@ impl Shown<'_> {
         let mut out = String::new();
         for step in self.steps {
             for line in step.lines(!self.dry_run) {
-                // Writing to a String does not fail.
+                // Writing to a `String` never fails, so the result is ignored.
                 let _ = writeln!(out, "{}", Escaped(&line));
             }
         }

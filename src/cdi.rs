@@ -22,11 +22,13 @@ pub struct Args {
     /// What to do
     what: What,
 
-    /// A cap for each container that asks for it: a size, or NAME=SIZE. Repeat for more
+    /// Make a device that gives each container a cap of its own: a size, or NAME=SIZE. Repeat for
+    /// more devices
     #[arg(long = "cap", value_name = "[NAME=]SIZE", allow_hyphen_values = true)]
     caps: Vec<String>,
 
-    /// A group that containers share with each other and with the host. Repeat for more
+    /// Make a device for a group that containers share with each other and with the host. Repeat
+    /// for more devices
     #[arg(long = "group", value_name = "NAME")]
     groups: Vec<String>,
 
@@ -34,14 +36,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
     output: PathBuf,
 
-    /// The directory for the files that all containers get, besides the library
+    /// The directory for the files that all containers mount, besides libgpulimit.so
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
 }
 
 #[derive(Copy, Clone, ValueEnum)]
 enum What {
-    /// Write the file that container engines read
+    /// Write the CDI file, which tells container engines about the devices
     Generate,
 }
 
@@ -60,22 +62,22 @@ Examples:
 
 Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
 
-/// The kind of the devices, VENDOR/CLASS.
+/// The kind of gpulimit's CDI devices, in the form VENDOR/CLASS.
 const KIND: &str = "gpulimit.dev/mem";
-/// The sizes of the devices if neither --cap nor --group is given.
+/// The sizes for which devices are made if neither --cap nor --group is given.
 const DEFAULT_SIZES: [&str; 16] = [
     "1g", "2g", "3g", "4g", "6g", "8g", "10g", "12g", "16g", "20g", "24g", "32g", "40g", "48g",
     "64g", "80g",
 ];
-/// The path of the library inside containers.
+/// The path at which containers find libgpulimit.so.
 const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
-/// The first version of the specification in which a device's name may begin with a digit.
+/// The first version of the CDI specification in which a device's name may begin with a digit.
 const WITH_DIGITS: &str = "0.5.0";
-/// The first version of the specification.
+/// The first version of the CDI specification.
 const OLDEST: &str = "0.3.0";
-/// A file of rules that does not parse. If no hook mounts a group over it, the library in the
-/// container refuses all GPU memory.
-const CLOSED: &str = "no hook has given this container its group\n";
+/// The text of the rules file that containers mount. The text is not valid, so libgpulimit.so in
+/// the container refuses all GPU memory until a hook mounts a group's rules over this file.
+const CLOSED: &str = "no gpulimit hook has given this container a group\n";
 
 /// Runs the command.
 pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
@@ -84,7 +86,7 @@ pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Writes the CDI file, and the files that it mounts into containers.
+/// Writes the CDI file, and the files that containers mount because of the CDI file.
 fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
@@ -111,8 +113,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
             checked.map_err(|why| {
                 Failure::new(format_args!(
                     "{why}: other users could change what containers load and what root runs for \
-                     them; install gpulimit where only root can write, and let {} and \
-                     GPULIMIT_ROOT name such a place if you set them",
+                     them; install gpulimit where only root can write; if you set {} or \
+                     GPULIMIT_ROOT, name such a place there as well",
                     library::VARIABLE
                 ))
             })?;
@@ -140,7 +142,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     };
     let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
     let spec = json!({
-        // The lowest version that allows these names, so that the oldest engines can read the file.
+        // Use the lowest version of the CDI specification that allows these device names: old
+        // container engines can then read the file.
         "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
         "kind": KIND,
         "containerEdits": {
@@ -175,7 +178,7 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a path as text, which JSON needs.
+/// Returns a path as text. Fails if the path is not UTF-8, because JSON cannot contain such a path.
 fn utf8(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(format_args!(
@@ -185,7 +188,8 @@ fn utf8(path: &Path) -> Result<&str, Failure> {
     })
 }
 
-/// Returns the devices of --cap and --group, or the default sizes.
+/// Returns the devices for the options --cap and --group. Without these options, returns a device
+/// for each default size.
 fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
     let ladder = args.caps.is_empty() && args.groups.is_empty();
     let sizes = DEFAULT_SIZES

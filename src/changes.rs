@@ -1,4 +1,4 @@
-//! Changes of limits by `set`, `create` and `run`: `--max 8G --device 1`.
+//! The changes that `set`, `create` and `run` make to a group's limits: `--max 8G --device 1`.
 
 use super::failure::Failure;
 use super::figures::{self, bytes};
@@ -11,18 +11,19 @@ use gpulimit_base::units::{Extent, Size};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
 
-/// Settings, each key once, and the GPUs that the sizes among them apply to.
+/// Settings for a group, and the GPUs to which the sizes in these settings apply. No key occurs
+/// twice.
 pub struct Changes {
     settings: Vec<Setting>,
     /// `Selector::All`, or the GPUs of --device.
     pub targets: Vec<Selector>,
-    /// The memory of each GPU; empty if no size depends on it.
+    /// The memory of each GPU; empty if no size depends on a GPU's memory.
     gpus: Vec<Capacity>,
 }
 
 impl Changes {
-    /// Makes changes for the GPUs of --device. Sizes such as -2G are computed from each GPU's
-    /// memory.
+    /// Makes changes for the GPUs that the --device options name. Computes sizes such as -2G (all
+    /// but 2 GiB) from each GPU's memory.
     pub fn new(
         settings: Vec<Setting>,
         devices: &[String],
@@ -32,8 +33,9 @@ impl Changes {
         Self::worked_out(settings, devices, driver, gpus)
     }
 
-    /// Like [`Changes::new`], for a command that runs with this environment. A GPU that is hidden
-    /// from the command may be too small for a size such as -2G.
+    /// Like [`Changes::new`], for a command that runs with this environment. Without --device,
+    /// leaves out the GPUs that the environment hides from the command and that are too small for a
+    /// size such as -2G.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -72,7 +74,8 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Applies the changes to `rules`. Cannot fail, because [`Changes::new`] has already tried.
+    /// Applies the changes to a group's `rules`. Does not fail on changes from [`Changes::new`],
+    /// which has already computed the sizes.
     pub fn apply(&self, rules: &mut LimitSet) -> Result<(), ExtentError> {
         for change in &self.settings {
             match change {
@@ -81,26 +84,26 @@ impl Changes {
                         rules.set_extent(*target, *key, *extent, &self.gpus, false)?;
                     }
                 }
-                // [`Setting`] checked the value when it was parsed.
+                // The value is valid: it was checked when the [`Setting`] was parsed.
                 Setting::Option(key, value) => drop(rules.options.set(*key, value)),
             }
         }
         Ok(())
     }
 
-    /// Returns whether a size is changed.
+    /// Returns whether the changes contain a size.
     pub fn has_sizes(&self) -> bool {
         let is_size = |setting: &Setting| matches!(setting, Setting::Size(..));
         self.settings.iter().any(is_size)
     }
 
-    /// Returns whether `max` is changed.
+    /// Returns whether the changes contain the key `max`.
     pub fn has_max(&self) -> bool {
         let is_max = |setting: &Setting| matches!(setting, Setting::Size(Key::Max, _));
         self.settings.iter().any(is_max)
     }
 
-    /// Describes the changes, a line each.
+    /// Describes the changes for people, a line for each.
     pub fn lines(&self, now: &LimitSet, driver: Option<&Driver>) -> Vec<String> {
         let mut lines = Vec::new();
         for change in &self.settings {
@@ -110,7 +113,7 @@ impl Changes {
             };
             let label = |id| groups::label(id, driver);
             let is_worked_out = matches!(extent, Extent::AllBut(_));
-            // Sizes such as -2G differ between GPUs, so each GPU's size is shown.
+            // Sizes such as -2G (all but 2 GiB) differ between GPUs, so show each GPU's size.
             let size = |id| {
                 let size = now.for_device(id, *key).filter(|_| is_worked_out);
                 size.map_or(String::new(), |size| format!(": {}", figures::size(size)))
@@ -149,7 +152,8 @@ impl Changes {
         lines
     }
 
-    /// Warns, a line each, if a group above has a smaller `max` than the new one.
+    /// Returns warning lines about the groups above the changed group that have a smaller `max`
+    /// than the new `max`.
     pub fn outranked(
         &self,
         now: &LimitSet,
@@ -169,8 +173,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // Without a GPU, only sizes of the same kind can be compared: bytes with bytes, percent
-            // with percent.
+            // If the group's ledger lists no GPU, use the entry `None`, a GPU of unknown size.
+            // Bytes can then be compared only with bytes, and percentages only with percentages.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
@@ -208,7 +212,7 @@ impl Changes {
     }
 }
 
-/// Returns the memory of each GPU; empty if no size depends on it.
+/// Returns the memory of each GPU; empty if no setting depends on a GPU's memory.
 fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     match settings.iter().any(depends_on_gpus) {
         true => driver.map(Driver::capacities).unwrap_or_default(),
@@ -216,8 +220,9 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     }
 }
 
-/// Drops GPUs that are too small for a size such as -2G, if CUDA_VISIBLE_DEVICES hides them. Asks
-/// CUDA for the visible GPUs, because an index in that variable follows CUDA's own order.
+/// Drops the GPUs that CUDA_VISIBLE_DEVICES hides and that are too small for a size such as -2G
+/// (all but 2 GiB). Asks CUDA for the visible GPUs, because an index in that variable follows
+/// CUDA's own order.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),
@@ -234,12 +239,13 @@ fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     }
 }
 
-/// Returns whether a setting is a size that depends on the GPU's memory.
+/// Returns whether a setting is a size that must be computed from the GPU's memory, such as -2G.
 pub fn depends_on_gpus(setting: &Setting) -> bool {
     matches!(setting, Setting::Size(_, Extent::AllBut(_)))
 }
 
-/// Returns whether one size is larger than another; false if they cannot be compared.
+/// Returns whether `size` is larger than `other`; false if the two sizes cannot be compared.
+/// `capacity` is the GPU's memory, for percentages.
 pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
     match (size, other, capacity) {
         (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),

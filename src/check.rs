@@ -2,11 +2,18 @@
 
 use super::accounts::Database;
 use super::apply::Wanted;
+use super::changes::is_above;
 use super::failure::Failure;
+use super::figures::bytes;
 use super::nvml::Driver;
 use super::{apply, output, warnings};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::{Extent, Size};
+use gpulimit_group::upwards;
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector};
 use gpulimit_policy::compile::{self, Plan};
-use gpulimit_policy::file::{self, Mistake, Policy};
+use gpulimit_policy::file::{self, At, Mistake, Policy, Settings};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -23,8 +30,8 @@ pub struct Args {
 const HELP: &str = "\
 Prints all mistakes in the file with their lines, and changes nothing. Also
 prints users, unix groups and GPUs that this machine does not have; they are not
-mistakes here, but `gpulimit apply` rejects them. Warns about limits that make
-no sense on this machine's GPUs, and about users whom no rule covers.
+mistakes here, but `gpulimit apply` rejects them. Warns about limits and options
+that make no sense or have no effect, and about users whom no rule covers.
 
 Examples:
   gpulimit check /etc/gpulimit/gpulimit.toml
@@ -43,35 +50,50 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
-    // Users and GPUs that are missing here may exist on the machine that the policy is for.
+    // Mistakes about missing users and GPUs are only reported: the policy may be for another
+    // machine, which has these users and GPUs.
     for mistake in &absent {
-        output::note(&format!("{mistake} (may be valid on another machine)"));
+        output::note(&format!(
+            "warning: {mistake} (may be valid on another machine)"
+        ));
     }
     warn(&args.file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
-        "{}: ok, groups: {}, rules: {}{}\n",
+        "{}: {}groups: {}, rules: {}{}\n",
         args.file.display(),
+        if absent.is_empty() { "ok, " } else { "" },
         found.policy.groups.len(),
         found.policy.rules.len(),
         match absent.is_empty() {
             true => "",
-            false => "; on this machine `gpulimit apply` rejects it",
+            false => "; on this machine `gpulimit apply` rejects the policy",
         }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Warns on standard error about limits that are valid and probably not intended, and about users
-/// without a rule.
+/// who have no rule.
 pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
     let gpus = warnings::capacities(driver, None);
     let mut lines: Vec<(usize, String)> = Vec::new();
+    let all: BTreeMap<&str, &LimitSet> = wanted
+        .iter()
+        .map(|group| (&*group.name, &group.limits))
+        .collect();
     for (group, wanted) in plan.groups.iter().zip(wanted) {
-        for line in warnings::of(&wanted.limits, &gpus, driver) {
-            lines.push((group.line, line));
-        }
+        let mut say = |line| lines.push((group.line, line));
+        warnings::of(&wanted.limits, &gpus, driver)
+            .into_iter()
+            .for_each(&mut say);
+        outranked(wanted, &all, &gpus)
+            .into_iter()
+            .for_each(&mut say);
+        without_max(&group.settings, &wanted.limits.options)
+            .into_iter()
+            .for_each(&mut say);
     }
-    // A stanza for many groups is reported once.
+    // A stanza of the policy may make many groups. Print the stanza's warning only once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -88,21 +110,79 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     }
 }
 
-/// A policy file without mistakes.
+/// Warns, a line each, if a group above has a smaller `max`.
+fn outranked(
+    group: &Wanted,
+    all: &BTreeMap<&str, &LimitSet>,
+    gpus: &[(DeviceId, u64)],
+) -> Vec<String> {
+    let above: Vec<(&str, &LimitSet)> = upwards(&group.name)
+        .skip(1)
+        .filter_map(|name| Some((name, *all.get(name)?)))
+        .collect();
+    let mut lines = Vec::new();
+    // Without a GPU, only sizes of the same kind can be compared.
+    let unknown = gpus.is_empty().then_some(None);
+    let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
+    for gpu in gpus {
+        let max = |limits: &LimitSet| match gpu {
+            Some((id, _)) => limits.for_device(id, Key::Max),
+            None => limits.get(Selector::All, Key::Max),
+        };
+        let capacity = gpu.map(|(_, capacity)| capacity);
+        let Some(own) = max(&group.limits) else {
+            continue;
+        };
+        let lower = above
+            .iter()
+            .filter_map(|(name, limits)| Some((name, max(limits)?)))
+            .filter(|(_, theirs)| is_above(own, *theirs, capacity))
+            .min_by_key(|(_, theirs)| bytes(Some(*theirs), capacity));
+        lines.extend(lower.map(|(name, theirs)| {
+            format!("max={own} is above max={theirs} of group {name}: the lower limit applies")
+        }));
+    }
+    lines
+}
+
+/// Warns about options that have no effect because the group has no `max`.
+fn without_max(settings: &Settings, options: &Options) -> Option<String> {
+    let limited = |(key, _, extent): &(Key, At<String>, Extent)| {
+        *key == Key::Max && *extent != Extent::Size(Size::Max)
+    };
+    let set: Vec<String> = [OptionKey::OnLimit, OptionKey::Oom]
+        .into_iter()
+        .map(|key| (key, options.get(key)))
+        .filter(|(key, value)| *value != Options::default().get(*key))
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    (!set.is_empty() && !settings.sizes.iter().any(limited)).then(|| {
+        format!(
+            "{} has no effect, because the group has no max: when the limit of a group above is \
+             reached, the options of that group apply",
+            set.join(" ")
+        )
+    })
+}
+
+/// The content of a policy file without mistakes.
 pub struct Found {
     /// The policy as written.
     policy: Policy,
-    /// The groups and rules that the policy means on this machine.
+    /// The groups that the policy makes on this machine, and its rules.
     pub plan: Plan,
-    /// The users, unix groups and GPUs that this machine does not have.
+    /// The mistakes about users, unix groups and GPUs that this machine does not have.
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. `outcome` is the end of the error message, as in [`refused`].
+/// Reads a policy file. `outcome` is the end of the error message for a file with mistakes, as in
+/// [`refused`].
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
-            ErrorKind::NotFound => ": write one (config/README.md shows how), or name the file",
+            ErrorKind::NotFound => {
+                ": write a policy file (config/README.md shows how), or name another file"
+            }
             _ => "",
         };
         Failure::new(format_args!(
@@ -124,14 +204,14 @@ pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     }
 }
 
-/// Sorts mistakes by line and removes duplicates.
+/// Sorts mistakes by their line in the policy file, and removes duplicates.
 pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
     mistakes.dedup();
 }
 
-/// Prints all mistakes, and returns a failure with their number, followed by `outcome`: what they
-/// mean for the verb.
+/// Prints all mistakes, and returns a failure with the number of mistakes. `outcome` is the end of
+/// the failure's message, and says what the mistakes mean for the verb.
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

@@ -1,12 +1,12 @@
-//! Times for people and for programs.
+//! Points in time and durations, formatted for people and for programs.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A moment, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
+/// A point in time, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
 #[derive(Copy, Clone)]
 pub struct Moment {
-    /// Milliseconds since the start of 1970 in UTC.
+    /// Milliseconds since the start of the year 1970 in UTC.
     pub unix_ms: u64,
 }
 
@@ -14,8 +14,8 @@ impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
         let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Counts days in eras of 400 years that begin on 1 March: a leap day is then the last day
-        // of its year.
+        // Converts days to a date. Counts in eras of 400 years that begin on 1 March: a leap day is
+        // then the last day of its year.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

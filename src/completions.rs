@@ -38,11 +38,20 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
     };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
-    output::print(&add(String::from_utf8_lossy(&script).into_owned()))?;
+    let script = without_hidden_option(&String::from_utf8_lossy(&script));
+    output::print(&add(script))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the command line's definition without hidden verbs.
+/// Removes the option of `doctor` that only the controller itself passes: `clap_complete` lists
+/// hidden options.
+fn without_hidden_option(script: &str) -> String {
+    let script = script.replace(" --preloaded", "");
+    let lines = script.split_inclusive('\n');
+    lines.filter(|line| !line.contains("preloaded")).collect()
+}
+
+/// Returns the definition of gpulimit's command line without hidden verbs.
 fn visible() -> Command {
     let all = super::command();
     let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
@@ -67,8 +76,8 @@ fn is_groups(argument: &str) -> bool {
     matches!(argument, "group" | "groups")
 }
 
-/// Appends a function that completes the names of groups, keys, their values, and the command of
-/// `run`.
+/// Appends a bash function that completes the names of groups, keys, the keys' values, and the
+/// command of `run`.
 fn bash(script: String) -> String {
     let command = visible();
     let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
@@ -98,7 +107,7 @@ fn bash(script: String) -> String {
             .replace("@KEYS@", &keys.join(" "))
 }
 
-/// Completes the names of groups where clap's script completes files.
+/// Makes zsh complete the names of groups where the script that clap generates completes files.
 fn zsh(script: String) -> String {
     let named = |line: &str| {
         let groups = [
@@ -128,7 +137,7 @@ fn zsh(script: String) -> String {
     )
 }
 
-/// Adds the completion of the names of groups.
+/// Adds the completion of group names to the script for fish.
 fn fish(script: String) -> String {
     script
         + &format!(

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// The group; lab/alice is a group below lab
+    /// The name of the group; lab/alice is a group below lab
     group: String,
 
     /// Other keys, as for `gpulimit set`; max=4G is the same as --max 4G
@@ -29,15 +29,15 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// The user who may run programs in it and make groups below it [default: yourself]
+    /// The user who may run programs in the group and make groups below it [default: yourself]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
 
-    /// Who else may run programs in it: owner, all, or a unix group
+    /// Who else may run programs in the group: owner, all, or a unix group
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
-    /// Also make the groups above it that do not exist
+    /// Also make those groups above the group that do not exist
     #[arg(long)]
     parents: bool,
 }
@@ -79,7 +79,7 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
         root.create_for(name, &limits, access)
     };
     let created = make().map_err(|error| {
-        // Undo: the command makes all groups or none.
+        // Remove the groups that were made: `create` makes all groups or none.
         for name in made.iter().rev() {
             let _ = root.remove(name);
         }
@@ -100,7 +100,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses names that are reserved for the groups of single jobs, which are removed automatically.
+/// Refuses a group name that is reserved for the groups of single jobs. gpulimit removes groups
+/// with such names automatically.
 pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
@@ -141,7 +142,8 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group to a user who could not find it: only its owner can read a private root.
+/// Refuses to give a group in a private root to another user. Only the owner of a private root can
+/// read the root, so another user would not be able to find the group.
 fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
@@ -155,20 +157,20 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
         .owner
         .clone()
         .unwrap_or_else(|| accounts::user_name(owner));
-    // A root that GPULIMIT_ROOT names must be opened to users; the system's root would not be used
-    // instead.
+    // If GPULIMIT_ROOT names the root, that directory itself must be made readable for users.
+    // Otherwise, make the system's root, which gpulimit then uses.
     let step = match super::env("GPULIMIT_ROOT") {
         Some(_) => format!("install -d -m 0755 {}", path.display()),
         None => format!("install -d -m 0755 {SYSTEM}"),
     };
     Err(Failure::new(format_args!(
-        "{owner} could not find group '{name}' in {}, which only root can read: first run `{step}` \
-         to make a directory of groups for all users",
+        "{owner} would not be able to find group '{name}' in {}, because only root can read this \
+         directory: first run `{step}` to make a directory of groups for all users",
         path.display()
     )))
 }
 
-/// Explains the error if only root may give a group away.
+/// Adds to the error that only root may give a group to another user, if that is the cause.
 fn denied(error: GroupError, args: &Args) -> Failure {
     let (path, cause) = match &error {
         GroupError::Io { path, error, .. } if error.kind() == ErrorKind::PermissionDenied => {

@@ -9,6 +9,7 @@ mod user;
 
 use super::failure::Failure;
 use super::figures::SCHEMA;
+use super::library;
 use super::output::{self, Escaped};
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -20,23 +21,27 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Check this process: whether it has loaded the library, and if not, why; its group, and the
-    /// rule that assigned it
+    /// Check the process with this pid: whether the process has loaded the library, and if not,
+    /// why; its group, and the rule that assigned the group
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
     pid: Option<u32>,
 
-    /// Check this container, by id or name: its first process, and whether programs in it load the
-    /// library
+    /// Check the container with this id or name: its first process, and whether programs in the
+    /// container load the library
     #[arg(long, value_name = "CONTAINER", conflicts_with = "user")]
     container: Option<String>,
 
-    /// Print the group that the programs of this user get, and the rule that assigns it
+    /// Print the group that the programs of this user get, and the rule that assigns the group
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    /// The controller adds this option when it executes itself again without the library
+    #[arg(long, hide = true)]
+    preloaded: bool,
 }
 
 const HELP: &str = "\
@@ -59,7 +64,7 @@ marked `error`).";
 enum Level {
     /// Nothing is wrong.
     Fine,
-    /// Limits hold, but something should be corrected.
+    /// Limits can be applied, but something should be corrected.
     Warning,
     /// Limits cannot be applied.
     Error,
@@ -87,7 +92,7 @@ struct Finding {
     check: Cow<'static, str>,
     level: Level,
     text: String,
-    /// How to fix the problem; empty if there is nothing to fix.
+    /// How to fix the finding's problem; empty if there is nothing to fix.
     remedy: String,
 }
 
@@ -125,7 +130,7 @@ impl Finding {
         })
     }
 
-    /// Parses the output of [`Finding::json`].
+    /// Parses a finding from the JSON that [`Finding::json`] makes.
     fn from_json(value: &Value) -> Option<Self> {
         Some(Self {
             check: value["check"].as_str()?.to_owned().into(),
@@ -136,16 +141,17 @@ impl Finding {
     }
 }
 
-/// Checks a process and returns the findings as JSON. Reading the process's files may never end, so
-/// only a child process calls this.
+/// Checks a process and returns the findings as JSON. Reading the process's files may block
+/// forever, so only a child process of gpulimit calls this function.
 pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
-/// Returns an error if so few files can be opened that the other checks would report wrong causes.
+/// Returns an error finding if so few files can be opened that the other checks would report wrong
+/// causes.
 fn too_few_descriptors() -> Option<Finding> {
-    /// More descriptors than this process, or a child process, has open at a time during the
-    /// checks.
+    /// A number of file descriptors that is enough for the checks. This process and each child
+    /// process have fewer descriptors open at a time.
     const NEEDED: usize = 32;
     let mut open = Vec::with_capacity(NEEDED);
     while open.len() < NEEDED {
@@ -162,7 +168,7 @@ fn too_few_descriptors() -> Option<Finding> {
                     "raise the limit on open files (`ulimit -n`)",
                 ));
             }
-            // A failure with another cause than a lack of descriptors.
+            // The cause of this failure is not a lack of descriptors.
             Err(_) => break,
         }
     }
@@ -179,7 +185,7 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
         },
         (_, Some(pid), _) => process::checks(pid),
         (.., Some(name)) => user::checks(name),
-        _ => checks::all(),
+        _ => checks::all(args.preloaded || library::is_loaded()),
     };
     let here = args.container.is_none() && args.pid.is_none() && args.user.is_none();
     let doubtful = findings
@@ -195,12 +201,12 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(u8::from(broken)))
 }
 
-/// Formats the findings. `here` is true if they are about this machine, not about a process, a
-/// container or a user.
+/// Formats the findings for people. `here` is true if the findings are about this machine, not
+/// about a process, a container or a user.
 fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> String {
     let mut out = String::new();
     for finding in findings {
-        // Writing to a String does not fail.
+        // Writing to a `String` never fails, so the result is ignored.
         let (level, text) = (finding.level.name(), Escaped(&finding.text));
         let line = format!("{level:<8} {:<12} {text}", finding.check);
         let _ = writeln!(out, "{}", output::fit(&line, 22));

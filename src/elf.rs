@@ -11,11 +11,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 /// The kind of a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Kind {
-    /// The kernel starts it with this dynamic linker.
+    /// The kernel starts the program with this dynamic linker.
     Dynamic(String),
     /// It has no dynamic linker.
     Static,
-    /// It is not an ELF file for this machine; the text says what it is.
+    /// The file is not an ELF file for this machine; the text says what the file is instead.
     Other(&'static str),
 }
 
@@ -27,7 +27,7 @@ const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
     false => elf::EM_X86_64.0,
 };
 
-/// Says what a file with these first bytes is, if it is not a 64-bit ELF file for this machine's
+/// Returns what a file with these first bytes is; `None` for a 64-bit ELF file for this machine's
 /// processor.
 fn foreign(header: &[u8]) -> Option<&'static str> {
     let header = header.first_chunk::<20>();
@@ -44,7 +44,7 @@ fn foreign(header: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Reads the kind of a program from its headers.
+/// Reads from a program's ELF headers how the kernel starts the program.
 pub fn kind(mut file: &File) -> io::Result<Kind> {
     let mut header = [0; HEADER];
     file.read_exact(&mut header)?;
@@ -72,32 +72,33 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol of the library's version: a text that ends with a zero byte, in a constant without
-/// relocations.
+/// The symbol of the constant that contains the version of libgpulimit.so. The version is a text
+/// that ends with a zero byte. The constant has no relocations.
 const VERSION: &[u8] = b"gpulimit_version_text";
-/// The longest version in bytes; the rest is ignored.
+/// The longest version text in bytes; the rest of a longer text is ignored.
 const LONGEST_VERSION: u64 = 256;
-/// The most symbol versions that are read: more than any C library has.
+/// The maximum number of symbol versions to read from a library: more than any C library has.
 const MOST_NAMES: usize = 4_096;
 
-/// A shared library for this machine.
+/// A shared library for this machine's processor.
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Parses the headers. The error says what the file is instead.
+    /// Parses the ELF headers of a shared library. The error says what the file is instead.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
-            return Err(format!("it is {what}"));
+            return Err(format!("the file is {what}"));
         }
-        let file = ElfFile64::parse(bytes).map_err(|error| format!("it is damaged: {error}"))?;
+        let file =
+            ElfFile64::parse(bytes).map_err(|error| format!("the file is damaged: {error}"))?;
         match file.elf_header().e_type(file.endian()) {
             elf::ET_DYN => Ok(Self(file)),
-            _ => Err("it is not a shared library".into()),
+            _ => Err("the file is not a shared library".into()),
         }
     }
 
-    /// Returns the version that the file contains, in the form of `version::text`; `None` if the
-    /// file is not libgpulimit.so.
+    /// Returns the version text in the file, in the form of `version::text`; `None` if the file is
+    /// not libgpulimit.so.
     pub fn version(&self) -> Option<String> {
         let is_version = |name: object::Result<&[u8]>| name.is_ok_and(|name| name == VERSION);
         let mut symbols = self.0.dynamic_symbols();
@@ -111,7 +112,8 @@ impl<'data> Library<'data> {
         is_plain.then(|| text.into())
     }
 
-    /// Returns the versions of glibc's symbols that this library needs, such as `GLIBC_2.17`.
+    /// Returns the versions of glibc's symbols that this library needs from glibc, such as
+    /// `GLIBC_2.17`.
     pub fn needs(&self) -> BTreeSet<String> {
         let read = || {
             let (endian, data, sections) = self.parts();
@@ -126,13 +128,15 @@ impl<'data> Library<'data> {
         read().unwrap_or_default()
     }
 
-    /// Returns the versions of its symbols that this library defines, if it is glibc.
+    /// Returns the versions of the symbols that this library defines, such as `GLIBC_2.17`; empty
+    /// if the library is not glibc.
     pub fn has(&self) -> BTreeSet<String> {
         let read = || {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name of an entry is the version's own name; the others are its parents.
+            // The first name of a version definition is the version's own name. The other names are
+            // the names of the version's parents.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());
@@ -150,7 +154,7 @@ impl<'data> Library<'data> {
 type Sections<'data> =
     object::read::elf::SectionTable<'data, elf::FileHeader64<object::Endianness>>;
 
-/// Returns the name of a version if it is one of glibc's.
+/// Returns the name of a symbol version if it is one of glibc's versions, such as `GLIBC_2.17`.
 fn glibc(name: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(name).ok()?;
     let number = text.strip_prefix("GLIBC_")?;
@@ -233,7 +237,8 @@ mod tests {
         let own = fs::read("/proc/self/exe").expect("readable");
         let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
         let sections = usize::try_from(sections).expect("small");
-        // Corrupts each byte of the header and of the first section headers.
+        // Change each byte of the ELF header and of the first section headers: the parser must not
+        // panic.
         let mut bytes = own.clone();
         for at in (0..64).chain(sections..(sections + 6 * 64).min(own.len())) {
             for value in [0, 0x7f, 0xff] {

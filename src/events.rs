@@ -43,6 +43,7 @@ group whose limit it concerns; a group keeps its last 95 events.
   high     usage went above high
   reap     the memory of a dead process was given back
   kill     a process was killed, or told to end
+  oom      processes were killed to make room, as the group's oom setting says
   limits   the limits were changed
 
 Examples:
@@ -50,7 +51,7 @@ Examples:
   gpulimit events lab --follow
   gpulimit events --json | jq 'select(.event == \"refusal\").bytes'";
 
-/// How often `--follow` looks for new events.
+/// The time between two looks for new events with `--follow`.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Prints the events.
@@ -60,8 +61,8 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     let mut watch = Watch::default();
     let mut selection = Selection::of(args.group.as_deref())?;
     loop {
-        // The last events of a removed group are still read: so note first which groups are
-        // removed.
+        // Before reading events, note which groups are removed. The last events of a removed group
+        // are then still printed, and the group is dropped after that.
         let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
         watch.add(&selection)?;
         let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
@@ -83,23 +84,23 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         match Selection::of(args.group.as_deref()) {
             Ok(now) => selection = now,
             Err(failure) if watch.sources.is_empty() => return Err(failure),
-            // The group was removed: the next round reads its last events.
+            // The selected group was removed: the next round of this loop prints its last events.
             Err(_) => selection.groups.clear(),
         }
     }
 }
 
-/// The groups whose events are printed.
+/// The groups whose events are printed, with their open ledgers.
 #[derive(Default)]
 struct Watch {
     sources: Vec<Source>,
-    /// The groups that could not be opened, and were reported.
+    /// The groups that could not be opened, each reported once.
     failed: BTreeSet<PathBuf>,
     broken: bool,
 }
 
 impl Watch {
-    /// Opens the groups that are new.
+    /// Opens the groups of the selection that are not open yet.
     fn add(&mut self, selection: &Selection) -> Result<(), Failure> {
         let mut unreadable = Unreadable::default();
         for group in &selection.groups {
@@ -119,7 +120,7 @@ impl Watch {
                     return Err(groups::unreadable(group.ledger_path()));
                 }
                 Ok(None) => _ = self.failed.insert(group.path().into()),
-                // The group was removed after it was listed.
+                // The group was removed after the selection listed it.
                 Err(_) if !group.limits_path().exists() => {}
                 Err(error) => {
                     unreadable.note(&error.to_string());
@@ -132,15 +133,15 @@ impl Watch {
     }
 }
 
-/// The open ledger of a group, and how far its events are printed.
+/// The open ledger of a group, and the number of the next event to print.
 struct Source {
     group: Group,
     title: String,
     ledger: Ledger,
-    /// The number of the first event that was not printed yet.
+    /// The number of the first event of the ledger that has not been printed.
     next: u64,
-    /// The number of an event that could not be read the last time: it was being written, or its
-    /// writer died.
+    /// The number of an event that the last call could not read, because the event was being
+    /// written, or because the process that wrote it died.
     gap: Option<u64>,
 }
 
@@ -149,8 +150,8 @@ impl Source {
         self.ledger.is_unlinked()
     }
 
-    /// Returns the events since the last call. An event that is being written is retried once, in
-    /// the next call.
+    /// Returns the events since the last call of this function. If an event is still being written,
+    /// only the next call tries to read this event again.
     fn lines(&mut self) -> Vec<Line> {
         let mut events = self.ledger.events(self.next);
         let numbered = events.iter().zip(self.next..);
@@ -180,7 +181,7 @@ impl Source {
     }
 }
 
-/// An event with the names that are printed.
+/// An event, with the names of its group and GPU as they are printed.
 struct Line {
     group: String,
     root: PathBuf,
@@ -231,14 +232,17 @@ impl Line {
             EventKind::Wait => format!("{who} waits for {bytes}, {state} charged"),
             EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
             EventKind::High => {
-                format!("{who} goes above high with another {bytes}, {state} charged")
+                format!("{who} goes above the group's `high` with another {bytes}, {state} charged")
             }
-            EventKind::Reap => format!("{bytes} given back, which {who} held when it ended"),
-            EventKind::Kill => format!("{who} was killed or told to end, it used {bytes}"),
+            EventKind::Reap => {
+                format!("the {bytes} that {who} held when it ended were given back to the group")
+            }
+            EventKind::Kill => format!("{who} was killed or told to end while it used {bytes}"),
             EventKind::Limits => format!("changed by {who}"),
             EventKind::Oom => {
                 format!(
-                    "{who} asked for {bytes}, processes are killed to make room, {state} charged"
+                    "{who} asked for {bytes}, and processes are killed to make room; {state} \
+                     charged"
                 )
             }
         };
@@ -255,7 +259,7 @@ impl Line {
     }
 }
 
-/// Returns the bytes; `None` for the largest number, which means "no limit" or "unknown".
+/// Returns an event's bytes; `None` for the largest number, which means "no limit" or "unknown".
 fn known(bytes: u64) -> Option<u64> {
     (bytes != u64::MAX).then_some(bytes)
 }

@@ -1,4 +1,4 @@
-//! The failure of a verb: a sentence and an exit status.
+//! The failure of a verb: a sentence for people and an exit status.
 
 use gpulimit_group::GroupError;
 use gpulimit_limits::{ExtentError, LimitsError};
@@ -10,19 +10,20 @@ use std::process::ExitCode;
 
 /// Exit status for a mistake in the command line.
 pub const USAGE: u8 = 2;
-/// Exit status of `run` if it fails before the command starts.
+/// Exit status of `gpulimit run` if it fails before it starts the command.
 pub const RUN: u8 = 125;
-/// Exit status of `run` if the command cannot be executed.
+/// Exit status of `gpulimit run` if the command cannot be executed.
 pub const NOT_EXECUTABLE: u8 = 126;
-/// Exit status of `run` if the command is not found.
+/// Exit status of `gpulimit run` if the command is not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// Turns an I/O error into the failure to do `what` ("read", "write") with a file.
+/// Returns a function that turns an I/O error into a failure. `what` is the verb in the failure's
+/// sentence, such as "read" in "cannot read FILE".
 pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
 }
 
-/// A sentence for people, and the exit status.
+/// The failure of a verb: a sentence for people, and the exit status.
 #[derive(Debug)]
 pub struct Failure {
     text: String,
@@ -30,7 +31,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure with status 1.
+    /// Makes a failure of a verb, with exit status 1.
     pub fn new(text: impl fmt::Display) -> Self {
         Self {
             text: text.to_string(),
@@ -38,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// Makes the failure for a mistake in the command line.
+    /// Makes the failure for a mistake in the command line, with exit status 2.
     pub fn usage(text: impl fmt::Display) -> Self {
         Self::new(text).with(USAGE)
     }
@@ -48,7 +49,8 @@ impl Failure {
         Self { status, ..self }
     }
 
-    /// Sets the exit status to 125, unless the failure is a mistake in the command line.
+    /// Sets the exit status to 125, the status of a failed `gpulimit run`. A mistake in the command
+    /// line keeps its own exit status.
     pub fn of_run(self) -> Self {
         if self.status == USAGE {
             self
@@ -57,7 +59,7 @@ impl Failure {
         }
     }
 
-    /// Prints the sentence on standard error, and returns the exit status.
+    /// Prints the failure's sentence on standard error, and returns the exit status.
     pub fn report(&self) -> ExitCode {
         super::output::note(&self.text);
         ExitCode::from(self.status)
@@ -78,8 +80,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// A size larger than the GPU is a mistake in the command line; if no GPU is known, the machine
-    /// is at fault.
+    /// A size such as -2G that exceeds the GPU's memory is a mistake in the command line. If no GPU
+    /// is known, the cause is the machine, and the status is 1.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

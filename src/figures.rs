@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The version of the schema of all JSON output.
+/// The version of the schema of all JSON output of gpulimit.
 pub const SCHEMA: u32 = 1;
 
 /// The figures of a group.
@@ -21,55 +21,61 @@ pub struct Figures {
     pub name: String,
     /// The name that people see.
     pub title: String,
-    /// The root that the group is in.
+    /// The path of the root that the group is in.
     pub root: PathBuf,
     /// The group's own settings.
     pub rules: LimitSet,
-    /// The number of live processes; `None` if the caller may not read the ledger. The figures of
-    /// the GPUs are then `None` as well.
+    /// The number of live processes in the group; `None` if the caller may not read the group's
+    /// ledger. The usage figures for each GPU are then `None` as well.
     pub processes: Option<usize>,
-    /// A `max` for all GPUs of a group above that is smaller than the group's own, and the name of
-    /// that group.
+    /// The smallest `max` for all GPUs among the groups above this group, and the name of the group
+    /// that has this `max`. `None` if no such `max` is below the group's own `max`.
     pub above_all: Option<(Size, String)>,
-    /// The name of the row for GPUs that are not in `gpus`; `None` if that row is not needed.
+    /// The name of the table row for the GPUs that are not in `gpus`; `None` if the table needs no
+    /// such row.
     pub others: Option<&'static str>,
-    /// The GPUs that members have used, and those with their own limit; in the second case also all
-    /// other GPUs that NVML lists.
+    /// The GPUs that members have used, and the GPUs with a limit of their own. If the group has
+    /// limits both for single GPUs and for all other GPUs, also contains all other GPUs that NVML
+    /// lists.
     pub gpus: Vec<Gpu>,
 }
 
-/// The figures of a group on one GPU; sizes in bytes.
+/// A group's limits and usage on one GPU; sizes in bytes.
 pub struct Gpu {
     /// The GPU or MIG instance.
     pub id: DeviceId,
     /// The name that people see.
     pub label: String,
     index: Option<u32>,
-    /// The limits that apply to this GPU: its own ones, else those for all GPUs.
+    /// The limits that apply to this GPU. Where the group has no limit for this GPU, the limit for
+    /// all GPUs applies.
     pub rule: Values,
-    /// The GPU's memory; `None` if unknown.
+    /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
-    /// The group's own `max`; `None` if there is no limit, or a percentage of an unknown size.
+    /// The group's own `max` on this GPU. `None` if there is no limit, or if the limit is a
+    /// percentage and the GPU's memory is unknown.
     pub max: Option<u64>,
-    /// The smallest `max` of the group and the groups above it, and the group that has it.
+    /// The smallest `max` among the group and the groups above it, and the name of the group that
+    /// has this `max`.
     pub effective: Option<(u64, String)>,
     /// The bytes in use.
     pub usage: Option<u64>,
-    /// The highest charge so far.
+    /// The highest charge of the group on this GPU so far, in bytes.
     pub peak: Option<u64>,
-    /// The bytes that the group can still get.
+    /// The bytes of this GPU that the group can still get within its own limit and the limits of
+    /// the groups above.
     pub free: Option<u64>,
-    /// The number of refused requests.
+    /// The number of requests of the group for memory of this GPU that were refused.
     pub refusals: Option<u64>,
     pub waits: Option<u64>,
     pub waited_ms: Option<u64>,
-    /// The number of live processes that have used this GPU.
+    /// The number of live processes in the group that have used this GPU.
     pub processes: Option<usize>,
 }
 
 impl Figures {
-    /// Reads the figures of all groups that can be opened. Other groups are reported, and the exit
-    /// status is then a failure.
+    /// Reads the figures of all groups of the selection that can be opened. The other groups are
+    /// reported, and the exit status is then a failure.
     pub fn all(selection: &Selection) -> (Vec<Self>, ExitCode) {
         let driver = Driver::load().ok();
         let (views, status) = selection.views(driver.as_ref());
@@ -87,7 +93,7 @@ impl Figures {
                 ids.push(*id);
             }
         }
-        // If the group has limits for single GPUs and one for all others, all GPUs get a row.
+        // If the group has limits for single GPUs and a limit for all other GPUs, list all GPUs.
         let has_others = has_rest(&view.rules);
         if let (true, Some(driver)) = (has_others, driver) {
             for (id, _) in driver.capacities() {
@@ -116,7 +122,8 @@ impl Figures {
         }
     }
 
-    /// Returns the stable JSON form: bytes and counts are integers, unknown figures are null.
+    /// Returns the figures as JSON, in its stable form: bytes and counts are integers, unknown
+    /// figures are null.
     pub fn json(&self) -> Value {
         let rules = self.rules.rules.iter().map(|(selector, values)| {
             let mut rule = json!({ "gpu": selector.to_string() });
@@ -136,12 +143,13 @@ impl Figures {
         })
     }
 
-    /// Returns the limit for all GPUs.
+    /// Returns a key's limit for all GPUs.
     pub fn of_all(&self, key: Key) -> Size {
         self.rules.get(Selector::All, key).unwrap_or(key.default())
     }
 
-    /// Returns the options that differ from their defaults: `on_limit=wait oom=kill-group`.
+    /// Returns the group's options whose values differ from the defaults, as text: `on_limit=wait
+    /// oom=kill-group`.
     pub fn options_text(&self) -> String {
         let normal = Options::default();
         let said: Vec<String> = self
@@ -155,7 +163,8 @@ impl Figures {
     }
 }
 
-/// Returns the kind of a group as JSON names it: `named` groups stay, `job` groups are removed.
+/// Returns the kind of a group, as in the JSON output. A `named` group stays until a user removes
+/// the group. A `job` group stays until its job has ended, and gpulimit then removes the group.
 pub fn kind(name: &str) -> &'static str {
     match Kind::of(name) {
         Kind::Named => "named",
@@ -174,7 +183,7 @@ fn options(options: &Options) -> Value {
 }
 
 impl Gpu {
-    /// Reads the figures for a GPU, which the group need not have used.
+    /// Reads a group's figures for a GPU. The group need not have used the GPU.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry
@@ -194,7 +203,8 @@ impl Gpu {
             let max = bytes(above.rules.for_device(id, Key::Max), capacity);
             (max, &*above.name, above.ledger.as_ref())
         });
-        // From the group upwards: of equal limits, the one closest to the group is reported.
+        // List the levels from the group upwards, so that among equal limits the limit of the
+        // closest group is reported.
         let levels: Vec<(u64, &str, Option<&Ledger>)> =
             std::iter::once((own, view.group.name(), view.ledger.as_ref()))
                 .chain(above)
@@ -228,12 +238,13 @@ impl Gpu {
         }
     }
 
-    /// Returns the bytes of a limit; `None` if it is not set, or a percentage of an unknown size.
+    /// Returns the bytes of a key's limit. Returns `None` if the limit is not set, or if the limit
+    /// is a percentage and the GPU's memory is unknown.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }
 
-    /// Formats a limit for a table.
+    /// Formats a key's limit for a table.
     pub fn text(&self, key: Key) -> Option<String> {
         let said = self.rule.get(key)?;
         Some(match self.bytes(key) {
@@ -265,7 +276,7 @@ impl Gpu {
     }
 }
 
-/// Returns whether there are limits for single GPUs and limits for all others.
+/// Returns whether there are both limits for single GPUs and limits for all other GPUs.
 fn has_rest(rules: &LimitSet) -> bool {
     let has = |all: bool| {
         let mut selectors = rules.rules.iter().map(|(selector, _)| *selector);
@@ -288,7 +299,7 @@ fn above_all(view: &View) -> Option<(Size, String)> {
     Some((size, name?))
 }
 
-/// Returns the limits that apply to a GPU.
+/// Returns the limits in `rules` that apply to a GPU.
 fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     let mut values = Values::default();
     for key in Key::ALL {
@@ -297,7 +308,8 @@ fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     values
 }
 
-/// Returns the bytes of a size; `None` for no limit, and for a percentage of an unknown size.
+/// Returns the bytes of a size. `capacity` is the GPU's memory. Returns `None` for no limit, and
+/// for a percentage of an unknown `capacity`.
 pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     match (size?, capacity) {
         (Size::Max, _) | (Size::Percent(_), None) => None,

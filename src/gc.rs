@@ -23,7 +23,7 @@ ended jobs.
 Examples:
   gpulimit gc";
 
-/// Cleans up and prints what was removed.
+/// Removes stale groups and the charges of dead processes, and prints what was removed.
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
@@ -44,7 +44,7 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
         }
         for path in root.remove_drafts(&survey) {
             lines.push(format!(
-                "{}: removed, the process that made it was killed",
+                "{}: removed, because the process that made this draft was killed",
                 path.display()
             ));
         }
@@ -55,14 +55,16 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives back the charges of dead processes. Returns a line for each group that had some.
+/// Removes the charges of dead processes from the groups' ledgers. Returns a line for each group
+/// that had such charges.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
         let done = match group.clean(groups::witness(driver)) {
             Ok(done) => done,
             Err(error) => {
-                // The members of another user's group clean it themselves.
+                // Skip a group of another user if it cannot be opened. The group's own members
+                // remove the charges of dead processes.
                 if error.is_leased() {
                     output::note(&error.to_string());
                 }
@@ -84,7 +86,7 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     lines
 }
 
-/// Names on standard error the files that were left alone, and says why.
+/// Names on standard error the files that gpulimit did not remove, and says why.
 fn report(root: &Root, survey: &Survey) {
     const SHOWN: usize = 5;
     let (shown, more) = match survey.foreign.len() {
@@ -105,14 +107,14 @@ fn report(root: &Root, survey: &Survey) {
     }
     for path in &survey.cut_short {
         output::note(&format!(
-            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the rest was not \
-             checked: ask that user to run `gpulimit gc`",
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the other entries \
+             were not checked: ask that user to run `gpulimit gc`",
             escaped(path)
         ));
     }
 }
 
-/// Escapes a path: other users may have chosen its name.
+/// Escapes a path for printing: other users may have chosen the file's name.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }

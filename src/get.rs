@@ -27,11 +27,12 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// Take the groups above into account: max is the smallest limit of all levels
+    /// Take the groups above into account: max is the smallest limit of the group and the groups
+    /// above it
     #[arg(long)]
     effective: bool,
 
-    /// Print JSON: the group as in `show --json`
+    /// Print JSON: the group in the form of `show --json`
     #[arg(long, conflicts_with_all = ["key", "devices", "effective"])]
     json: bool,
 }
@@ -55,7 +56,8 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        // The parser's error lists the keys, and suggests the closest one.
+        // Use the error of the settings parser: it lists the known keys, and suggests the closest
+        // one.
         match format!("{text}=").parse::<Setting>() {
             Err(error @ KeyError::Unknown { .. }) => error.to_string(),
             _ => "expected a key without a value".into(),
@@ -103,7 +105,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => out += &value,
                 None => out += &format!("{}={value}", key.text()),
             }
-            // If the caller named one GPU, its name is not repeated.
+            // If the caller named exactly one GPU, do not repeat the GPU's name in each line.
             if let Selector::Device(id) = selector
                 && args.devices.len() != 1
             {
@@ -116,7 +118,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the values of a key, each with the GPU that it is for.
+/// Returns the values of a key in this group, each with the GPUs that it applies to.
 fn values(
     view: &View,
     key: Name,
@@ -169,7 +171,8 @@ fn values(
     Ok(values)
 }
 
-/// Returns the value of a key that applies to a GPU, with the groups above taken into account.
+/// Returns the value of a key that applies to a GPU. For `max`, this is the smallest `max` of the
+/// group and the groups above it.
 fn effective(
     view: &View,
     key: Key,
@@ -184,7 +187,7 @@ fn effective(
     let is_part = |rules: &LimitSet| matches!(rules.for_device(id, key), Some(Size::Percent(_)));
     if gpu.capacity.is_none() && above.chain([&view.rules]).any(is_part) {
         return Err(Failure::new(format_args!(
-            "cannot compute max of GPU {}: it is a percentage, and the GPU's memory is unknown \
+            "cannot compute max of GPU {}: max is a percentage, and the GPU's memory is unknown \
              here",
             gpu.label
         )));

@@ -1,12 +1,12 @@
-//! GPUs by the names that people use: index, UUID, the beginning of a UUID, or PCI bus id. MIG
-//! instances have only UUIDs.
+//! Finds GPUs by the names that people use: index, UUID, the beginning of a UUID, or PCI bus id.
+//! MIG instances can be named by UUID only.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 
-/// Returns the GPU or MIG instance that `text` names. A full UUID needs no driver.
+/// Returns the GPU or MIG instance that `text` names. Finds a full UUID without NVML.
 ///
 /// Refuses a GPU that is split into MIG instances: programs use the instances, so a limit on the
 /// GPU itself would have no effect.
@@ -22,7 +22,8 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
     }
 }
 
-/// Returns the selectors of the `--device` options; all GPUs without any.
+/// Returns the selectors for the GPUs that the `--device` options name; without such options, the
+/// selector for all GPUs.
 pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
     if devices.is_empty() {
         return Ok(vec![Selector::All]);
@@ -71,9 +72,9 @@ fn cut(gpu: &Gpu) -> Failure {
         gpu.index,
         gpu.id,
         if instances.is_empty() {
-            "there is none yet; ".to_owned()
+            "the GPU has no instances yet; ".to_owned()
         } else {
-            format!("name one of them ({instances}); ")
+            format!("name one of the instances ({instances}); ")
         }
     ))
 }
@@ -95,7 +96,7 @@ fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
     ))
 }
 
-/// Lists GPUs by index and UUID, and MIG instances by UUID.
+/// Lists the names of GPUs (index and UUID) and of MIG instances (UUID).
 fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     let names = found.into_iter().map(|(gpu, id)| match id == gpu.id {
         true => format!("{} ({id})", gpu.index),
@@ -104,8 +105,8 @@ fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns whether two PCI bus ids mean the same place. The domain may be missing: people leave it
-/// out.
+/// Returns whether two PCI bus ids name the same device. An id without a domain matches every
+/// domain, because people leave the domain out.
 fn same_bus(text: &str, bus: &str) -> bool {
     let place = |text: &str| {
         let (rest, function) = text.rsplit_once('.')?;
@@ -196,7 +197,7 @@ mod tests {
         assert!(error.contains(&instances[0].to_string()), "{error}");
         gpus[0].instances = Some(Vec::new());
         let error = find("0", &gpus).expect_err("empty").to_string();
-        assert!(error.contains("there is none yet"), "{error}");
+        assert!(error.contains("has no instances yet"), "{error}");
     }
 
     #[test]

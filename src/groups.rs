@@ -21,36 +21,38 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The limits for reopening groups that lack a file: how many times, the pause before each time,
-/// and the total time.
+/// The limits for reopening groups that lack a file: the number of attempts, the pause before each
+/// attempt, and the total time for all groups.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What a verb needs a group for.
+/// What a verb needs a group for. The purpose decides the error for a group that does not exist.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Purpose {
-    /// To show or remove it: the group must exist.
+    /// The verb shows or removes the group: the group must exist.
     Use,
-    /// To change it: if the group does not exist, the error suggests making it.
+    /// The verb changes the group: if the group does not exist, the error suggests making it.
     Change,
     /// To make it.
     Make,
-    /// To run programs in it, and perhaps to make it first.
+    /// The verb runs programs in the group, and may make the group first.
     Run,
 }
 
 /// Returns the root and the full name of the group that the caller means by `name`.
 ///
-/// Names have the same meaning in all verbs and in `GPULIMIT_GROUP`. If a rule assigns the caller
-/// to a group, names are relative to that group: `night` means `lab/alice/night`. A name that
-/// begins with the assigned group is a full name. Full names of other groups work for verbs that
-/// only show groups; programs cannot run in those groups. Root administers the machine, and its
-/// names are always full names, except in `run`.
+/// Names of groups have the same meaning in all verbs and in `GPULIMIT_GROUP`. If a rule assigns
+/// the caller to a group, names are relative to that group: for a caller in `lab/alice`, the name
+/// `night` means `lab/alice/night`. A name that begins with the name of the assigned group is a
+/// full name. Verbs that only show groups also accept full names of other groups; programs cannot
+/// run in those groups. Root administers the machine, so root's names are always full names, except
+/// in `run`.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
-        // Root must be able to replace rules that cannot be read, such as rules of another version.
+        // If the rules cannot be read, root continues without a rule. Root must be able to replace
+        // such rules, for instance rules of another version.
         Err(error) if effective_user() != 0 => return Err(error.into()),
         Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
     };
@@ -85,7 +87,7 @@ pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
     open(&root, &name, purpose)
 }
 
-/// Opens a group. For [`Purpose::Use`], the error does not suggest making the group.
+/// Opens a group. For [`Purpose::Use`], the error for a missing group does not suggest making it.
 pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure> {
     root.group(name).map_err(|error| match purpose {
         Purpose::Use if error.is_missing() => Failure::new(WithoutCreateHint(&error)),
@@ -93,12 +95,14 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
     })
 }
 
-/// Drops the groups of ended jobs, unless a group below them stays.
+/// Drops the groups of ended jobs from a list of groups. Keeps a job's group if a group below it
+/// stays.
 fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
     let ended = Group::ended(&groups);
-    // Backwards: groups below come before the group that they are in.
+    // Go through the list backwards, so that the groups below a group are seen before the group
+    // itself.
     for (group, ended) in groups.into_iter().zip(ended).rev() {
         if parents.contains(group.name()) || !ended {
             parents.extend(parent(group.name()).map(str::to_owned));
@@ -109,19 +113,19 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     kept
 }
 
-/// The groups that a verb handles: a group and the groups below it, or all groups.
+/// The groups that a verb handles: one group and the groups below it, or all groups.
 pub struct Selection {
-    /// Each group comes before the groups below it.
+    /// The groups. Each group comes before the groups below it.
     pub groups: Vec<Group>,
-    /// The roots that were searched; new groups are made in the last one.
+    /// The roots in which the groups were searched. New groups are made in the last root.
     roots: Vec<Root>,
-    /// True if the caller named a group.
+    /// True if the caller of the verb named a group; false for all groups.
     pub named: bool,
 }
 
 impl Selection {
-    /// Selects the group of this name and the groups below it. Without a name, selects all groups,
-    /// starting with those of the system's root.
+    /// Selects the group with this name and the groups below it. Without a name, selects all
+    /// groups, those of the system's root first.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let (roots, groups) = match name {
             Some(name) => {
@@ -146,19 +150,21 @@ impl Selection {
         })
     }
 
-    /// Returns the root of the named group, or the root in which new groups are made.
+    /// Returns the path of the root of the named group or, without a name, of the root in which new
+    /// groups are made.
     pub fn root(&self) -> &Path {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
-    /// Prints entries as JSON, under this key, with the schema and the root.
+    /// Prints entries as JSON under this key, with the version of the schema and the root's path.
     pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
         let root = self.root().to_string_lossy();
         output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
     }
 
-    /// Returns the name of a group for people. A name alone means a group of the first root; if a
-    /// group of another root has the same top-level name as one there, its root is added.
+    /// Returns the name of a group for people. A name without a root's path means a group of the
+    /// first root. So this function adds the root's path to the name of a group of another root, if
+    /// the first root has a group with the same top-level name.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();
@@ -170,11 +176,12 @@ impl Selection {
         }
     }
 
-    /// Opens the groups. Groups that cannot be opened are reported, and the exit status is then a
-    /// failure.
+    /// Opens the selected groups for showing them. Groups that cannot be opened are reported, and
+    /// the exit status is then a failure.
     ///
-    /// A group that lacks a file may be in the making, so it is tried again. All such groups share
-    /// one bounded wait: a user with thousands of unfinished directories cannot delay the caller.
+    /// Another program may still be making a group that lacks a file, so this function tries to
+    /// open the group again. All such groups share one bounded wait. So a user with thousands of
+    /// unfinished directories cannot delay the caller for long.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
@@ -201,7 +208,7 @@ impl Selection {
         (views, ExitCode::from(u8::from(unreadable.end())))
     }
 
-    /// Opens a listed group; `None` if it was removed since.
+    /// Opens a group of the selection; `None` if the group was removed after it was listed.
     fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
         match View::cleaned(group.clone(), self.title(group), driver) {
             Ok(view) => Ok(Some(view)),
@@ -211,18 +218,18 @@ impl Selection {
     }
 }
 
-/// Reports groups that cannot be opened: a line for each of the first ones, then the number of the
-/// others.
+/// The report of the groups that cannot be opened: a line for each of the first groups, then the
+/// number of the other groups.
 #[derive(Default)]
 pub struct Unreadable {
     groups: usize,
 }
 
 impl Unreadable {
-    /// The number of groups that get a line.
+    /// The number of groups that get a line of their own in the report.
     const LINES: usize = 8;
 
-    /// Reports why a group cannot be opened, unless enough groups were reported.
+    /// Reports why a group cannot be opened, unless enough groups were reported already.
     pub fn note(&mut self, why: &str) {
         self.groups += 1;
         if self.groups <= Self::LINES {
@@ -230,7 +237,8 @@ impl Unreadable {
         }
     }
 
-    /// Reports the number of groups that got no line. Returns whether any group cannot be opened.
+    /// Reports the number of groups that got no line of their own. Returns whether there was any
+    /// group that cannot be opened.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}
@@ -241,17 +249,17 @@ impl Unreadable {
     }
 }
 
-/// The parts of a group above that the figures of a group depend on.
+/// A group above a shown group, with the facts that the figures of the shown group depend on.
 pub struct Above {
     pub name: String,
     pub rules: LimitSet,
-    /// `None` if the caller may not read it.
+    /// `None` if the caller may not read the ledger.
     pub ledger: Option<Ledger>,
 }
 
 impl Above {
-    /// Opens the groups above `group`, from below. Leaves out groups that cannot be opened because
-    /// they are being removed.
+    /// Opens the groups above `group`, the closest first. Leaves out groups that cannot be opened
+    /// because they are being removed.
     pub fn all(group: &Group) -> Vec<Self> {
         let open = |group: Group| {
             Some(Self {
@@ -264,24 +272,24 @@ impl Above {
     }
 }
 
-/// An open group, for showing it.
+/// An open group with everything that verbs show of it.
 pub struct View {
     pub group: Group,
     /// The name that people see.
     pub title: String,
     pub rules: LimitSet,
-    /// `None` if the caller may not read it.
+    /// `None` if the caller may not read the ledger.
     pub ledger: Option<Ledger>,
     pub devices: Vec<DeviceEntry>,
-    /// The processes of this group and of the groups below it.
+    /// The processes that are members of this group or of a group below it.
     pub processes: Vec<ProcessUsage>,
-    /// The groups above, from below.
+    /// The groups above this group, the closest first.
     pub above: Vec<Above>,
 }
 
 impl View {
-    /// Opens a group. First removes the charges of dead processes, if the caller may and the driver
-    /// has freed their memory.
+    /// Opens a group for showing it. First removes the charges of dead processes from its ledger,
+    /// if the caller may write the ledger and the driver has freed the memory.
     pub fn cleaned(
         group: Group,
         title: String,
@@ -295,7 +303,7 @@ impl View {
         Ok(Self::of(group, title, rules, ledger, driver))
     }
 
-    /// Reads a group whose files are open.
+    /// Reads a group whose limits and ledger are already open.
     pub fn of(
         group: Group,
         title: String,
@@ -315,7 +323,8 @@ impl View {
         }
     }
 
-    /// Counts the processes that match; `None` if the caller may not read the ledger.
+    /// Counts the group's processes that match a condition; `None` if the caller may not read the
+    /// ledger.
     pub fn count(&self, of_kind: impl Fn(&ProcessUsage) -> bool) -> Option<usize> {
         let count = || {
             self.processes
@@ -327,7 +336,7 @@ impl View {
     }
 }
 
-/// Returns the name of the group that a process is in: this group, or a group below it.
+/// Returns the name of the group that a process is in: `group`, or a group below it.
 pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     match &*process.below {
         "" => group.name().into(),
@@ -335,7 +344,8 @@ pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     }
 }
 
-/// Returns the witness of memory that the driver still holds: NVML, if it answers.
+/// Returns the witness: NVML, if it answers. A witness tells whether the driver still holds the
+/// memory of a dead process.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {
         Some(driver) => driver,
@@ -343,7 +353,7 @@ pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     }
 }
 
-/// Returns whether the system denied access.
+/// Returns whether the system denied access to a group's file.
 pub fn is_denied(error: &GroupError) -> bool {
     let (GroupError::Io { error, .. } | GroupError::Ledger(LedgerError::Io { error, .. })) = error
     else {
@@ -355,8 +365,9 @@ pub fn is_denied(error: &GroupError) -> bool {
     )
 }
 
-/// Opens the ledger, with the right to clean it if the caller has it; `None` if the caller may not
-/// even read it.
+/// Opens the ledger of a group: for writing, so that the charges of dead processes can be removed,
+/// or read-only if the caller may not write. Returns `None` if the caller may not even read the
+/// ledger.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
     let opened = match Ledger::open(&path).map_err(GroupError::from) {
@@ -369,15 +380,16 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// Opens the ledger as [`readable`] does, and waits for the end of other programs' leases on it: a
-/// lease does not keep the group's processes from getting a signal.
+/// Opens the ledger of a group whose processes will get a signal. Other programs may hold leases on
+/// the ledger (`F_SETLEASE`). Waits for the end of these leases, because a lease must not keep the
+/// processes from getting the signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
-    group.past_leases(end_of_leases(), || readable(group))
+    group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }
 
-/// The time until which this command waits for other programs' leases (`F_SETLEASE`) on files of
-/// groups: a minute from the first call, for all groups together. The kernel ends a lease after 45
-/// seconds by default.
+/// Returns the deadline for this command's waits on leases: other programs may hold leases
+/// (`F_SETLEASE`) on groups' files. The deadline is a minute after the first call of this function,
+/// for all groups together. The kernel ends a lease after 45 seconds by default.
 pub fn end_of_leases() -> Instant {
     static END: OnceLock<Instant> = OnceLock::new();
     *END.get_or_init(|| Instant::now() + Duration::from_secs(60))
@@ -391,7 +403,7 @@ pub fn unreadable(path: PathBuf) -> Failure {
     ))
 }
 
-/// Returns the name of a GPU for people: NVML's index if known, and the beginning of the UUID.
+/// Returns the name of a GPU for people: NVML's index, if known, and the beginning of the UUID.
 pub fn label(id: DeviceId, driver: Option<&Driver>) -> String {
     match index(id, driver) {
         Some(index) => format!("{index} ({})", id.short()),
@@ -404,7 +416,7 @@ pub fn index(id: DeviceId, driver: Option<&Driver>) -> Option<u32> {
     gpu(id, driver).map(|gpu| gpu.index)
 }
 
-/// Returns what NVML says about a GPU.
+/// Returns the GPU with this UUID from NVML's list.
 pub fn gpu(id: DeviceId, driver: Option<&Driver>) -> Option<&Gpu> {
     driver?.gpus().iter().find(|gpu| gpu.id == id)
 }

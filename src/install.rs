@@ -18,7 +18,7 @@ pub use file::{make_directories, replace, write_named};
 pub use preload::{FILE, Preload};
 pub use trial::{uses, with};
 
-/// Returns whether /etc/ld.so.preload names the library.
+/// Returns whether /etc/ld.so.preload names libgpulimit.so.
 pub fn is_installed() -> bool {
     Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().copies.is_empty())
 }
@@ -27,7 +27,7 @@ pub fn is_installed() -> bool {
 #[derive(clap::Args)]
 #[command(after_help = INSTALL_HELP)]
 pub struct Install {
-    /// The library to install, instead of the one that belongs to this program
+    /// The libgpulimit.so to install, instead of the one that belongs to this program
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -38,7 +38,8 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
-    /// Remove only the entry of this library, and keep its file, which belongs to a package
+    /// Remove only the entry of this libgpulimit.so from /etc/ld.so.preload, and keep the library's
+    /// file, which belongs to a package
     #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -47,10 +48,10 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Copy the library to PREFIX/lib/gpulimit
+    /// Where `install` puts its copy of the library: in DIR/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// The root directory of the system to change, such as an image that is being built
+    /// The root directory of the system to install into, such as an image that is being built
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// Only print what would be done
@@ -85,12 +86,13 @@ Examples:
   gpulimit uninstall --root /mnt/image";
 
 const NAME: &str = "libgpulimit.so";
-/// Directories where packages put libraries. A library there is used in place, not copied.
+/// The directories where packages put libraries. A libgpulimit.so in such a directory is used in
+/// place, not copied.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// Checks the options. Fails if another user than root could redirect a path on the way to the
-    /// place.
+    /// Checks the options for the target system. Fails if a user other than root could redirect a
+    /// path on the way to the target.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
@@ -113,8 +115,9 @@ impl Place {
         Ok(place)
     }
 
-    /// Refuses a file of the target system that other users could change or redirect. In an image,
-    /// symbolic links on the way are refused as well: they could lead out of the image.
+    /// Refuses a path of the target system if users other than root could change or redirect the
+    /// file there. In an image, refuses symbolic links on the path as well, because a link could
+    /// lead out of the image.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {
@@ -124,23 +127,24 @@ impl Place {
         })
     }
 
-    /// Returns whether the target is the running system, not an image.
+    /// Returns whether the target is the running system, and not an image of a system.
     fn is_here(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Returns where a path of the target system is in this system.
+    /// Translates a path of the target system to a path of the running system.
     fn outside(&self, inside: &Path) -> PathBuf {
         self.root.join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
-    /// Returns what the target system calls a path of this system.
+    /// Translates a path of the running system to a path of the target system; `None` if the path
+    /// is not in the target system.
     fn inside(&self, outside: &Path) -> Option<PathBuf> {
         let below = outside.strip_prefix(&self.root).ok()?;
         Some(Path::new("/").join(below))
     }
 
-    /// Returns the path to which the library is copied, in the target system.
+    /// Returns the path in the target system to which libgpulimit.so is copied.
     fn library(&self) -> PathBuf {
         self.prefix.join("lib/gpulimit").join(NAME)
     }
@@ -155,12 +159,14 @@ impl Place {
     }
 }
 
-/// Explains the error of a trust check.
+/// Adds the reason and the remedy to the error of a failed check. The check was whether only root
+/// can change a file.
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
-            "{why}: every program of the machine would run code from there; let only root change \
-             it (`chown root`, `chmod go-w`), replace links by directories, or name another place"
+            "{why}: every program of the machine would run code from that path; let only root \
+             change the path (`chown root`, `chmod go-w`), replace links by directories, or name \
+             another place"
         ))
     })
 }
@@ -217,7 +223,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     enter(place, &target)
 }
 
-/// Writes the library's path into /etc/ld.so.preload.
+/// Adds the path of libgpulimit.so to /etc/ld.so.preload.
 fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     let path = place.preload();
     let preload = Preload::read(&path)?;
@@ -242,16 +248,16 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
         format_args!(
             "{FILE}{}",
             if place.is_here() {
-                ": programs that start from now on load it"
+                ": programs that start from now on load the library"
             } else {
-                "; whether programs start there was not tested"
+                "; whether programs start in that system was not tested"
             }
         ),
     )?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes the directory of the system's groups.
+/// Makes the directory that is the system's root of groups.
 fn make_group_root(place: &Place) -> Result<(), Failure> {
     let path = place.outside(Path::new(SYSTEM));
     if !path.exists() {
@@ -269,7 +275,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes the library from /etc/ld.so.preload, and its file.
+/// Removes libgpulimit.so from /etc/ld.so.preload, and then the library's file.
 pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
     let path = place.preload();
@@ -315,15 +321,15 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
     };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
-            "{} stays: cannot see whether it is used by processes whose memory maps do not answer \
-             ({}); end them and run `gpulimit uninstall` again",
+            "{} stays: processes may use this file, but their memory maps cannot be read in time \
+             ({}); end these processes and run `gpulimit uninstall` again",
             inside.display(),
             output::some(&silent)
         )));
     }
     if !users.is_empty() {
         output::print(&format!(
-            "{} stays: processes use it ({}); run `gpulimit uninstall` again when they have \
+            "{} stays: processes use this file ({}); run `gpulimit uninstall` again when they have \
              ended\n",
             inside.display(),
             output::some(&users)

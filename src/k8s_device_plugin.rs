@@ -29,7 +29,7 @@ Examples:
 
 const NAME: &str = "gpulimit-k8s-device-plugin";
 
-/// Replaces this process with the plugin.
+/// Replaces this process with the program of the Kubernetes device plugin.
 pub fn k8s_device_plugin(args: Args, inherited: &signals::Inherited) -> Result<ExitCode, Failure> {
     let beside = env::current_exe()
         .ok()

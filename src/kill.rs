@@ -5,6 +5,7 @@ use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::pids::Pids;
 use super::{look, output, signal};
+use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets};
 use gpulimit_ledger::{EventKind, Happening, Ledger, NoWitness, ProcessUsage};
@@ -21,7 +22,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Signal only these processes of the group
+    /// Send the signal only to these processes of the group
     #[arg(value_name = "PID", value_parser = process)]
     pids: Vec<u32>,
 
@@ -55,7 +56,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let pids = Pids::default();
     let mut processes = ledger.processes(groups::witness(driver.as_ref()));
-    processes.retain(|process| process.alive);
+    keep_others(&mut processes);
     let pid = |process: &ProcessUsage| pids.here(&process.identity);
     for wanted in &args.pids {
         if !processes
@@ -63,7 +64,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             .any(|process| pid(process) == Some(*wanted))
         {
             return Err(Failure::new(format_args!(
-                "no process {wanted} in group '{0}': `gpulimit ps {0}` lists them",
+                "no process {wanted} in group '{0}': `gpulimit ps {0}` lists the group's processes",
                 group.name()
             )));
         }
@@ -80,15 +81,15 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let mut out = String::new();
     let name = signal::name(args.signal);
     let mut note = |group: &str, who: &str| {
-        // Writing to a String does not fail.
+        // Writing to a `String` never fails, so the result is ignored.
         let _ = writeln!(out, "{group}: {name} sent to {who}");
     };
     let look = look::members();
     let targets = proven(&group, &ledger, &look)?;
     let (named, unnamed, silent) = targets.all(&processes);
     let mut missed = Vec::new();
-    // One deadline for all slots: a single process can hold all slots, and name other processes in
-    // each.
+    // Use one deadline for all slots of the ledger. A single process can hold all slots and name
+    // another process in each slot, so a deadline for each slot would add up to a long wait.
     let until = Instant::now() + PATIENCE;
     for (process, target) in processes.iter().zip(named) {
         let who = match pid(process) {
@@ -97,13 +98,13 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
         };
         match send_to(&ledger, process, target, args.signal) {
             Ok(_) => note(&groups::of_process(&group, process), &who),
-            // The process has ended in the meantime.
+            // The process ended before it got the signal, so its failure is not reported.
             Err(_) if ends(&targets, process, until) => {}
             Err(error) => missed.push((who, error)),
         }
     }
-    // It is unknown which of these processes holds which slot. If the caller gave pids, none of
-    // them is meant.
+    // No slot of the ledger names these members of the group, so it is unknown which slot each of
+    // them holds. They get the signal only if the caller gave no pids.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
@@ -127,7 +128,13 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Returns the processes that can be proven to be members of a group.
+/// Keeps the living processes without the calling process, which must not signal itself.
+fn keep_others(processes: &mut Vec<ProcessUsage>) {
+    let own = Identity::of_self();
+    processes.retain(|process| process.alive && !process.identity.is_same(&own));
+}
+
+/// Returns a finder of the processes that can be proven to be members of a group.
 pub fn proven<'a>(
     group: &Group,
     ledger: &'a Ledger,
@@ -136,8 +143,8 @@ pub fn proven<'a>(
     let path = group.ledger_path();
     if !group.owns(ledger)? {
         return Err(Failure::new(format_args!(
-            "{} is not the ledger of this group: the owner of its directory put it there; no \
-             process was signalled",
+            "{} is not the ledger of this group: the owner of the directory put another file \
+             there; no process was signalled",
             path.display()
         )));
     }
@@ -145,11 +152,11 @@ pub fn proven<'a>(
         .map_err(|error| Failure::new(format_args!("cannot look at {}: {error}", path.display())))
 }
 
-/// The total time that `kill` waits for slots whose holders got no signal.
+/// The total time that `kill` waits for the release of slots whose holders got no signal.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Waits until a slot is released, at most until `until`. A killed process keeps its slot until the
-/// kernel has freed its memory.
+/// Waits until the process's slot is released, at most until `until`. Returns whether it was. A
+/// killed process keeps its slot until the kernel has freed its memory.
 fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     while targets.is_held(process) {
         if Instant::now() > until {
@@ -160,29 +167,32 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     true
 }
 
-/// Explains why a process got no signal.
+/// Explains why a member of a group got no signal.
 fn why(error: &Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => {
             "no process with this pid has mapped the group's ledger as a member does".into()
         }
         ErrorKind::PermissionDenied => {
-            "it belongs to another user, or the owner of the group may not signal it".into()
+            "the process is another user's, or the owner of the group may not signal the process"
+                .into()
         }
         ErrorKind::TimedOut => {
-            "reading its memory map took too long, so it cannot be proven to be a member".into()
+            "reading the process's memory map took too long to prove that it is a member".into()
         }
         _ => error.to_string(),
     }
 }
 
-/// Names processes that may hold slots in which other processes are named.
+/// Returns a line that names the processes whose memory maps could not be read in time. Such a
+/// process may hold a slot that names another process.
 fn unseen(silent: &[u32]) -> Option<String> {
     let why = "processes whose memory maps cannot be read in time may be members";
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
-/// Sends a signal. A signal that ends the process is recorded as an event.
+/// Sends a signal to a process of a group. Records a signal that ends the process as an event in
+/// the ledger.
 fn send_to(
     ledger: &Ledger,
     process: &ProcessUsage,
@@ -205,15 +215,15 @@ fn send_to(
     Ok(target)
 }
 
-/// Kills all processes of a group, and returns the processes that got the signal. Fails if a slot
-/// is held and its holder cannot be found.
+/// Kills all processes of a group, and returns the killed processes. Fails if a slot of the ledger
+/// is held by a process that cannot be found.
 pub fn end_all(
     group: &Group,
     ledger: &Ledger,
     targets: &Targets<'_>,
 ) -> Result<Vec<Target>, Failure> {
     let mut processes = ledger.processes(&NoWitness);
-    processes.retain(|process| process.alive);
+    keep_others(&mut processes);
     let (named, unnamed, silent) = targets.all(&processes);
     let mut killed: Vec<Target> = unnamed
         .into_iter()
@@ -241,8 +251,8 @@ pub fn end_all(
     )))
 }
 
-/// Lists the processes that have not ended yet, with the tracers that keep them from ending. Empty
-/// if all have ended.
+/// Lists those of the killed processes that have not ended yet, with the tracers that keep them
+/// from ending. The text is empty if all have ended.
 pub fn remaining(killed: &[Target]) -> String {
     fn field<'a>(status: &'a str, key: &str) -> &'a str {
         let mut lines = status.lines();
@@ -274,5 +284,5 @@ pub fn remaining(killed: &[Target]) -> String {
     }
 }
 
-/// The most processes that [`remaining`] lists.
+/// The maximum number of processes that [`remaining`] lists.
 const REMAINING: usize = 8;

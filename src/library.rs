@@ -1,10 +1,11 @@
-//! Finds `libgpulimit.so`, and builds the value of `LD_PRELOAD`.
+//! Finds `libgpulimit.so`, and builds values of `LD_PRELOAD` with and without it.
 
 mod load;
 
 use super::elf;
 use super::failure::Failure;
 use super::install::{FILE, Preload};
+use super::probe;
 use super::trust::Trusted;
 use gpulimit_base::version;
 use gpulimit_group::effective_user;
@@ -18,11 +19,12 @@ use std::path::{Path, PathBuf};
 
 const NAME: &str = "libgpulimit.so";
 
-/// The environment variable that names the library.
+/// The environment variable with the path of libgpulimit.so.
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
-/// Returns the library's absolute path for `LD_PRELOAD`. Prefers the library in /etc/ld.so.preload:
-/// with two copies in one program, each would charge the same memory.
+/// Returns the absolute path of libgpulimit.so, for `LD_PRELOAD`. Prefers the copy that
+/// /etc/ld.so.preload names. With another copy, a program would have two copies of the library, and
+/// each copy would charge the same memory.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
     let mut places = preload.map_or_else(Vec::new, |preload| preload.state().copies);
@@ -30,7 +32,8 @@ pub fn find() -> Result<PathBuf, Failure> {
     first_of(places)
 }
 
-/// Returns the library that belongs to this program, whatever is installed.
+/// Returns the libgpulimit.so that belongs to this program, even if /etc/ld.so.preload names
+/// another copy.
 pub fn own() -> Result<PathBuf, Failure> {
     first_of(places())
 }
@@ -40,11 +43,11 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let (places, remedy) = match &given {
         Some(path) => (
             vec![PathBuf::from(path)],
-            "set GPULIMIT_LIBRARY to its path, or unset it",
+            "set GPULIMIT_LIBRARY to the path of the library, or unset it",
         ),
         None => (
             places,
-            "build or install it, or set GPULIMIT_LIBRARY to its path",
+            "build or install the library, or set GPULIMIT_LIBRARY to its path",
         ),
     };
     let Some(path) = places.iter().find(|path| path.is_file()) else {
@@ -62,8 +65,8 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Returns the places to search: beside this program, where packages put the library, and where
-/// cargo does.
+/// Returns the paths at which to search libgpulimit.so: beside this program, where packages put
+/// libraries, and in cargo's target directories.
 fn places() -> Vec<PathBuf> {
     let Ok(program) = env::current_exe() else {
         return Vec::new();
@@ -75,15 +78,16 @@ fn places() -> Vec<PathBuf> {
     if let Some(prefix) = directory.parent() {
         places.push(prefix.join("lib/gpulimit").join(NAME));
         places.push(prefix.join("lib").join(NAME));
-        // This program and the library may be built with different cargo profiles.
+        // This program and libgpulimit.so may be built with different cargo profiles.
         places.push(prefix.join("release").join(NAME));
         places.push(prefix.join("debug").join(NAME));
     }
     places
 }
 
-/// Returns the library's version, read from the file without loading it. Refuses a library whose
-/// file formats differ, and, for root, a library that other users could change, without opening it.
+/// Returns the version of libgpulimit.so, read from the file without loading the library. Refuses a
+/// library whose file formats differ from those of this program. As root, refuses to open a library
+/// that other users could change.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
@@ -93,7 +97,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     {
         return Err(Failure::new(format_args!(
             "the path of the library, '{}', has a space or a colon, which separate paths in \
-             LD_PRELOAD: move the library, or set {VARIABLE} to a symbolic link without them",
+             LD_PRELOAD: move the library, or set {VARIABLE} to a link whose path has neither",
             path.display()
         )));
     }
@@ -101,7 +105,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
         Trusted::of_this_program().check_new(path).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit opens only a library that other users cannot change; run \
-                 `chown root` and `chmod go-w` on it, or set {VARIABLE} to another one"
+                 `chown root` and `chmod go-w` on the library, or set {VARIABLE} to another library"
             ))
         })?;
     }
@@ -109,7 +113,7 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     let bytes = read(path).map_err(|error| unfit(&error))?;
     let library = elf::Library::parse(&bytes).map_err(|why| unfit(&why))?;
     let text = library.version();
-    let text = text.ok_or_else(|| unfit(&"it is not libgpulimit.so"))?;
+    let text = text.ok_or_else(|| unfit(&"the file is not libgpulimit.so"))?;
     match version::parts(&text) {
         Some((version, formats)) if formats == version::formats() => Ok(version.into()),
         _ => Err(Failure::new(format_args!(
@@ -121,24 +125,24 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Loads a library that [`find`] has returned into this process. The dynamic linker only prints a
-/// line if it cannot load a preloaded library, and the command would run without a limit; this
-/// function returns an error instead.
+/// Loads libgpulimit.so into this process, to see whether a command can preload it. If the dynamic
+/// linker cannot preload the library, it only prints a line, and the command then runs without a
+/// limit. This function returns an error in that case.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }
 
 fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::new(format_args!(
-        "cannot preload {}: {why}: build or install it for this machine, or set {VARIABLE} to \
-         another one",
+        "cannot preload {}: {why}: build or install the library for this machine, or set \
+         {VARIABLE} to another library",
         path.display()
     ))
 }
 
-/// Reads a regular file that is not larger than a library can be.
+/// Reads a regular file. Fails if the file is larger than a build of libgpulimit.so can be.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    /// More than a build with all debug information.
+    /// More bytes than a build of libgpulimit.so with all debug information has.
     const LONGEST: u64 = 1 << 30;
     let file = OpenOptions::new()
         .read(true)
@@ -146,7 +150,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         .open(path)?;
     let about = file.metadata()?;
     if !about.is_file() || about.len() > LONGEST {
-        let why = "it is not a regular file, or larger than 1 GiB";
+        let why = "the file is not a regular file, or is larger than 1 GiB";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     let mut bytes = Vec::new();
@@ -154,8 +158,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the value of `LD_PRELOAD` with the library first, without its other copies, and with all
-/// other entries.
+/// Returns a value of `LD_PRELOAD` that names this library first, and then all entries of the
+/// existing value except other copies of the library.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
     for part in parts(existing).filter(|part| !is_library(part) && *part != library) {
@@ -165,7 +169,8 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     OsString::from_vec(all)
 }
 
-/// Returns the value of `LD_PRELOAD` without the library; `None` if it does not name the library.
+/// Returns the value of `LD_PRELOAD` without the entries that name libgpulimit.so; `None` if there
+/// is no such entry.
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     let (copies, others): (Vec<&Path>, Vec<&Path>) =
         parts(existing).partition(|part| is_library(part));
@@ -176,7 +181,7 @@ pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     (!copies.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
-/// Returns the copies of the library that a value of `LD_PRELOAD` names.
+/// Returns the copies of libgpulimit.so that a value of `LD_PRELOAD` names.
 pub fn copies_in(existing: &OsStr) -> Vec<PathBuf> {
     let copies = parts(Some(existing)).filter(|part| is_library(part));
     copies.map(Path::to_owned).collect()
@@ -190,8 +195,13 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
         .map(|part| Path::new(OsStr::from_bytes(part)))
 }
 
-/// Returns whether a path names a copy of the library. Two copies in one program would charge
-/// everything twice.
+/// Returns whether this process has loaded the library.
+pub fn is_loaded() -> bool {
+    probe::mapped(NAME).is_some()
+}
+
+/// Returns whether a path names a copy of libgpulimit.so. The name of the file decides. Two copies
+/// of the library in one program would charge all memory twice.
 pub fn is_library(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }

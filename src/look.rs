@@ -1,8 +1,8 @@
-//! Looks at other processes in bounded time.
+//! Reads memory maps and files of other processes, in bounded time.
 //!
 //! Reading another process's memory map or files can block forever, for instance on a file system
-//! that the process's user serves. A thread that waits there may be uninterruptible: its process
-//! cannot end then, not even by SIGKILL. So a child process does the reading (`gpulimit __probe`),
+//! that the process's user serves. A thread that waits in such a read may be uninterruptible, and
+//! its process then cannot end, not even by SIGKILL. So a child process reads (`gpulimit __probe`),
 //! and the verbs do not wait for that child to end.
 
 use super::probe::VERB;
@@ -16,11 +16,12 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The time that all looks of a verb may take together.
+/// The total time that one verb waits for child processes that look at other processes.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs a probe in a child process, and passes each line of its output to `take` until `take`
-/// returns false. Fails with `TimedOut` if the child has not ended in time.
+/// Runs `gpulimit __probe` in a child process, and passes each line of its output to `take` until
+/// `take` returns false. Fails with `TimedOut` if the child has not ended after the time
+/// `patience`.
 pub fn in_child(
     arguments: &[&OsStr],
     input: String,
@@ -33,13 +34,14 @@ pub fn in_child(
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // A child that stays behind must not keep a pipe of the caller open.
+        // Give the child no standard error: a child that never ends must not keep a pipe of the
+        // caller open.
         .stderr(Stdio::null())
         .spawn()?;
     let (told, lines) = mpsc::channel();
     let (to, from) = (child.stdin.take(), child.stdout.take());
     thread::spawn(move || {
-        // The child reads all input before it looks at the first process.
+        // Write all input first: the child reads all of it before it looks at the first process.
         to.map(|mut to| to.write_all(input.as_bytes()));
         for line in from
             .into_iter()
@@ -62,26 +64,26 @@ pub fn in_child(
             Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
         }
     };
-    // Do not wait for the child: even closing a file can hang. When this process ends, init reaps
-    // the child.
+    // Do not wait for the child: even closing a file can block it forever. When this process ends,
+    // init reaps the child.
     let _ = child.kill();
     let _ = child.try_wait();
     ended
 }
 
-/// A question about many processes.
+/// A question about each of several processes, for a child process to answer.
 #[derive(Copy, Clone)]
 pub enum Question<'a> {
-    /// Is the process a member of this ledger? `yes` or `no`.
+    /// Is the process a member of the group with this ledger? The answer is `yes` or `no`.
     Member(&'a MappedFile),
-    /// Has the process mapped a file with this path? `yes` or `no`.
+    /// Has the process mapped a file with this path? The answer is `yes` or `no`.
     Uses(&'a OsStr),
-    /// The beginning of the process's command line, in hexadecimal digits.
+    /// What is the process's command line? The answer is its beginning, in hexadecimal digits.
     Command,
 }
 
-/// Asks about these processes and returns the answers by pid. Processes that block the look until
-/// `patience` is over have no answer.
+/// Asks a child process the question about these processes, and returns the answers by pid. A
+/// process whose files cannot be read before `patience` is over has no answer.
 pub fn ask(
     question: Question<'_>,
     pids: &[u32],
@@ -118,17 +120,18 @@ pub fn ask(
     }
 }
 
-/// Returns the function that tells which processes are members of a ledger, as
-/// [`gpulimit_group::Targets`] needs it.
+/// Returns a function for [`gpulimit_group::Targets`]. The function gets a group's ledger and pids,
+/// and tells which of these processes are members of the group.
 ///
-/// All its calls together wait for [`PATIENCE`]; after that, each call waits for a second at most.
-/// A user could otherwise start ever more processes that block looks.
+/// All calls of that function together wait for at most [`PATIENCE`]; after that, each call waits
+/// for at most a second. Without this bound, a user could delay the caller without end by starting
+/// more and more processes whose files block the reader.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);
     move |file, pids| {
         let start = Instant::now();
-        // Half of the time at most, because another call may follow.
+        // Wait for half of the remaining time at most, because another call may follow.
         let answers = ask(Question::Member(file), pids, (left.get() / 2).max(LEAST));
         if answers
             .as_ref()
@@ -147,14 +150,15 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     }
 }
 
-/// The child's side: looks at each process and passes on the answers. A process that never answers
-/// blocks one thread, and other threads continue.
+/// Answers a question about processes, in the child process: looks at each process and passes the
+/// answers to `told`. If the files of a process block the read, one thread is blocked, and the
+/// other threads continue.
 pub fn answer(
     pids: VecDeque<u32>,
     look: impl Fn(u32) -> String + Sync,
     mut told: impl FnMut(&str),
 ) {
-    /// If no answer comes for so long, the number of threads doubles.
+    /// If no answer comes for this time, the number of threads doubles.
     const TICK: Duration = Duration::from_millis(20);
     const STACK: usize = 256 << 10;
     let mut left = pids.len();
@@ -201,7 +205,7 @@ mod tests {
     fn processes_that_never_answer_do_not_block_the_others() {
         let (lock, bell) = (Mutex::new(false), Condvar::new());
         let look = |pid: u32| {
-            // Each number but the last stands for a process that blocks until the last one was
+            // The look at each process but the last blocks until the last process, pid 99, is
             // looked at.
             let mut over = lock.lock().unwrap_or_else(PoisonError::into_inner);
             *over |= pid == 99;

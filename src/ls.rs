@@ -12,7 +12,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// List only the groups below this one
+    /// List only the groups below this group
     group: Option<String>,
 
     /// Print JSON
@@ -31,7 +31,7 @@ Examples:
 /// Lists the groups.
 pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    // A named group itself is not listed, only the groups below it.
+    // `ls GROUP` does not list the named group itself, only the groups below it.
     let groups: Vec<&Group> = selection
         .groups
         .iter()

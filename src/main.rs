@@ -9,6 +9,7 @@ mod check;
 mod clock;
 mod completions;
 mod create;
+mod dlsym;
 mod doctor;
 mod elf;
 mod events;
@@ -126,7 +127,7 @@ enum Verb {
     Completions(completions::Args),
     /// Print or write the manual pages
     Man(man::Args),
-    /// Answers questions of other verbs in a child process
+    /// Answers questions of other verbs, in a child process
     #[command(name = probe::VERB, hide = true)]
     Probe(probe::Args),
 }
@@ -139,7 +140,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(mut error) => {
             drop_misleading_tip(&mut error);
-            // Help goes to standard output with status 0, mistakes to standard error with status 2.
+            // Help that the user asked for goes to standard output with status 0; mistakes in the
+            // arguments go to standard error with status 2.
             output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
                 failure::USAGE
@@ -176,30 +178,36 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|failure| failure.report())
 }
 
-/// Executes this program again without the library if the library is preloaded, as in a shell
-/// inside a group. With the library, the controller itself would be a member, and would see the
-/// group's view instead of the machine.
+/// Executes this program again without libgpulimit.so if that library is preloaded, as in a shell
+/// inside a group. With the library, the controller itself would be a member of the group. CUDA and
+/// NVML would then show the controller the group's limits instead of the machine's memory.
+/// The option that tells `doctor` that it had the library is passed on.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let doctor = arguments.peek().is_some_and(|verb| verb == "doctor");
     let existing = env("LD_PRELOAD");
     if let Some(others) = library::without(existing.as_deref())
         && !probe
     {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("gpulimit").args(arguments);
+        if doctor && library::is_loaded() {
+            command.arg("--preloaded");
+        }
         if others.is_empty() {
             command.env_remove("LD_PRELOAD");
         } else {
             command.env("LD_PRELOAD", others);
         }
-        // If exec fails, for instance without /proc, continue with the library.
+        // If executing this program again fails, for instance without /proc, continue with the
+        // library loaded.
         let _ = signals::become_command(&mut command, inherited);
     }
 }
 
-/// Removes clap's tip to pass an unknown option after `--`: groups have no such names, and `run`
-/// would take the option for the command.
+/// Removes clap's tip to pass an unknown option after `--`. The tip helps nobody: names of groups
+/// never look like options, and `run` would take the option for the command.
 fn drop_misleading_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));
@@ -214,7 +222,7 @@ fn env(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name)
 }
 
-/// Returns the definition of the command line.
+/// Returns clap's definition of gpulimit's command line.
 fn command() -> clap::Command {
     Cli::command()
 }

@@ -14,7 +14,8 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Write all pages into this directory; without it, print the page of gpulimit itself
+    /// Write the pages of gpulimit and of all verbs into this directory; without a directory, print
+    /// the page of gpulimit itself
     #[arg(value_hint = clap::ValueHint::DirPath)]
     directory: Option<PathBuf>,
 }
@@ -29,7 +30,7 @@ Examples:
 
 /// Writes the pages.
 pub fn man(args: &Args) -> Result<ExitCode, Failure> {
-    // clap's verb `help` gets no page.
+    // clap's own verb `help` gets no manual page.
     let mut command = super::command().disable_help_subcommand(true);
     command.build();
     match &args.directory {
@@ -53,7 +54,7 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the page of the program or of a verb. No section appears twice.
+/// Returns the manual page of gpulimit or of a verb. No section appears twice in it.
 fn page(command: Command) -> Result<String, Failure> {
     let help = command.get_after_help().map(ToString::to_string);
     let help = Help::of(help.as_deref().unwrap_or_default());
@@ -78,7 +79,7 @@ fn page(command: Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 
-/// The environment variables that all verbs read, one per line.
+/// The environment variables for the manual page, one per line.
 const ENVIRONMENT: &str = "\
 GPULIMIT_MAX: The limit of a group for this job, such as 4G or 0=4G,all=max.
 GPULIMIT_GROUP: The group to join. It must exist, and takes precedence over GPULIMIT_MAX.
@@ -86,7 +87,7 @@ GPULIMIT_ROOT: The directory of the groups, an absolute path. A policy of the ma
 GPULIMIT_LIBRARY: The path of libgpulimit.so, if it is not beside gpulimit.
 NO_COLOR: If set and not empty, output has no bold type.";
 
-/// The files that verbs read or write, one per line.
+/// The files for the manual page, one per line.
 const FILES: &str = "\
 /run/gpulimit: The groups of root, and of users where an administrator lets them make groups.
 /dev/shm/gpulimit-UID: The groups of the user with this UID on other machines.
@@ -94,11 +95,11 @@ const FILES: &str = "\
 /etc/ld.so.preload: Names the library, after gpulimit install.
 /etc/cdi/gpulimit.json: Devices for container engines, written by gpulimit cdi generate.";
 
-/// The exit status of verbs whose help does not mention it.
+/// The text on exit statuses for the pages of verbs whose help does not mention any.
 const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a \
                       mistake in the options.";
 
-/// The text below the options of a verb's help, by section.
+/// The text below the options in a verb's help, split into sections.
 #[derive(Default)]
 struct Help<'a> {
     description: Vec<&'a str>,
@@ -121,7 +122,7 @@ impl<'a> Help<'a> {
         help
     }
 
-    /// Returns the paragraphs after the first sentence of the description.
+    /// Returns the paragraphs of the verb's description, without its first sentence.
     fn description(&self) -> Roff {
         let mut page = Roff::new();
         for paragraph in &self.description {
@@ -131,7 +132,7 @@ impl<'a> Help<'a> {
         page
     }
 
-    /// Returns the sections after the options.
+    /// Returns the sections of the manual page after the options.
     fn rest(&self) -> Roff {
         let mut page = Roff::new();
         page.control("SH", ["EXIT STATUS"]);
@@ -152,13 +153,13 @@ impl<'a> Help<'a> {
     }
 }
 
-/// Writes a paragraph. A paragraph with indented lines, such as a table or examples, keeps its
-/// layout.
+/// Writes a paragraph to the manual page. A paragraph with indented lines, such as a table or
+/// examples, keeps its layout.
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {
-        // The help uses 80 columns; without the page's indentation they fit into a terminal of 80
-        // columns.
+        // Remove the page's indentation. The lines of the help have up to 80 columns, and without
+        // indentation they still fit into a terminal of 80 columns.
         page.control("RS", ["-6"]);
         page.control("nf", []);
     }

@@ -15,17 +15,17 @@ use std::os::unix::fs::MetadataExt;
 /// A GPU that NVML lists.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    /// NVML's index. CUDA may number the GPUs in another order.
+    /// NVML's index of the GPU. CUDA may number the GPUs in another order.
     pub index: u32,
     /// The GPU's UUID.
     pub id: DeviceId,
-    /// The PCI bus id, `00000000:3B:00.0`; empty if unknown.
+    /// The GPU's PCI bus id, `00000000:3B:00.0`; empty if unknown.
     pub bus: String,
-    /// The product's name; empty if unknown.
+    /// The GPU's product name; empty if unknown.
     pub name: String,
-    /// The memory in bytes; `None` if unknown.
+    /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
-    /// The MIG instances; `None` if the GPU is not split into instances.
+    /// The UUIDs of the GPU's MIG instances; `None` if the GPU is not split into instances.
     pub instances: Option<Vec<DeviceId>>,
 }
 
@@ -36,9 +36,9 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Loads NVML and lists the GPUs. The error says why NVML does not work.
+    /// Loads NVML and lists the machine's GPUs. The error says why NVML does not work.
     pub fn load() -> Result<Self, NvmlError> {
-        // The name without `.1` exists only with development packages.
+        // The library's name without `.1` exists only with development packages.
         let nvml = Nvml::builder()
             .lib_path(OsStr::new("libnvidia-ml.so.1"))
             .init()?;
@@ -49,14 +49,14 @@ impl Driver {
         Ok(Self { nvml, gpus })
     }
 
-    /// Returns all GPUs, by index.
+    /// Returns all GPUs of the machine, by NVML's index.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// Returns all devices that can have limits, with the bytes that programs can use: NVML's total
-    /// without its reserved memory. A GPU that is split into MIG instances is replaced by the
-    /// instances.
+    /// Returns all GPUs and MIG instances that can have limits, each with the bytes that programs
+    /// can use: NVML's total without NVML's reserved memory. For a GPU that is split into MIG
+    /// instances, returns the instances instead of the GPU.
     pub fn capacities(&self) -> Vec<Capacity> {
         let bytes = |device: Result<Device<'_>, NvmlError>| {
             let memory = device.ok()?.memory_info().ok()?;
@@ -75,7 +75,7 @@ impl Driver {
         all
     }
 
-    /// Returns the driver's version, `580.65.06`.
+    /// Returns the version of the NVIDIA driver, such as `580.65.06`.
     pub fn version(&self) -> Option<String> {
         self.nvml.sys_driver_version().ok()
     }
@@ -99,7 +99,7 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     if gpu.mig_mode().ok()?.current != ENABLED {
         return None;
     }
-    // NVML numbers the places of instances, and some places are empty.
+    // NVML numbers the places for MIG instances on a GPU, and some places are empty.
     let places = gpu.mig_device_count().unwrap_or(0);
     let id = |place| {
         gpu.mig_device_by_index(place)
@@ -112,14 +112,18 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// The inode of the initial pid namespace, in which NVML's pids are those of the processes
-/// (linux/proc_ns.h).
+/// The inode number of the machine's initial pid namespace (linux/proc_ns.h). In that namespace,
+/// NVML's pids are the processes' pids.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// A process that NVML lists holds memory if NVML's figure is more than `covered`, the bytes of
-    /// the program that the process has become since (`exec`). That NVML does not list a process is
-    /// evidence only in the initial pid namespace: elsewhere NVML's pids differ from the ledger's.
+    /// Returns whether the driver holds memory of a process. The process may have executed another
+    /// program since (`exec`); `covered` is the number of bytes that are charged for that program.
+    /// If NVML lists the process, the driver holds memory if NVML's figure is more than `covered`.
+    ///
+    /// If NVML does not list the process, the driver holds no memory of it. This conclusion needs
+    /// the initial pid namespace: in other namespaces, NVML's pids differ from those in the ledger.
+    /// Returns `None` if the answer is unknown.
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;

@@ -1,9 +1,9 @@
-//! Writes to standard output and standard error, which may be closed pipes. Every verb prints
-//! through this file.
+//! Prints to standard output and standard error, which may be closed pipes. Every verb prints
+//! through the functions of this file.
 //!
-//! Much of what the controller prints comes from files that other users write: commands and names
-//! in ledgers, paths of libraries, names of directories. So this file escapes everything, even if
-//! it was checked before: see [`Escaped`].
+//! Much of what the controller prints comes from files that other users write: commands and group
+//! names in ledgers, paths of libraries, names of directories. So these functions escape
+//! everything, even text that was checked before: see [`Escaped`].
 
 use super::failure::Failure;
 use super::terminal;
@@ -12,16 +12,16 @@ use gpulimit_base::escaped::lines;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-/// The state of whatever reads standard output.
+/// Whether the program that reads standard output still reads.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Reader {
     /// The reader still reads.
     There,
-    /// The reader has closed the pipe, as `head` does after its last line.
+    /// The reader of standard output has closed the pipe, as `head` does after its last line.
     Gone,
 }
 
-/// Writes lines to standard output. A reader that has closed the pipe is not an error.
+/// Writes lines to standard output. A pipe that the reader has closed is not an error.
 pub fn write(text: &str) -> Result<Reader, Failure> {
     write_as_is(&lines(text))
 }
@@ -37,23 +37,25 @@ fn write_as_is(text: &str) -> Result<Reader, Failure> {
     }
 }
 
-/// Like [`write()`], for verbs that print nothing afterwards.
+/// Writes lines to standard output like [`write()`], for verbs that print nothing afterwards.
 pub fn print(text: &str) -> Result<(), Failure> {
     write(text).map(drop)
 }
 
-/// Writes a table to standard output. Its cells are already escaped, and its heads may be bold.
+/// Writes a table to standard output. The table's cells are already escaped, and its column heads
+/// may be bold.
 pub fn table(rendered: &str) -> Result<(), Failure> {
     write_as_is(rendered).map(drop)
 }
 
-/// Breaks a line at the width of standard output, if that is a terminal: see [`terminal::fit`].
+/// Breaks a line at the width of the terminal, if standard output is a terminal: see
+/// [`terminal::fit`].
 pub fn fit(line: &str, indent: usize) -> String {
     terminal::fit(line, indent, &io::stdout())
 }
 
-/// Prints what was done. If printing fails, that is reported, but the exit status stays that of the
-/// work.
+/// Prints what the verb has done. A failure to print is reported, but does not change the exit
+/// status, because the work is done.
 pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
     if let Err(failure) = print(&fitted.collect::<String>()) {
@@ -61,7 +63,7 @@ pub fn report(text: &str) {
     }
 }
 
-/// Lists the first items, and says how many more there are.
+/// Lists the first items, and the number of further items.
 pub fn some(all: &[impl Display]) -> String {
     const SHOWN: usize = 5;
     let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
@@ -76,27 +78,27 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a line to standard error. A failure to do so is ignored.
+/// Writes a line to standard error. If writing fails, the failure is ignored.
 pub fn note(text: &str) {
     let line = format!("gpulimit: {}", Escaped(text));
     let line = terminal::fit(&line, 2, &io::stderr()) + "\n";
-    // In one write, so that lines of several programs do not mix.
+    // Write the line with one system call, so that the lines of several programs do not mix.
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Prints the output of the command line parser: help, which already has its width, or a mistake in
-/// the arguments.
+/// Prints the output of the command line parser: either help, whose lines already have their width,
+/// or the message about a mistake in the arguments.
 pub fn parsing(error: &clap::Error) {
     let said = error.render();
     let plain = said.to_string();
     let escaped = lines(&plain);
-    // The text of a mistake contains the caller's arguments. Bold type is used only if nothing had
-    // to be escaped, because its escape sequences look like those of an argument.
+    // The message about a mistake contains the caller's arguments. Use bold type only if no
+    // argument had to be escaped: the escape sequences of bold type look like those in an argument.
     let text = |bold: bool| match bold && escaped == plain {
         true => said.ansi().to_string(),
         false => escaped.clone(),
     };
-    // A failure to print is ignored.
+    // Ignore a failure to print: the exit status already reports the mistake in the arguments.
     let _ = if error.use_stderr() {
         let stream = io::stderr();
         let fitted = text(terminal::has_style(&stream))

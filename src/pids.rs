@@ -1,10 +1,10 @@
-//! Pids of processes in the caller's pid namespace.
+//! Finds the pids of processes in the caller's pid namespace.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 use std::cell::OnceCell;
 
-/// Translates identities to pids. Reads `/proc` once, when the first process of another pid
-/// namespace is looked up.
+/// Translates processes' identities to pids. Reads `/proc` once, when the first process of another
+/// pid namespace is looked up.
 #[derive(Default)]
 pub struct Pids {
     own_namespace: OnceCell<u64>,
@@ -13,7 +13,7 @@ pub struct Pids {
 
 impl Pids {
     /// Returns the pid of a process in the caller's pid namespace; `None` if the process is not
-    /// visible there or has ended.
+    /// visible in that namespace or has ended.
     pub fn here(&self, process: &Identity) -> Option<u32> {
         let own = self
             .own_namespace
@@ -36,10 +36,11 @@ mod tests {
         let me = Identity::of_self();
         let pids = Pids::default();
         assert_eq!(pids.here(&me), Some(me.pid));
-        // A namespace with this number has no processes.
+        // An identity in another pid namespace, which has no processes.
         let elsewhere = Identity { pid_ns: 1, ..me };
         assert_eq!(pids.here(&elsewhere), None);
-        // The slot of a process whose namespace is unknown.
+        // An identity without a pid namespace, from the slot of a process whose namespace is
+        // unknown.
         let unknown = Identity { pid_ns: 0, ..me };
         assert_eq!(pids.here(&unknown), Some(me.pid));
     }

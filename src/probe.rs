@@ -1,7 +1,9 @@
-//! Questions that verbs ask a child process: it may have the library preloaded, may crash in a
-//! driver, and may wait forever for the process that it looks at.
+//! The hidden verb that other verbs run in a child process to get an answer. Only a child process
+//! can do this work. The child may have libgpulimit.so preloaded, and may crash in a driver. The
+//! child may also wait forever for the process that it looks at.
 //!
-//! The answers are lines `key value` on standard output; about a running process, JSON.
+//! The child answers with lines `key value` on standard output, and with JSON about a running
+//! process.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
@@ -18,34 +20,35 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, fs, io};
 
-/// The name of the hidden verb.
+/// The name of the hidden verb with which gpulimit starts its child processes.
 pub const VERB: &str = "__probe";
 
-/// Options of the hidden verb.
+/// The arguments of the hidden verb `__probe`.
 #[derive(clap::Args)]
 pub struct Args {
     /// What to find out.
     what: What,
-    /// The library that should be in the process, the pid of the process to look at, or the file to
-    /// search for.
+    /// The object of the question: the libgpulimit.so that should be preloaded, the pid of the
+    /// process to look at, or the file to search for in memory maps.
     about: Option<PathBuf>,
 }
 
 #[derive(Copy, Clone, clap::ValueEnum)]
 enum What {
-    /// The version and state of the CUDA driver.
+    /// The version of the CUDA driver, and whether the driver works.
     Driver,
     /// The GPUs that CUDA shows.
     Gpus,
-    /// The state of the preloaded library.
+    /// Whether libgpulimit.so is preloaded, and its hooks.
     Preload,
-    /// The findings about a running process.
+    /// What `gpulimit doctor --pid` finds about a running process.
     Process,
-    /// For the pids on standard input: whether they are members of a ledger.
+    /// For each pid on standard input: whether the process is a member of the group that has the
+    /// given ledger.
     Member,
-    /// For the pids on standard input: whether they have mapped a file.
+    /// For each pid on standard input: whether the process has mapped the given file.
     Uses,
-    /// For the pids on standard input: their command lines.
+    /// For each pid on standard input: the process's command line.
     Command,
 }
 
@@ -72,12 +75,14 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a probe and returns its `key value` lines. The error says how the child process ended.
+/// Runs the probe in a child process, and returns the `key value` lines that it prints. The error
+/// says how the child process ended.
 pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
     command.arg(VERB).arg(what).stdin(Stdio::null());
-    // The probe checks the driver and the library themselves, without the limits of a group.
+    // Remove the variables that select a group, because the child checks the driver and the library
+    // without the limits of a group.
     for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
         command.env_remove(name);
     }
@@ -102,8 +107,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// Returns the UUIDs of the GPUs that a program with this environment sees; none if the driver does
-/// not answer.
+/// Returns the UUIDs of the GPUs that a CUDA program with this environment sees; none if the CUDA
+/// driver does not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
     let answers = ask("gpus", None).unwrap_or_default().into_iter();
     let gpus = answers.filter(|(key, _)| key == "gpu");
@@ -111,7 +116,7 @@ pub fn visible_gpus() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Answers a question about the processes whose pids are on standard input.
+/// Answers a question about each of the processes whose pids are on standard input.
 fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
     let input = io::read_to_string(io::stdin()).map_err(Failure::new)?;
     let pids = input.lines().filter_map(|line| line.parse().ok()).collect();
@@ -129,14 +134,14 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
         }
     };
     look::answer(pids, look, |line| {
-        // If the caller has closed the pipe, the answer is not needed.
+        // Ignore a failure to print: a caller that has closed the pipe does not need the answer.
         let _ = output::print(line);
     });
     Ok(ExitCode::SUCCESS)
 }
 
-/// Closes all descriptors except the first three. A look that never ends must not keep the caller's
-/// locks, pipes and files open.
+/// Closes all descriptors except the first three. A read that never ends keeps this process alive,
+/// and this process must not keep the caller's locks, pipes and files open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -152,10 +157,10 @@ fn close_inherited() {
 
 /// `CUresult cuInit(unsigned int)`.
 type Init = extern "C" fn(u32) -> c_int;
-/// A function of the driver that writes a number.
+/// The type of a driver function that writes a number, such as the driver's version.
 type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
 
-/// Looks up a function of a library.
+/// Looks up a function of a loaded library.
 ///
 /// # Safety
 /// `F` must be the type of the function pointer that the library has under this name, and the
@@ -165,8 +170,9 @@ unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
     unsafe { library.get::<F>(name) }.ok().map(|found| *found)
 }
 
-/// Returns the line `missing WHY`, or the lines `file PATH`, `version N`, `init N` (the result of
-/// cuInit), and `native true` if the driver can limit cgroups itself.
+/// Returns the facts about the CUDA driver. Without a driver, returns the line `missing WHY`. With
+/// a driver, returns the lines `file PATH`, `version N`, and `init N` (the result of cuInit). Adds
+/// the line `native true` if the driver can limit cgroups itself.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -190,13 +196,14 @@ fn driver() -> String {
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
     }
-    // Not unloaded: drivers may crash when they are unloaded, and this process ends here.
+    // Keep the driver loaded. A driver may crash when it is unloaded, and this process ends soon
+    // anyway.
     std::mem::forget(library);
     out
 }
 
-/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows. The UUIDs of instances
-/// are written as those of GPUs.
+/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows. The UUID of an instance
+/// is written in the form of a GPU's UUID.
 fn gpus() -> String {
     let mut out = String::new();
     // SAFETY: runs the driver's constructors, as every CUDA program does.
@@ -223,12 +230,12 @@ fn gpus() -> String {
         Some(())
     };
     let _ = ask();
-    // Not unloaded, for the same reason as in [`driver`].
+    // Keep the driver loaded, for the same reason as in [`driver`].
     std::mem::forget(library);
     out
 }
 
-/// Returns whether this driver can limit the memory of cgroups itself; `None` without NVML.
+/// Returns whether the NVIDIA driver can limit the memory of cgroups itself; `None` without NVML.
 fn has_native_limits() -> Option<bool> {
     // SAFETY: runs NVML's constructors, as every program with NVML does.
     let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
@@ -239,15 +246,16 @@ fn has_native_limits() -> Option<bool> {
     Some(found)
 }
 
-/// Returns the version of the C library, `2.36`.
+/// Returns the version of the C library, such as `2.36`.
 fn c_library() -> String {
     // SAFETY: `gnu_get_libc_version` returns a constant C string.
     let text = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the line `mapped PATH` if the library is in this process, `contains 1` if it catches its
-/// own panics, and a line `hook SYMBOL CLASS STATE` for each hook.
+/// Returns the facts about the preloaded library as lines. The line `mapped PATH` says that
+/// libgpulimit.so is in this process. The line `contains 1` says that the library catches its own
+/// panics. Each hook has a line `hook SYMBOL CLASS STATE`.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());
@@ -274,8 +282,8 @@ fn preload(library: Option<&Path>) -> String {
     out
 }
 
-/// Returns the path of a file mapped into this process whose path contains `name`.
-fn mapped(name: &str) -> Option<String> {
+/// Returns the path of a file that is mapped into this process and whose path contains `name`.
+pub fn mapped(name: &str) -> Option<String> {
     let maps = proc::read("/proc/self/maps").ok()?;
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     maps.lines()

@@ -84,14 +84,15 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
         ]))?;
     } else if status == ExitCode::SUCCESS {
         output::note(
-            "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts one",
+            "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts such a \
+             process",
         );
     }
     Ok(status)
 }
 
-/// Returns the topmost groups whose ledgers the caller can read. Together their ledgers list each
-/// process exactly once.
+/// Returns the topmost of the groups whose ledgers the caller can read: none of them is below
+/// another. Together, the ledgers of these topmost groups list each process exactly once.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {
@@ -106,12 +107,12 @@ fn outermost(views: &[View]) -> Vec<&View> {
     found
 }
 
-/// The current command lines of processes.
+/// The command lines that processes have now, read from `/proc`.
 #[derive(Default)]
 struct Commands {
     pids: Pids,
-    /// The command lines by pid; processes that block the look have none. `None` if the child
-    /// process failed.
+    /// The command lines by pid, without the processes whose files block the child process that
+    /// reads them. `None` if the child process failed.
     lines: Option<BTreeMap<u32, String>>,
 }
 
@@ -130,11 +131,12 @@ impl Commands {
         Self { pids, lines }
     }
 
-    /// Returns the command line; `None` if the process blocks the look.
+    /// Returns the command line of a process; `None` if it could not be read in time.
     fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
         let identity = process.identity;
         let named = match (pid, &self.lines) {
-            // Only for live processes: another process may have the pid of an ended one.
+            // Use the command line of this pid only for live processes: another process may have
+            // the pid of a dead one.
             (Some(pid), Some(lines)) if process.alive => match digits(lines.get(&pid)?) {
                 Some(line) => identity.with_command(pid, line),
                 None => identity,
@@ -145,7 +147,7 @@ impl Commands {
     }
 }
 
-/// Decodes 64 bytes from hexadecimal digits; `None` for any other number.
+/// Decodes 64 bytes from hexadecimal digits; `None` for any other number of bytes.
 fn digits(text: &str) -> Option<[u8; 64]> {
     let pairs = text.as_bytes().chunks(2);
     let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
@@ -153,22 +155,22 @@ fn digits(text: &str) -> Option<[u8; 64]> {
     bytes?.try_into().ok()
 }
 
-/// A process on one GPU, or on no GPU yet.
+/// A process's row for one GPU, or its only row if it has not used a GPU yet.
 struct Line {
     group: String,
-    /// The name of the group for people.
+    /// The name of the process's group, as people see it.
     title: String,
     /// `None` if the process has no pid in the caller's pid namespace.
     pid: Option<u32>,
     own_pid: u32,
     uid: u32,
-    /// `None` if the process blocks the look.
+    /// `None` if the command line could not be read in time.
     command: Option<String>,
     alive: bool,
     gpu: Option<(DeviceId, Parts)>,
 }
 
-/// The bytes that a process uses on a GPU.
+/// The bytes that a process uses on a GPU, in total and by purpose.
 struct Parts {
     total: u64,
     /// `None` if the process has not recorded what its memory is for.
@@ -178,7 +180,8 @@ struct Parts {
 /// Bytes by category.
 type Split = [u64; Category::COUNT];
 
-/// Returns the memory that the program has allocated by address, handle or graph.
+/// Returns the bytes of memory that the program itself has allocated by address, handle, array or
+/// graph.
 fn allocations(split: &Split) -> u64 {
     use Category::{Arrays, Graphs, Linear, Vmm};
     let parts = [Linear, Vmm, Arrays, Graphs].map(|category| split[category as usize]);
@@ -238,8 +241,8 @@ fn of(
 }
 
 impl Line {
-    /// Compares by group, each group before the groups below it, then by pid. The sort is stable:
-    /// the GPUs of a process keep their order.
+    /// Compares two rows by group, with each group before the groups below it, and then by pid. The
+    /// caller's sort is stable, so the GPUs of a process keep their order.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);

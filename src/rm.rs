@@ -18,11 +18,11 @@ pub struct Args {
     #[arg(required = true)]
     groups: Vec<String>,
 
-    /// Also remove the groups below them
+    /// Also remove the groups below the named groups
     #[arg(long, short)]
     recursive: bool,
 
-    /// First kill the programs that run in them
+    /// First kill the programs that run in the groups
     #[arg(long, short)]
     force: bool,
 }
@@ -36,11 +36,11 @@ Examples:
   gpulimit rm --recursive lab
   gpulimit rm --recursive --force lab/alice lab/bob";
 
-/// The time that the killed processes of all groups together may take to end.
+/// The total time that `rm --force` waits for the killed processes of all groups to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Removes the groups. A group that cannot be removed is reported, and the others are still
-/// removed.
+/// Removes the groups that the arguments name. A group that cannot be removed is reported, and the
+/// other groups are still removed.
 pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let end = Instant::now() + PATIENCE;
@@ -83,9 +83,11 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
     }
 }
 
-/// Removes a group and the groups below it; none of them if a program runs in one.
+/// Removes a group and the groups below it. Removes none of these groups if a program runs in one
+/// of them.
 fn all(root: &Root, group: &Group) -> Result<(), Failure> {
-    // A ledger lists the members of its group and of all groups below.
+    // One ledger shows whether a program runs in any of the groups: a group's ledger also lists the
+    // members of all groups below the group.
     let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
         Err(error) if error.is_leased() => return Err(error.into()),
         Ok(ledger) => ledger.has_live(),
@@ -105,18 +107,19 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The time to wait for another program that makes or removes the same group.
+/// The time that `rm` waits for another program that makes or removes the same group.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// Removes a group. Waits for another program that makes or removes it at the same time; if the
-/// group is gone then, that is a success.
+/// Removes a group. Waits for another program that makes or removes the group at the same time.
+/// Succeeds if the other program has removed it.
 fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     let end = Instant::now() + LOCK_WAIT;
     loop {
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
-            // No process is in the ledger, so another program holds the group for a moment. Not so
-            // for a job that still runs: it may not have used a GPU yet.
+            // The group is in use, but its ledger lists no process. So another program uses the
+            // group for a moment, and `rm` tries again. The group of a running job is different: it
+            // is in use even before the job uses a GPU, so `rm` does not try again.
             Err(GroupError::InUse { .. })
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>
@@ -132,17 +135,19 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
     }
 }
 
-/// Kills the processes of a group until none is left, or until `end`.
+/// Kills the processes of a group until none of them is alive, or until the time `end`.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let start = Instant::now();
     let ledger = groups::to_signal(group)?;
-    // A wait for a lease takes nothing from the time that killed programs have.
+    // Add the time of the wait for leases on the ledger: killed programs still have their full time
+    // to end.
     let end = end + start.elapsed();
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
-        // Read the clock before the round: a slow round may still have killed all processes.
+        // Read the clock before the kill. A round of this loop may be so slow that it ends after
+        // `end`, and may still have killed all processes.
         let late = Instant::now() > end;
         let killed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {

@@ -25,7 +25,7 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// The settings before the command, such as max=4G.
+    /// The settings before the command on the command line, such as max=4G.
     #[arg(skip)]
     settings: Vec<String>,
 
@@ -43,12 +43,12 @@ pub struct Args {
     #[arg(long, value_name = "PARENT")]
     group: Option<String>,
 
-    /// Run in the group of this name, below --group if that is given. The group is kept; runs with
-    /// the same name share it
+    /// Run in the group with this name, below the group of --group if given. The group stays after
+    /// the command, and runs with the same name share the group
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Print on standard error at the end how much the command used
+    /// Print on standard error, when the command has ended, how much GPU memory the command used
     #[arg(long)]
     stat: bool,
 
@@ -85,7 +85,8 @@ gpulimit failed, 126 when the command cannot be executed, 127 when it was not
 found, 2 for a mistake in the options.";
 
 impl Args {
-    /// Takes settings such as `max=4G` from the words before the command.
+    /// Removes the settings such as `max=4G` that stand before the command, and keeps them in
+    /// `settings`.
     fn take_settings(&mut self) -> Result<(), Failure> {
         let word = |word: &OsString| word.to_str().is_some_and(sizes::is_setting);
         let count = self.command.iter().take_while(|it| word(it)).count();
@@ -119,8 +120,8 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text).ok_or("expected a time such as 30s, 10m or 2h, at most 1000h")
 }
 
-/// Replaces this process with the command; with `--stat`, supervises the command and ends with its
-/// exit status.
+/// Replaces this process with the command. With `--stat`, supervises the command instead, and ends
+/// with the command's exit status.
 pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     args.take_settings()?;
     let library = library::find().map_err(Failure::of_run)?;
@@ -141,8 +142,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX);
     let Some(stat) = stat else {
-        // Nothing is left to do at the end, so this process becomes the command. The call returns
-        // only if that fails.
+        // Nothing is left to do after the command ends, so this process becomes the command.
+        // `become_command` returns only if that fails.
         let error = signals::become_command(&mut command, inherited);
         place.leave();
         return Err(cannot_run(&program, &error));
@@ -176,11 +177,11 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
             failure("no such command in PATH: check the spelling, or give its path").with(NOT_FOUND)
         }
         ErrorKind::PermissionDenied => {
-            failure("it is not executable: check `ls -l`, or run it with its interpreter")
+            failure("the file is not executable: check `ls -l`, or run it with its interpreter")
                 .with(NOT_EXECUTABLE)
         }
         _ if error.raw_os_error() == Some(libc::ENOEXEC) => {
-            failure("it is not a program for this machine").with(NOT_EXECUTABLE)
+            failure("the file is not a program for this machine").with(NOT_EXECUTABLE)
         }
         _ => failure(&error.to_string()).with(RUN),
     }

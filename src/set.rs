@@ -30,8 +30,8 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// Change it for this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or
-    /// all. Repeat for more
+    /// Change the limits for this GPU or MIG instance only: index, UUID or its beginning, PCI bus
+    /// id, or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 }
@@ -70,17 +70,20 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
         .past_leases(groups::end_of_leases(), || {
-            // Cannot fail: [`Changes::new`] has already computed the changes.
+            // The changes can be applied without an error, because [`Changes::new`] has already
+            // computed them.
             group.write_limits(|rules| drop(changes.apply(rules)))
         })
         .map_err(|error| refused(&group, error))?;
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     if let Ok(ledger) = groups::readable(&group) {
-        // The administrator of a group may lack the right to read its ledger.
+        // The ledger is `None` if the caller may not read it: the administrator of a group may lack
+        // the right to read the group's ledger.
         if let Some(ledger) = &ledger {
             record(ledger, &changes, &now);
-            // Remove the charges of dead processes, so that the figures below are current.
+            // Remove the charges of dead processes from the ledger, so that the usage in the
+            // warnings is current.
             ledger.clean(groups::witness(driver));
         }
         let view = View::of(group, name.clone(), now, ledger, driver);
@@ -111,15 +114,15 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Records the change as an event, if the caller may write the ledger. A change for a single GPU is
-/// recorded with that GPU's figures.
+/// Records the changes as an event in the ledger, if the caller may write the ledger. The event of
+/// a change for a single GPU has the figures of that GPU.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
         _ => (None, now.get(Selector::All, Key::Max)),
     };
     let entry = device.and_then(|device| ledger.device_entry(device));
-    // The largest number means "no limit" or "unknown".
+    // In an event, the largest number means "no limit" or "unknown".
     let max = max.filter(|_| changes.has_max());
     let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
     ledger.record(&Happening {
@@ -132,7 +135,7 @@ fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     });
 }
 
-/// Warns, a line each, about GPUs whose usage is above the limit.
+/// Returns a warning line for each GPU on which the group's usage is above the new limit.
 fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let Some(ledger) = &view.ledger else {
         return Vec::new();
@@ -144,8 +147,8 @@ fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
         let usage = usage.charged.saturating_sub(usage.idle);
         (usage > max).then(|| {
             format!(
-                "applied; usage {} of GPU {} is above the new max {}: growth is refused until it \
-                 falls",
+                "applied; usage {} of GPU {} is above the new max {}: growth is refused until the \
+                 usage falls",
                 gib(usage),
                 groups::label(device.id, driver),
                 gib(max)

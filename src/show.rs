@@ -50,10 +50,10 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Says that there are no groups, and how to make one.
+/// Prints that no groups exist, and how to make a group.
 pub fn no_groups(selection: &Selection) {
     output::note(&format!(
-        "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes one",
+        "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",
         selection.root().display()
     ));
 }
@@ -66,7 +66,7 @@ const OPTIONAL: [Column; 5] = [
     Column::Left("OPTIONS"),
 ];
 
-/// The columns that a narrow terminal drops, in this order.
+/// The columns of the table that may be dropped on a narrow terminal, in the order of dropping.
 const NARROW: [Column; 8] = [
     Column::Left("OPTIONS"),
     Column::Right("MIN"),
@@ -145,13 +145,14 @@ fn table(groups: &[Figures]) -> Table {
     table
 }
 
-/// Formats the group's own limit.
+/// Formats the group's own `max` for a GPU.
 pub fn max(gpu: &Gpu) -> String {
     gpu.text(Key::Max)
         .unwrap_or_else(|| figures::size(Size::Max))
 }
 
-/// Formats a limit of a group above, if it is smaller than the group's own.
+/// Formats the smallest `max` of the groups above this group. Returns `None` if that `max` is not
+/// below the group's own `max`.
 pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))

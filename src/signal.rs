@@ -1,6 +1,6 @@
 //! The names of signals.
 
-/// The signals that people send.
+/// The names of the signals that people send.
 const NAMES: [(&str, i32); 14] = [
     ("TERM", libc::SIGTERM),
     ("KILL", libc::SIGKILL),
@@ -18,7 +18,7 @@ const NAMES: [(&str, i32); 14] = [
     ("PIPE", libc::SIGPIPE),
 ];
 
-/// Parses `TERM`, `SIGTERM` or `15`.
+/// Parses a signal, given as `TERM`, `SIGTERM` or `15`.
 pub fn parse(text: &str) -> Result<i32, String> {
     let name = text.to_ascii_uppercase();
     let name = name.strip_prefix("SIG").unwrap_or(&name);
@@ -33,7 +33,8 @@ pub fn parse(text: &str) -> Result<i32, String> {
         })
 }
 
-/// Returns `SIGTERM`, or `signal 42` for a signal without a name here.
+/// Returns the name of a signal, such as `SIGTERM`; for a signal without a name in this file,
+/// `signal 42`.
 pub fn name(signal: i32) -> String {
     match NAMES.iter().find(|(_, number)| *number == signal) {
         Some((name, _)) => format!("SIG{name}"),

@@ -1,13 +1,15 @@
-//! The signal state that this process started with, and the command that it becomes or supervises.
+//! Gives the command of `run` the signal state with which gpulimit started. This process either
+//! becomes the command, or supervises the command as a child process.
 //!
-//! A supervised child behaves as if it ran directly under the caller: it gets the signals that are
-//! sent to this process, and its end becomes the end of this process.
+//! A supervised child behaves as if the caller had started it directly: it gets the signals that
+//! are sent to this process, and this process ends in the same way as the child.
 //!
 //! The child stays in this process's process group, so it gets the terminal's signals (interrupt,
-//! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded. A
-//! signal to the whole group (`kill -TERM -PGID`) reaches the child twice, because the kernel does
-//! not tell the two cases apart. When the child is suspended, this process suspends itself as well,
-//! so that the shell gets the terminal back.
+//! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded to
+//! the child. A signal to the whole process group (`kill -TERM -PGID`) reaches the child twice. The
+//! cause is that the kernel does not tell whether a signal was sent to the process or to its
+//! process group. When the child is suspended, this process suspends itself as well, so that the
+//! shell gets the terminal back.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,8 +20,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// Returns the signals that are forwarded to the child: all but those that cannot be blocked, those
-/// of faults, and those about this process's own children and terminal.
+/// Returns the signals that this process forwards to its child: all signals except those that
+/// cannot be blocked, those that faults cause, and those that concern this process's own children
+/// and terminal.
 fn forwarded() -> impl Iterator<Item = libc::c_int> {
     const KEPT: [libc::c_int; 11] = [
         libc::SIGKILL,
@@ -37,7 +40,8 @@ fn forwarded() -> impl Iterator<Item = libc::c_int> {
     (1..=libc::SIGRTMAX()).filter(|signal| !KEPT.contains(signal))
 }
 
-/// The signals that a terminal sends to all processes of its group, and so also to the child.
+/// The signals that a terminal sends to all processes of its process group. They reach the child
+/// without being forwarded.
 const OF_TERMINALS: [libc::c_int; 6] = [
     libc::SIGINT,
     libc::SIGQUIT,
@@ -50,31 +54,35 @@ const OF_TERMINALS: [libc::c_int; 6] = [
 /// How the child ended.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum End {
-    /// It exited with this status.
+    /// The command exited with this status.
     Exit(u8),
     /// This signal killed it.
     Signal(libc::c_int),
 }
 
-/// The signal state and closed descriptors that this process started with. The command must find
-/// the same.
+/// The signal state and the closed descriptors with which this process started. The command must
+/// start with the same.
 #[derive(Copy, Clone)]
 pub struct Inherited {
     mask: libc::sigset_t,
     child: libc::sigaction,
     pipe: libc::sighandler_t,
     file_size: libc::sighandler_t,
-    /// A bit for each of the descriptors 0 to 2: set if it was closed.
+    /// A bit for each of the descriptors 0 to 2, set if the descriptor was closed when this process
+    /// started.
     closed: u8,
 }
 
-/// True if SIGPIPE was ignored before Rust's start-up code ran, which ignores it.
+/// True if SIGPIPE was already ignored when this process started. Recorded before Rust's start-up
+/// code runs, because that code ignores SIGPIPE in any case.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
-/// The descriptors 0 to 2, a bit each, that were closed before Rust's start-up code ran. That code
-/// opens `/dev/null` in their place.
+/// A bit for each of the descriptors 0 to 2, set if the descriptor was closed when this process
+/// started. Recorded before Rust's start-up code runs, because that code opens `/dev/null` for
+/// closed descriptors.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// The C library's start-up code calls this before `main`, and so before Rust's.
+/// The C library's start-up code calls this function before `main`, and so before Rust's start-up
+/// code.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
@@ -97,9 +105,9 @@ static BEFORE_MAIN: extern "C" fn() = {
 };
 
 impl Inherited {
-    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ; the rest was read before
-    /// `main`. Ignores SIGXFSZ from here on, so that a write beyond the limit on file sizes
-    /// (`ulimit -f`) returns an error that can be reported.
+    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ; the rest of the state was
+    /// recorded before `main`. Then ignores SIGXFSZ, so that a write beyond the limit on file sizes
+    /// (`ulimit -f`) returns an error that this process can report.
     pub fn read() -> Self {
         let mut mask = empty();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
@@ -123,7 +131,8 @@ impl Inherited {
         }
     }
 
-    /// Restores the state. Makes only calls that are allowed between fork and exec.
+    /// Restores the signal state and the closed descriptors of the start. Makes only system calls
+    /// that are allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
         // SAFETY: the values came from the kernel. They contain no handlers, because exec resets
         // these. A descriptor that was closed is `/dev/null` now, and is not used after this call.
@@ -144,17 +153,17 @@ impl Inherited {
     }
 }
 
-/// Asks the kernel to kill this process, a child of `parent`, when its parent ends. Makes only
-/// calls that are allowed between fork and exec.
+/// Asks the kernel to kill this process, a child of `parent`, when the parent process ends. Makes
+/// only system calls that are allowed between fork and exec.
 ///
-/// The kernel drops the request if the child becomes a setuid program, which only root may kill.
+/// The kernel drops this request if the child executes a setuid program, which only root may kill.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {
     // SAFETY: the calls take numbers only.
     unsafe {
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have ended before the request.
+        // The parent process may have ended before `PR_SET_PDEATHSIG` took effect.
         if libc::getppid() != parent {
             libc::raise(libc::SIGKILL);
         }
@@ -162,7 +171,8 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the command until it ends. The command is killed if this process is killed.
+/// Runs the command as a child process until the command ends. If this process is killed, the
+/// kernel kills the command.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
     let mut waited = empty();
     // SAFETY: changes the mask and dispositions of this process, which has one thread. SIGCHLD may
@@ -180,14 +190,14 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     // SAFETY: the closure makes system calls only, which are allowed between fork and exec.
     unsafe { command.pre_exec(move || die_with(own).and_then(|()| before.restore())) };
     let child = match command.spawn() {
-        // The kernel's pids are positive numbers of this type.
+        // The cast is exact: the kernel's pids are positive numbers that fit into `pid_t`.
         Ok(child) => child.id() as libc::pid_t,
         Err(error) => {
             inherited.restore()?;
             return Err(error);
         }
     };
-    // Ends when the child has ended, which the kernel reports with SIGCHLD.
+    // This loop ends when the child has ended, which the kernel reports with SIGCHLD.
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         // SAFETY: both pointers lead to memory of this function.
@@ -210,8 +220,8 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     }
 }
 
-/// Replaces this process with the command, which gets the state that this process started with.
-/// Returns only on failure.
+/// Replaces this process with the command, which gets the signal state and the closed descriptors
+/// of this process's start. Returns only if that fails.
 pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error {
     let before = *inherited;
     // SAFETY: the closure makes system calls only, which are allowed between fork and exec.
@@ -219,8 +229,9 @@ pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error
     command.exec()
 }
 
-/// Returns whether a signal must be forwarded: a process or a timer has sent it to this process.
-/// The terminal's signals have reached the child already, and the child's own are not for it.
+/// Returns whether to forward a signal to the child. Forwards a signal that another process or a
+/// timer has sent to this process. The terminal's signals have already reached the child directly,
+/// and signals that the child sent itself are meant for this process.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
@@ -230,9 +241,10 @@ fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t)
     unsafe { info.si_pid() != child }
 }
 
-/// Reads the child's state changes. Returns its end, or `None` if it still runs.
+/// Reads the child's state changes from the kernel. Returns how the child ended, or `None` if it
+/// still runs.
 fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
-    // Each round reads one change; the loop ends when there are no more.
+    // Each round of this loop reads one state change, until the kernel reports no more.
     loop {
         let Some((code, status)) = state(child, libc::WEXITED | libc::WSTOPPED)? else {
             return Ok(None);
@@ -241,13 +253,15 @@ fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
             libc::CLD_EXITED => return Ok(Some(End::Exit(status as u8))),
             libc::CLD_KILLED | libc::CLD_DUMPED => return Ok(Some(End::Signal(status))),
             libc::CLD_STOPPED if is_suspension(status) && has_terminal() => follow(child)?,
-            // A debugger or something else has stopped the child: the shell must not be involved.
+            // The child was stopped in another way, for instance by a debugger, or this process has
+            // no terminal: do not suspend this process.
             _ => {}
         }
     }
 }
 
-/// Returns whether this process has a terminal. Without one, no shell would resume it.
+/// Returns whether this process has a terminal. Without a terminal, there is no shell that would
+/// resume this process after a suspension.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
@@ -256,12 +270,13 @@ const fn is_suspension(signal: libc::c_int) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
-/// Suspends this process like the child. The SIGCONT that resumes it is forwarded to the child.
+/// Suspends this process, because the child was suspended. When SIGCONT resumes this process, the
+/// signal is forwarded to the child.
 fn follow(child: libc::pid_t) -> io::Result<()> {
-    // A SIGCONT for the whole group may be about to reach the child.
+    // Wait a moment: a SIGCONT for the whole process group may be about to reach the child.
     std::thread::sleep(Duration::from_millis(2));
-    // If the child was resumed in the meantime, its stop is no longer reported. WNOWAIT cannot tell
-    // this, so ask whether it was resumed.
+    // Suspend this process only if the child is still stopped. The kernel reports a stop only once
+    // (without WNOWAIT), so ask whether the child was resumed.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };
@@ -286,8 +301,8 @@ fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_in
     Ok((pid != 0).then_some((info.si_code, status)))
 }
 
-/// Ends this process by the signal that ended the child. Returns if the signal's default action
-/// does not end processes.
+/// Ends this process by the signal that ended the child. Returns if the default action of that
+/// signal does not end processes.
 pub fn die_by(signal: libc::c_int) {
     let none = libc::rlimit {
         rlim_cur: 0,

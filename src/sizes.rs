@@ -1,10 +1,10 @@
-//! Limits on the command line: `--max 4G`, or `max=4G`.
+//! Parses the sizes of limits on the command line: `--max 4G`, or `max=4G`.
 
 use super::failure::Failure;
 use gpulimit_base::units::Extent;
 use gpulimit_limits::{Key, OptionKey, Setting};
 
-/// The options for the sizes of a group's limits.
+/// The command line options for the sizes of a group's limits.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Sizes {
@@ -12,21 +12,22 @@ pub struct Sizes {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub max: Option<Extent>,
 
-    /// Above this size, processes give back unused memory before they get more
+    /// Above this usage, processes give unused memory back to the driver before they get more
+    /// memory
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub high: Option<Extent>,
 
-    /// Memory that the group keeps: other groups get it only when nothing else is left
+    /// Memory that other groups leave to this group: they get it only when no other memory is left
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub low: Option<Extent>,
 
-    /// Memory that the group keeps: groups beside it never get it
+    /// Memory that is reserved for this group: other groups at the same level never get it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub min: Option<Extent>,
 }
 
 impl Sizes {
-    /// Returns the options as settings.
+    /// Returns the options that are given, as settings.
     pub fn settings(&self) -> impl Iterator<Item = Setting> {
         let all = [
             (Key::Max, self.max),
@@ -39,7 +40,7 @@ impl Sizes {
     }
 }
 
-/// Returns the names of all keys.
+/// Returns the names of all keys of a group's limits and options.
 pub fn keys() -> impl Iterator<Item = &'static str> {
     let sizes = Key::ALL.into_iter().map(Key::name);
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
@@ -51,7 +52,8 @@ pub fn is_setting(word: &str) -> bool {
         .is_some_and(|(key, _)| keys().any(|name| name == key))
 }
 
-/// Joins the settings of options and words. Fails if a key is given twice.
+/// Joins the settings from options with those from `KEY=VALUE` words. Fails if a key is given
+/// twice.
 pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failure> {
     let mut settings: Vec<Setting> = Vec::new();
     let words = words

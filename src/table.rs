@@ -1,4 +1,5 @@
-//! Tables: fitted to the width of a terminal, with bold heads; plain aligned text elsewhere.
+//! Formats tables. On a terminal, a table fits the terminal's width and has bold heads. Elsewhere,
+//! a table is plain aligned text.
 
 use super::output::Escaped;
 use super::terminal;
@@ -8,15 +9,15 @@ use comfy_table::{
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
 
-/// Stands for an unknown figure.
+/// The text in a table cell for an unknown figure.
 pub const UNKNOWN: &str = "-";
 
-/// Formats a figure that may be unknown.
+/// Formats a figure for a table cell; `None` stands for an unknown figure.
 pub fn figure(figure: Option<impl Display>) -> String {
     figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
 }
 
-/// A column: its head, and the side to which its cells are aligned.
+/// A column of a table: its head, and the side to which the column's cells are aligned.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Column {
     /// A column of text.
@@ -33,7 +34,7 @@ impl Column {
     }
 }
 
-/// Cells of up to this many characters are never broken; the name of a GPU is shorter.
+/// Cells of up to this many characters are never broken into lines. The name of a GPU is shorter.
 const UNBROKEN: u16 = 16;
 
 /// A table of columns and rows.
@@ -43,7 +44,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes a table without rows.
+    /// Makes a table with these columns and without rows.
     pub fn new(columns: &[Column]) -> Self {
         Self {
             columns: columns.into(),
@@ -51,13 +52,13 @@ impl Table {
         }
     }
 
-    /// Adds a row, with one text for each column. Escapes the texts.
+    /// Adds a row, with one text for each column. Escapes the texts for printing.
     pub fn row(&mut self, row: Vec<String>) {
         let escaped = row.iter().map(|cell| Escaped(cell).to_string());
         self.rows.push(escaped.collect());
     }
 
-    /// Drops the columns of `optional` that have no known figure.
+    /// Drops those columns of `optional` in which every figure is unknown.
     pub fn without_empty(&mut self, optional: &[Column]) {
         for column in optional {
             if self.says_only(*column, &[UNKNOWN]) {
@@ -70,7 +71,8 @@ impl Table {
         self.columns.iter().position(|there| *there == column)
     }
 
-    /// Returns whether the table has this column, and it contains only these texts.
+    /// Returns true if the table has this column and each cell of the column has one of these
+    /// texts.
     fn says_only(&self, column: Column, texts: &[&str]) -> bool {
         let says = |at: usize| self.rows.iter().all(|row| texts.contains(&&*row[at]));
         self.position(column).is_some_and(says)
@@ -85,17 +87,17 @@ impl Table {
         }
     }
 
-    /// Returns the text for standard output.
+    /// Returns the table as text for standard output.
     pub fn render(&self) -> String {
         let out = io::stdout();
         self.laid_out(out.is_terminal(), terminal::has_style(&out))
     }
 
-    /// Returns the text for standard output. If a terminal is too narrow, drops some of the
-    /// `optional` columns: first those with the same text in all rows, then others in the given
-    /// order.
+    /// Returns the table as text for standard output. If the terminal is too narrow for the table,
+    /// drops some of the `optional` columns. First drops the columns in which each text is
+    /// uninteresting, and then other columns in the given order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
-        // Only a terminal has a width.
+        // Only a terminal has a width to which the table must fit.
         if let (true, Some(width)) = (
             io::stdout().is_terminal(),
             comfy_table::Table::new().width(),
@@ -107,7 +109,8 @@ impl Table {
 
     fn narrow(&mut self, optional: &[Column], width: usize) {
         let mut order = optional.to_vec();
-        // The sort is stable: the columns that say nothing come first, in their order.
+        // Columns with only uninteresting texts come first. The sort is stable, so the given order
+        // stays among these columns and among the others.
         order.sort_by_key(|column| !self.says_only(*column, &["0 B", "running", UNKNOWN]));
         for column in order {
             if self.least_width() > width {
@@ -116,7 +119,8 @@ impl Table {
         }
     }
 
-    /// Returns the narrowest width in characters: long texts can be broken, figures cannot.
+    /// Returns the smallest width in characters to which the table can be fitted: long texts can be
+    /// broken into lines, figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
@@ -126,7 +130,8 @@ impl Table {
         least.sum::<usize>().saturating_sub(2)
     }
 
-    /// Lays the table out. `fits` fits it to the width of the terminal.
+    /// Formats the table. If `fits` is true, the table gets the width of the terminal. If `bold` is
+    /// true, the heads are bold.
     fn laid_out(&self, fits: bool, bold: bool) -> String {
         let mut table = comfy_table::Table::new();
         table
@@ -144,7 +149,7 @@ impl Table {
         let shown = table.column_iter_mut();
         for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
             shown.set_padding((0, 2));
-            // On a narrow terminal, long texts are broken and figures are not.
+            // On a narrow terminal, long texts are broken into lines, and figures are not.
             shown.set_constraint(match column {
                 Column::Left(_) if width > usize::from(UNBROKEN) => {
                     ColumnConstraint::LowerBoundary(Width::Fixed(UNBROKEN))
@@ -158,7 +163,7 @@ impl Table {
         table.trim_fmt() + "\n"
     }
 
-    /// Returns the length of the longest text in each column, in characters.
+    /// Returns the width of each column: the length of the column's longest text, in characters.
     fn widths(&self) -> Vec<usize> {
         let length = |text: &str| text.chars().count();
         let width = |at: usize| {

@@ -1,14 +1,14 @@
-//! The width of terminals, and whether they show bold type.
+//! Finds out the width of terminals, and whether they show bold type.
 
 use std::env;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-/// Lines are not wrapped for terminals that are narrower than this.
+/// The narrowest terminal, in columns, for which lines are wrapped.
 const NARROWEST: usize = 40;
 
-/// Returns whether to use bold type: the stream is a terminal that supports it (`TERM`), and
-/// `NO_COLOR` is empty or unset.
+/// Returns whether to print bold type on a stream. The stream must be a terminal that supports bold
+/// type (`TERM`), and `NO_COLOR` must be empty or unset.
 pub fn has_style(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
     stream.is_terminal()
@@ -16,8 +16,8 @@ pub fn has_style(stream: &impl IsTerminal) -> bool {
         && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Breaks a line between words at the width of the terminal, and indents the continuation lines.
-/// Returns the line unchanged if the stream is not a terminal.
+/// Breaks a line between words at the width of the terminal, and indents the continuation lines by
+/// `indent` columns. Returns the line unchanged if the stream is not a terminal.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
         Some(width) => wrap(line, indent, width),
@@ -25,8 +25,8 @@ pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> Stri
     }
 }
 
-/// Returns the terminal's width in columns; `None` without a terminal, or if its width is unknown
-/// or too small.
+/// Returns the terminal's width in columns; `None` if the stream is not a terminal, or if its width
+/// is unknown or too small.
 fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let size = stream
         .is_terminal()
@@ -38,7 +38,7 @@ fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
 fn wrap(line: &str, indent: usize, width: usize) -> String {
     let mut out = String::with_capacity(line.len());
     let (mut column, mut gap) = (0, 0);
-    // One space separates words; several spaces align columns and are kept.
+    // A single space separates words; several spaces align columns and are kept.
     for word in line.split(' ') {
         let length = columns(word);
         if length > 0 && column > indent && column + gap + length > width {
@@ -57,7 +57,8 @@ fn wrap(line: &str, indent: usize, width: usize) -> String {
     out
 }
 
-/// Returns the width of a word in columns, without escape sequences for bold type (`ESC [ 1 m`).
+/// Returns the width of a word in columns, without the escape sequences for bold type (`ESC [ 1
+/// m`).
 fn columns(word: &str) -> usize {
     let mut in_sequence = false;
     let is_seen = |c: &char| {
@@ -81,7 +82,7 @@ mod tests {
             wrapped("just one more than it takes"),
             "just one more than\n    it takes"
         );
-        // Aligned columns keep their places.
+        // The columns of a line that is aligned with spaces keep their places.
         assert_eq!(
             wrapped("ok   root   a path and more"),
             "ok   root   a path\n    and more"

@@ -18,7 +18,7 @@ pub struct Args {
     /// Show only this group and the groups below it
     group: Option<String>,
 
-    /// Print JSON: `groups` of a group has the groups directly below it
+    /// Print JSON: the list `groups` of a group has the groups directly below that group
     #[arg(long)]
     json: bool,
 }
@@ -56,7 +56,7 @@ pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// A group and the groups directly below it.
+/// A node of the tree: a group and the groups directly below it.
 struct Node<'a> {
     group: &'a Figures,
     below: Vec<Node<'a>>,
@@ -71,7 +71,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns the groups that are not below any other of these groups, each with those below it.
+    /// Returns the trees of the given groups. The top of each tree is a group whose parent group is
+    /// not among the given groups.
     fn tops(groups: &'a [Figures]) -> Vec<Self> {
         let is_top = |group: &&Figures| !groups.iter().any(|other| group.is_directly_below(other));
         let tops = groups.iter().filter(is_top);
@@ -86,8 +87,9 @@ impl Node<'_> {
         json
     }
 
-    /// Adds the rows of this group and of the groups below it. `name` is the first cell; `edge` is
-    /// the part of the tree's lines that comes before the names of the groups below.
+    /// Adds a row for this group and rows for the groups below it. `name` is the first cell of the
+    /// group's row. `edge` is the part of the drawn tree that stands before the names of the child
+    /// groups.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

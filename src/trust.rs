@@ -6,12 +6,13 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The number that the kernel shows for users without a number in a user namespace.
+/// The overflow uid: the number that the kernel shows in a user namespace for users who have no
+/// number there.
 const OVERFLOW: u32 = 65534;
-/// The most symbolic links that are followed, as in the kernel.
+/// The most symbolic links that are followed on a path, the same as in the kernel.
 const MOST_LINKS: u32 = 40;
 
-/// The users and unix groups that are allowed to change a file that root uses.
+/// The users and unix groups who are trusted. They may be able to change a file that root uses.
 #[derive(Clone, Debug, Default)]
 pub struct Trusted {
     users: BTreeSet<u32>,
@@ -28,8 +29,8 @@ impl Trusted {
     /// Trusts root only.
     pub fn root() -> Self {
         let mut users = BTreeSet::from([0]);
-        // In a user namespace, files of the machine's root appear under the overflow number, and
-        // the namespace's root must trust them.
+        // In a user namespace, files of the machine's root seem to belong to the overflow uid. The
+        // namespace's root must trust these files.
         if is_in_user_namespace() {
             users.insert(OVERFLOW);
         }
@@ -39,8 +40,8 @@ impl Trusted {
         }
     }
 
-    /// Trusts root, and the users and groups who can change the running program: they control what
-    /// it does anyway.
+    /// Trusts root, and the users and unix groups who can change or replace the file of the running
+    /// program. Such users control what this program does anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
@@ -53,8 +54,9 @@ impl Trusted {
         trusted
     }
 
-    /// Fails if others could change a file, or replace it by changing a directory or symbolic link
-    /// on its path. The error names what they could change, and why.
+    /// Fails if users who are not trusted could change a file, or could replace it by changing a
+    /// directory or symbolic link on its path. The error names what such users could change, and
+    /// why.
     pub fn check(&self, path: &Path) -> Result<(), String> {
         let way = self.checked(Path::new("/"), path)?;
         match way.ends_early {
@@ -63,13 +65,14 @@ impl Trusted {
         }
     }
 
-    /// Like [`Self::check`], for a file that need not exist.
+    /// Checks a path like [`Self::check`], but the file need not exist.
     pub fn check_new(&self, path: &Path) -> Result<(), String> {
         self.checked(Path::new("/"), path).map(drop)
     }
 
-    /// Like [`Self::check_new`], for a file of another system whose root directory is `root`.
-    /// Refuses symbolic links on the path: in that system they can lead to other files than here.
+    /// Checks a path like [`Self::check_new`], in another system whose root directory is `root`.
+    /// Refuses symbolic links on the path, because a link can lead to another file when that other
+    /// system runs.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {
@@ -90,8 +93,9 @@ impl Trusted {
             if about.is_symlink() {
                 continue;
             }
-            // In a sticky directory, other users can make files, but cannot remove or rename those
-            // of trusted users, and the next step belongs to one.
+            // Accept a sticky directory whose next step belongs to a trusted user: other users can
+            // make files in such a directory, but cannot remove or rename the files of trusted
+            // users.
             let is_taken = number + 1 < last;
             if about.is_dir() && mode & 0o1000 != 0 && is_taken {
                 continue;
@@ -105,16 +109,17 @@ impl Trusted {
     }
 }
 
-/// The steps that decide which file an absolute path leads to.
+/// The steps on an absolute path, which together decide which file the path leads to.
 struct Way {
-    /// The file itself is the last step.
+    /// The steps that exist, in order. The last step is the file itself.
     steps: Vec<Step>,
-    /// The first component that does not exist.
+    /// The first component of the path that does not exist; `None` if the file exists.
     ends_early: Option<PathBuf>,
 }
 
 impl Way {
-    /// Follows a path below `root`, and symbolic links as in a system with this root directory.
+    /// Follows a path below `root`, with symbolic links resolved as in a system whose root
+    /// directory is `root`.
     fn to(root: &Path, path: &Path) -> io::Result<Self> {
         let below = path
             .strip_prefix(root)
@@ -168,7 +173,7 @@ impl Way {
     }
 }
 
-/// Returns the components of a path, the last one first.
+/// Returns the components of a path in reverse order, the last component first.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let part = |part: Component<'_>| match part {
         Component::Normal(name) => Some(PathBuf::from(name)),
@@ -178,8 +183,8 @@ fn parts(path: &Path) -> Vec<PathBuf> {
     path.components().rev().filter_map(part).collect()
 }
 
-/// Returns whether this process is in another user namespace than the initial one, which maps all
-/// users.
+/// Returns whether this process is in a user namespace other than the initial one. Only the initial
+/// one maps all users to themselves.
 pub fn is_in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -215,7 +220,8 @@ mod tests {
                 "{said}"
             );
         };
-        // The temporary directory is sticky, or belongs to root.
+        // The temporary directory above the file is either sticky or belongs to root, so the check
+        // accepts it.
         root.check(&file).expect("root's");
         root.check(&at("absolute/b/file")).expect("root's");
         assert!(root.check(&at("missing")).is_err());
@@ -223,7 +229,7 @@ mod tests {
         root.check_in_image(&place.0, &file).expect("root's");
         let said = root.check_in_image(&place.0, &at("relative/b/file"));
         assert!(said.expect_err("a link").contains("is a symbolic link"));
-        // In a sticky directory, other users could make the missing file first.
+        // In a sticky directory, other users could make the missing file before root does.
         fs::set_permissions(at("a/b"), fs::Permissions::from_mode(0o1777)).expect("set");
         root.check_new(&file).expect("root's");
         let said = root.check_new(&at("a/b/missing")).expect_err("refused");
@@ -242,7 +248,8 @@ mod tests {
         }
         std::os::unix::fs::lchown(at("absolute"), Some(40_001), None).expect("given");
         refused(&at("absolute/b/file"), "absolute", "belongs to user 40001");
-        // Users who can change the program are trusted; this test is such a program.
+        // `of_this_program` trusts root and the users who can change this test program, so it
+        // accepts root's file.
         Trusted::of_this_program().check(&file).expect("root's");
     }
 }

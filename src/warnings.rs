@@ -10,15 +10,15 @@ use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, Selector, Values};
 
-/// A limit below this many bytes is probably a number without a unit: the smallest CUDA context
-/// needs more.
+/// A limit below this many bytes is probably a number without a unit, because even the smallest
+/// CUDA context needs more.
 const SMALLEST: u64 = 1 << 20;
 
-/// A `max` below this many bytes is too small for a CUDA context, even on the smallest GPUs.
+/// A `max` below this many bytes leaves no room for a CUDA context, even on the smallest GPUs.
 const SMALLEST_CONTEXT: u64 = 100 << 20;
 
-/// Returns the GPUs whose memory size is known: those that NVML lists, and those in the group's
-/// ledger.
+/// Returns the GPUs whose memory size is known, each with this size. NVML or the group's ledger
+/// lists these GPUs.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
     let known = listed.into_iter();
@@ -43,7 +43,8 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
         for (key, size) in own.iter() {
             if let Size::Bytes(bytes @ 1..SMALLEST) = size {
                 let meant = match bytes {
-                    // Guess the intended number of GiB: the unit was forgotten, or it was K.
+                    // Guess the number of GiB that the user meant: they forgot the unit, or wrote K
+                    // instead of G.
                     bytes if bytes < 1024 => bytes,
                     bytes => bytes >> 10,
                 };
@@ -99,7 +100,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                         gib(*capacity),
                         groups::label(*id, driver),
                         match key {
-                            Key::Max | Key::High => ": it limits nothing there",
+                            Key::Max | Key::High => ": the limit has no effect on that GPU",
                             Key::Low | Key::Min => "",
                         }
                     ));
@@ -114,7 +115,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
     lines
 }
 
-/// Warns about sizes above the `max` of the same GPU.
+/// Returns warnings about sizes that are above the `max` of the same GPU.
 fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
     let max = values.get(Key::Max).unwrap_or(Size::Max);
     [Key::High, Key::Low, Key::Min]
@@ -123,14 +124,14 @@ fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item =
         .filter(move |(_, size)| *size != Size::Max && is_above(*size, max, capacity))
         .map(move |(key, size)| {
             let effect = match key {
-                Key::High => "it has no effect",
+                Key::High => "the limit high has no effect",
                 _ => "the group can never use that much",
             };
             format!("{key}={size} is above max={max}: {effect}")
         })
 }
 
-/// Prints warnings about a group on standard error.
+/// Prints warnings about a group's limits on standard error.
 pub fn note(group: &str, lines: &[String]) {
     for line in lines {
         output::note(&format!("warning: {group}: {line}"));
@@ -209,14 +210,21 @@ mod tests {
         );
         expect(
             &[(Selector::All, Key::Max, "60G")],
-            &["max=60GiB is more than the 40.0 GiB of GPU GPU-0202…: it limits nothing there"],
+            &[
+                "max=60GiB is more than the 40.0 GiB of GPU GPU-0202…: the limit has no effect on \
+                 that GPU",
+            ],
         );
         let above = [
             (Selector::All, Key::Max, "4G"),
             (Selector::All, Key::High, "5G"),
         ];
-        expect(&above, &["high=5GiB is above max=4GiB: it has no effect"]);
-        // Depends on the GPU: half of A's memory is above max, half of B's is not.
+        expect(
+            &above,
+            &["high=5GiB is above max=4GiB: the limit high has no effect"],
+        );
+        // Whether `min` is above `max` depends on the GPU: half of GPU A's memory is above `max`,
+        // half of GPU B's is not.
         let part = [
             (Selector::All, Key::Max, "30G"),
             (Selector::Device(A), Key::Min, "50%"),

@@ -291,7 +291,7 @@ fn an_invalid_policy_changes_nothing() {
         ),
         (
             "[group.'lab/x']\n",
-            "p.toml:1: group 'lab/x' is below 'lab'",
+            "p.toml:1: group 'lab/x' is below group 'lab'",
         ),
         ("[group.lab]\nmax = { '7' = '1G' }\n", "p.toml:2: "),
         (
@@ -341,7 +341,28 @@ fn check_finds_all_mistakes_and_changes_nothing() {
         there.status.success() && text(&there.stderr).contains("another machine"),
         "{there:?}"
     );
+    let (out, errors) = (text(&there.stdout), text(&there.stderr));
+    assert!(errors.starts_with("gpulimit: warning: "), "{errors}");
+    assert!(!out.contains("ok") && out.contains("rejects it"), "{out}");
     assert!(!place.root_path().exists());
+}
+
+#[test]
+fn limits_and_options_without_effect_cause_warnings() {
+    let place = Place::new();
+    let policy = "[group.lab]\nmax = '4G'\noom = 'kill-largest'\n[group.'lab/a']\nmax = '8G'\n\
+        [group.'lab/b']\noom = 'kill-group'\non_limit = 'wait'\n";
+    for verb in ["check", "apply"] {
+        let output = place.run(verb, policy, &[]);
+        assert!(output.status.success(), "{output:?}");
+        let said = text(&output.stderr);
+        let lines: Vec<&str> = said.lines().filter(|it| it.contains("warning")).collect();
+        assert_eq!(lines.len(), 2, "{said}");
+        let above = "p.toml:4: warning: max=8GiB is above max=4GiB of group lab";
+        assert!(lines[0].contains(above), "{said}");
+        let without = "p.toml:6: warning: on_limit=wait oom=kill-group has no effect";
+        assert!(lines[1].contains(without), "{said}");
+    }
 }
 
 #[test]
@@ -597,7 +618,7 @@ group = "{who}"
         "p.toml:2: invalid group name 'bad name'",
         "p.toml:3: unknown key 'usr'",
         "p.toml:4: group 'x/{user}' has min 30% above max 20%",
-        "p.toml:4: group 'x/{user}' is below 'x'",
+        "p.toml:4: group 'x/{user}' is below group 'x'",
         "p.toml:8: rule 1 has no condition",
         "p.toml:9: rule 1 names the group 'nowhere'",
         "p.toml:12: rule 2 names the group 'gone'",

@@ -1,25 +1,26 @@
-//! The cases that are measured, and their series.
+//! The operations that the benchmarks measure, and the conditions under which they are measured.
 
-/// An operation that a worker repeats.
+/// A benchmark case: an operation that the worker process repeats.
 pub struct Case {
-    /// The name on the command line.
+    /// The name of the benchmark case on the command line.
     pub name: &'static str,
     /// A description for people.
     pub what: &'static str,
 }
 
-/// The quantity that changes along a series of measurements.
+/// An axis: the quantity that changes along a series of measurements, such as the number of
+/// threads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Axis {
-    /// 4 KiB allocations that the process holds during the measurement.
+    /// Number of 4 KiB allocations that the process holds during the measurement.
     Live,
-    /// Threads that run the case at the same time.
+    /// Number of threads that run the benchmark case at the same time.
     Threads,
-    /// Processes in the group that do nothing.
+    /// Number of processes in the group, of which all but the measured one do nothing.
     Members,
-    /// Processes in the group that run the case at the same time.
+    /// Number of other processes in the group that run the benchmark case at the same time.
     Rivals,
-    /// Nested groups; the process is in the lowest.
+    /// Number of groups nested in each other; the measured process is in the innermost group.
     Depth,
 }
 
@@ -32,7 +33,7 @@ impl Axis {
         Axis::Depth,
     ];
 
-    /// Returns the name on the command line and in the head of a table.
+    /// Returns the name of this axis on the command line and in the head of a table.
     pub fn name(self) -> &'static str {
         match self {
             Axis::Live => "live",
@@ -43,7 +44,7 @@ impl Axis {
         }
     }
 
-    /// Returns the axis's value in measurements along another axis.
+    /// Returns the value that this axis has while the measurements vary another axis.
     fn usual(self) -> u32 {
         match self {
             Axis::Rivals => 0,
@@ -52,7 +53,7 @@ impl Axis {
     }
 }
 
-/// A value on one axis; all other axes have their usual value.
+/// A measurement point: a value on one axis; all other axes have their usual value.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Point {
     pub axis: Option<Axis>,
@@ -60,7 +61,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Returns the point with `value` on `axis`.
+    /// Returns the measurement point that has `value` on `axis`.
     pub fn on(axis: Axis, value: u32) -> Self {
         Self {
             axis: Some(axis),
@@ -68,7 +69,7 @@ impl Point {
         }
     }
 
-    /// Returns the point's value on `axis`.
+    /// Returns the value that this measurement point has on `axis`.
     pub fn at(self, axis: Axis) -> u32 {
         if self.axis == Some(axis) {
             self.value
@@ -77,12 +78,12 @@ impl Point {
         }
     }
 
-    /// Returns the value on the point's own axis; `None` for a case without axis.
+    /// Returns the value on the measurement point's own axis; `None` for a point without axis.
     pub fn value(self) -> Option<u32> {
         self.axis.map(|_| self.value)
     }
 
-    /// Returns whether the point has the usual value on its own axis.
+    /// Returns whether the measurement point's value on its own axis is that axis's usual value.
     pub fn is_usual(self) -> bool {
         self.axis.is_none_or(|axis| self.value == axis.usual())
     }
@@ -93,8 +94,8 @@ pub struct Series {
     pub case: &'static Case,
     pub axis: Option<Axis>,
     values: &'static [u32],
-    /// The most that the library may add, in ns, and the last value of the axis for which this
-    /// applies.
+    /// The most nanoseconds that gpulimit may add to an iteration of the case, and the last value
+    /// of the axis for which this aim applies.
     pub aim: Option<(f64, u32)>,
 }
 
@@ -104,7 +105,8 @@ impl Series {
         self.values.iter().map(move |&value| Point { axis, value })
     }
 
-    /// Returns the most that the library may add at `point`, in ns.
+    /// Returns the most nanoseconds that gpulimit may add to an iteration at this measurement
+    /// point; `None` without an aim.
     pub fn aim_at(&self, point: Point) -> Option<f64> {
         self.aim
             .filter(|&(_, up_to)| point.value <= up_to)
@@ -112,7 +114,8 @@ impl Series {
     }
 }
 
-/// The name of the case that starts and ends a whole program instead of looping in a worker.
+/// The name of the benchmark case that starts and ends a whole program instead of repeating an
+/// operation in the worker.
 pub const START: &str = "start";
 
 const fn case(name: &'static str, what: &'static str) -> Case {
@@ -131,7 +134,7 @@ static SET_KERNEL: Case = case(
     "cuGraphExecKernelNodeSetParams of a known kernel",
 );
 static REPLAY: Case = case("replay", "cuGraphLaunch, 100 known kernels");
-static DLSYM: Case = case("dlsym", "dlsym of a foreign symbol");
+static DLSYM: Case = case("dlsym", "dlsym of a symbol outside the driver");
 static BEGIN: Case = case(START, "start and end of /bin/true");
 
 const LIVE: &[u32] = &[1, 1_000, 100_000, 1_000_000];
@@ -163,7 +166,7 @@ const fn single(case: &'static Case, aim: Option<f64>) -> Series {
     }
 }
 
-/// All series, in the order of the tables.
+/// All series of measurements, in the order of the tables on the benchmark page.
 pub static SERIES: &[Series] = &[
     along(&IN_BLOCK, Axis::Live, LIVE, Some((60.0, 1_000_000))),
     along(&NEW_SMALL, Axis::Live, LIVE, None),

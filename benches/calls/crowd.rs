@@ -1,4 +1,4 @@
-//! Processes that are members of a group and do nothing.
+//! Starts processes that are members of a group and otherwise do nothing.
 #![allow(unsafe_code)]
 
 use gpulimit_group::{Member, Root};

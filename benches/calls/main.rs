@@ -1,8 +1,9 @@
-//! Measures what the preloaded library adds to calls of the driver and to the start of a program.
-//! Run: `scripts/bench`.
+//! Measures what the preloaded library of gpulimit adds to calls of the driver and to the start of
+//! a program. Run: `scripts/bench`.
 //!
-//! This process runs `worker`s, programs of one loop each, in turns on the bare driver and with the
-//! library preloaded, and compares their figures. benches/README.md explains the tables.
+//! This process starts `worker` programs, each of which repeats one operation, in turns without the
+//! library and with the library preloaded, and compares their times. benches/README.md explains the
+//! tables.
 
 mod case;
 mod crowd;
@@ -32,7 +33,8 @@ struct Options {
     at: Option<u32>,
     callgrind: bool,
     json: bool,
-    /// The folder for benchmarks.md and benchmarks.svg, and the date to write into them.
+    /// The folder in which to write benchmarks.md and benchmarks.svg, and the date to write into
+    /// these files.
     write: Option<(PathBuf, String)>,
 }
 
@@ -66,7 +68,11 @@ impl Options {
             }
         }
         if !options.library.is_file() {
-            return Err(format!("no library at {:?}; {USAGE}", options.library).into());
+            return Err(format!(
+                "cannot find libgpulimit.so at {:?}; {USAGE}",
+                options.library
+            )
+            .into());
         }
         if options.write.is_some() && !options.is_whole() {
             return Err(format!("--write needs a run of all cases; {USAGE}").into());
@@ -74,7 +80,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Returns whether the options select all cases and points.
+    /// Returns whether the options select all benchmark cases at all measurement points.
     fn is_whole(&self) -> bool {
         self.case.is_none() && self.axis.is_none() && self.at.is_none()
     }
@@ -146,7 +152,8 @@ fn measure(
 ) -> Result<Row, Box<dyn Error>> {
     let mut row = Row::new(series, point);
     let place = setup.place(point)?;
-    // The ways run in turns, so that other work on the machine disturbs all of them alike.
+    // Measure with and without the library in turns, so that other work on the machine disturbs
+    // both alike.
     for _ in 0..rounds {
         for way in Way::for_point(point) {
             row.add_time(*way, place.time(series.case, *way)?);

@@ -1,18 +1,19 @@
-//! Measures the memory that the library takes in a process.
+//! Measures the memory that the library of gpulimit takes in a process.
 
 use crate::case::{Axis, Case, Point};
 use crate::run::{Resident, Setup, Way};
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// The most allocations that are held: of 4 KiB, and of 2 MiB.
+/// The largest number of allocations that a process holds: of 4 KiB, and of 2 MiB.
 const MANY: [u32; 2] = [1_000_000, 25_000];
-/// The most bytes that the library may take for a live allocation.
+/// The most bytes that gpulimit may take for each live allocation.
 const AIM_EACH: f64 = 64.0;
-/// The most bytes that the library may take, without live allocations.
+/// The most bytes that gpulimit may take in a process without live allocations.
 const AIM_BASE: u64 = 1 << 20;
 
-/// The cases: in turns with 4 KiB and 2 MiB.
+/// The kinds of allocations whose footprint is measured: those at even positions have 4 KiB, the
+/// others 2 MiB.
 static KINDS: [Case; 4] = [
     Case {
         name: "hold-small",
@@ -32,21 +33,22 @@ static KINDS: [Case; 4] = [
     },
 ];
 
-/// The memory that the library takes in a process with a limit.
+/// The memory that the library of gpulimit takes in a process with a limit.
 pub struct Footprint {
     kind: &'static Case,
-    /// Resident bytes of the library and its files, with one live allocation.
+    /// Resident bytes of the library and the files that it maps, while the process has one live
+    /// allocation.
     base: u64,
-    /// The part of `base` that is neither a page of a file nor shared memory.
+    /// The bytes of `base` that are neither pages of a file nor shared memory.
     own: u64,
-    /// Resident bytes of NVML, which `base` does not include.
+    /// Resident bytes of the driver's NVML library, which `base` does not include.
     nvml: u64,
-    /// Bytes for each further live allocation.
+    /// Bytes that gpulimit takes for each further live allocation.
     each: f64,
 }
 
 impl Footprint {
-    /// Measures the footprint with memory of each kind.
+    /// Measures the footprint of gpulimit for allocations of each kind.
     pub fn all(setup: &Setup) -> Result<Vec<Self>, Box<dyn Error>> {
         let kinds = KINDS.iter().zip(MANY.into_iter().cycle());
         kinds
@@ -55,8 +57,8 @@ impl Footprint {
     }
 
     fn of(setup: &Setup, kind: &'static Case, many: u32) -> Result<Self, Box<dyn Error>> {
-        // Other memory of a process varies by some pages from run to run, so take the least of
-        // three.
+        // The memory of the process that does not belong to gpulimit varies by some pages from run
+        // to run, so take the smallest figures of three runs.
         let added = |live| -> Result<Resident, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;
             let least = |way| -> Result<Resident, Box<dyn Error>> {
@@ -87,14 +89,15 @@ impl Footprint {
     }
 }
 
-/// Returns the table in Markdown.
+/// Returns the table of footprints in Markdown.
 pub fn table(footprints: &[Footprint]) -> String {
     if footprints.is_empty() {
         return String::new();
     }
     let mut table = String::from(
-        "| live allocations | with one: KiB | aim | of these its own | NVML's beside it \
-         | for each further one: bytes | aim |\n|---|--:|--:|--:|--:|--:|--:|\n",
+        "| live allocations | with one allocation: KiB | aim | private part: KiB \
+         | NVML, not included: KiB | per further allocation: bytes | aim |\n\
+         |---|--:|--:|--:|--:|--:|--:|\n",
     );
     for footprint in footprints {
         let Footprint {
@@ -117,7 +120,7 @@ pub fn table(footprints: &[Footprint]) -> String {
     table
 }
 
-/// Prints one JSON object per line.
+/// Prints the footprints, one JSON object per line.
 pub fn print_json(footprints: &[Footprint]) {
     for footprint in footprints {
         let Footprint {

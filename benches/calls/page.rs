@@ -1,4 +1,4 @@
-//! Writes docs/internals/benchmarks.md and its plot.
+//! Writes docs/internals/benchmarks.md and its plot, benchmarks.svg.
 
 use crate::case::Axis;
 use crate::memory::{self, Footprint};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 const TEXT: &str = include_str!("page.md");
 
-/// Writes both files into `folder`.
+/// Writes benchmarks.md and benchmarks.svg into `folder`.
 pub fn write(
     folder: &Path,
     date: &str,
@@ -31,7 +31,8 @@ pub fn write(
     Ok(())
 }
 
-/// Describes the machine without naming it.
+/// Describes the machine that ran the benchmarks (number of cores, processor model), without its
+/// host name.
 fn machine() -> String {
     let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = about

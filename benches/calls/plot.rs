@@ -1,4 +1,4 @@
-//! Draws what the library adds along each axis.
+//! Draws the nanoseconds that gpulimit adds to an operation along each axis.
 
 use crate::case::Axis;
 use crate::row::Row;
@@ -14,7 +14,7 @@ const COLOURS: [RGBColor; 4] = [
     RGBColor(148, 103, 189),
 ];
 
-/// Returns an SVG picture with one panel for each axis.
+/// Draws the results of a benchmark as an SVG picture with one panel for each axis.
 pub fn draw(rows: &[Row]) -> Result<String, Box<dyn Error>> {
     let mut picture = String::new();
     {
@@ -71,7 +71,7 @@ fn draw_panel<'a>(
 }
 
 /// Returns the cases that were measured along an axis, each with its points: the value on the axis
-/// and the ns that the library adds.
+/// and the nanoseconds that gpulimit adds.
 fn lines(rows: &[Row], axis: Axis) -> Vec<(&'static str, Vec<(f64, f64)>)> {
     let mut lines: Vec<(&'static str, Vec<(f64, f64)>)> = Vec::new();
     for row in rows.iter().filter(|row| row.series.axis == Some(axis)) {
@@ -92,7 +92,7 @@ fn words(axis: Axis) -> &'static str {
         Axis::Live => "live allocations",
         Axis::Threads => "threads",
         Axis::Members => "processes in the group",
-        Axis::Rivals => "processes that allocate as well",
-        Axis::Depth => "groups above each other",
+        Axis::Rivals => "other processes that allocate",
+        Axis::Depth => "nested groups",
     }
 }

@@ -1,16 +1,16 @@
-//! The figures of calls: tables for people, JSON for programs.
+//! The results of the timed operations: tables for people, JSON for programs.
 
 use crate::case::{Axis, Point, Series};
 use crate::run::{Time, Way};
 use std::fmt::Write as _;
 
-/// The figures of a case at a point.
+/// The results of one case at one point.
 pub struct Row {
     pub series: &'static Series,
     pub point: Point,
-    /// The best times so far, by [`Way`].
+    /// The best times so far, indexed by [`Way`].
     times: [Option<Time>; 3],
-    /// Instructions per iteration, by [`Way`].
+    /// Instructions per iteration, indexed by [`Way`].
     pub instructions: [Option<f64>; 3],
 }
 
@@ -24,7 +24,7 @@ impl Row {
         }
     }
 
-    /// Adds another measurement; the least disturbed one, which is the shortest, counts.
+    /// Adds a measurement of one way. The shortest time is kept, because it was disturbed least.
     pub fn add_time(&mut self, way: Way, time: Time) {
         let best = self.times[way as usize].get_or_insert(time);
         best.processor = best.processor.min(time.processor);
@@ -39,7 +39,8 @@ impl Row {
         Some(self.time(way)?.processor)
     }
 
-    /// Returns how much more processor time an iteration takes, in ns.
+    /// Returns by how many nanoseconds an iteration takes more processor time with the library than
+    /// without it; `None` if one of both was not measured.
     pub fn added(&self, way: Way) -> Option<f64> {
         Some(self.processor(way)? - self.processor(Way::Bare)?)
     }
@@ -48,13 +49,15 @@ impl Row {
         Some(self.instructions[way as usize]? - self.instructions[Way::Bare as usize]?)
     }
 
-    /// Returns the ratio of the time between iterations, all threads or processes together.
+    /// Returns the interval between iterations with a limit, divided by the interval without the
+    /// library; all threads or processes together.
     fn ratio(&self) -> Option<f64> {
         Some(self.time(Way::Limited)?.interval / self.time(Way::Bare)?.interval)
     }
 }
 
-/// Returns the Markdown tables: one for each axis, and one for the cases without axis.
+/// Returns the results as Markdown tables: one table for each axis, and one for the cases without
+/// axis.
 pub fn tables(rows: &[Row]) -> String {
     let axes = Axis::ALL.map(Some);
     let tables = [None].into_iter().chain(axes);
@@ -64,7 +67,7 @@ pub fn tables(rows: &[Row]) -> String {
         .collect()
 }
 
-/// Returns the table of an axis; `None` when no case was measured along it.
+/// Returns the table of the results along an axis; `None` when no case was measured along it.
 pub fn table(rows: &[Row], axis: Option<Axis>) -> Option<String> {
     let mut rows = rows.iter().filter(|row| row.series.axis == axis).peekable();
     rows.peek()?;
@@ -114,7 +117,7 @@ fn thousands(value: u32) -> String {
     text
 }
 
-/// Prints one JSON object per line.
+/// Prints the results, one JSON object per line.
 pub fn print_json(rows: &[Row]) {
     let figure = |figure: Option<f64>| figure.map_or("null".into(), |value| format!("{value:.1}"));
     for row in rows {

@@ -1,5 +1,5 @@
-//! Runs a case in another process, in three ways: on the bare driver, with the library preloaded,
-//! and with a limit on top.
+//! Runs a case in another process, in three ways: without the library, with the library preloaded,
+//! and with the library and a limit.
 
 use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
@@ -14,20 +14,21 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// The way in which a program is run.
+/// The way in which a measured program is run: with or without the library of gpulimit, and with or
+/// without a limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// Without the library.
     Bare,
-    /// Preloaded, without a limit.
+    /// With the library preloaded, but without a limit.
     Preloaded,
-    /// Preloaded, with a limit that is never reached.
+    /// With the library preloaded and a limit that is never reached.
     Limited,
 }
 
 impl Way {
-    /// Returns the ways to measure at `point`. Without a limit the axes make no difference, so the
-    /// preloaded way is only measured at usual points.
+    /// Returns the ways to measure at `point`. The axes only matter to a process with a limit, so a
+    /// process with the library and without a limit is only measured at usual points.
     pub fn for_point(point: Point) -> &'static [Way] {
         if point.is_usual() {
             &[Way::Bare, Way::Preloaded, Way::Limited]
@@ -37,47 +38,49 @@ impl Way {
     }
 }
 
-/// The times of one run of a worker, in ns.
+/// The results of one run of a worker, in nanoseconds.
 #[derive(Clone, Copy)]
 pub struct Time {
-    /// Processor time of one iteration.
+    /// Processor time of one iteration of the operation.
     pub processor: f64,
-    /// Time between one iteration and the next, of any thread.
+    /// Elapsed time divided by the number of iterations of all threads.
     pub interval: f64,
 }
 
-/// The resident memory of one worker, in bytes.
+/// The resident memory of one worker process, in bytes.
 #[derive(Clone, Copy)]
 pub struct Resident {
     pub all: u64,
-    /// Memory that no other process has: neither pages of files nor shared memory.
+    /// Memory that the process does not share with any other: neither pages of files nor shared
+    /// memory.
     pub own: u64,
-    /// NVML's memory; the library loads NVML when it has to read the driver's figures.
+    /// Memory of the driver's NVML library, which gpulimit loads when it has to read figures of the
+    /// driver.
     pub nvml: u64,
 }
 
-/// The number of starts of a program of which the best counts.
+/// How often a program is started to measure its start; the shortest time counts.
 const STARTS: u32 = 20;
-/// The number of iterations that callgrind counts.
+/// The number of iterations for which callgrind counts instructions.
 const COUNTED: u32 = 500;
-/// The limit in bytes, which is never reached.
+/// The limit of the measured processes in bytes, which they never reach.
 const LIMIT: u64 = 64 << 30;
-/// The names of the groups below the first.
+/// The names of the groups nested in the outermost group.
 const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 
-/// The files and folders that all runs need.
+/// The files and folders that all measurements need.
 pub struct Setup {
     library: PathBuf,
     worker: PathBuf,
     root: PathBuf,
     callgrind: bool,
-    /// The number of group trees that were made.
+    /// How many top groups were made so far; each measurement has its own.
     trees: Cell<u32>,
 }
 
 impl Setup {
-    /// Prepares the runs with the library to preload. Instructions are not counted if `callgrind`
-    /// is false or valgrind is missing.
+    /// Prepares measurements of the library at this path. Instructions are not counted if
+    /// `callgrind` is false or valgrind is missing.
     pub fn new(library: PathBuf, callgrind: bool) -> Result<Self, Box<dyn Error>> {
         let has_valgrind = || {
             let version = Command::new("valgrind").arg("--version").output();
@@ -99,7 +102,7 @@ impl Setup {
         })
     }
 
-    /// Makes the group for measurements at `point`, and its other members.
+    /// Makes the group for measurements at `point`, and starts the other members of the group.
     pub fn place(&self, point: Point) -> Result<Place<'_>, Box<dyn Error>> {
         let shares = [Axis::Members, Axis::Rivals, Axis::Depth];
         if !point.axis.is_some_and(|axis| shares.contains(&axis)) {
@@ -111,7 +114,8 @@ impl Setup {
             });
         }
         let root = Root::at(&self.root)?;
-        // Each place gets a tree of its own, which has no slots of an earlier measurement.
+        // Each measurement gets a top group of its own, so that the group has no slots of processes
+        // from an earlier measurement.
         let top = format!("tree-{}", self.trees.replace(self.trees.get() + 1));
         let mut group = String::new();
         for name in [&*top]
@@ -142,7 +146,7 @@ impl Drop for Setup {
     }
 }
 
-/// A group and its other members, which end when this is dropped.
+/// A group for measurements, and its other members; dropping the value ends these members.
 pub struct Place<'a> {
     setup: &'a Setup,
     point: Point,
@@ -152,8 +156,8 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Returns the time of one iteration: the best of a process's batches, or of a number of
-    /// starts.
+    /// Returns the time of one iteration: the shortest of several batches of iterations, or of
+    /// several starts of a program.
     pub fn time(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
         if case.name == START {
             return self.start(way);
@@ -164,7 +168,11 @@ impl Place<'_> {
         let (said, _) = text(&mut self.worker(way, "time", case))?;
         drop(rivals);
         let mut figures = said.split_whitespace().map(str::parse);
-        let mut next = || figures.next().ok_or("a worker printed too few numbers");
+        let mut next = || {
+            figures
+                .next()
+                .ok_or("the benchmark worker printed too few numbers")
+        };
         Ok(Time {
             processor: next()??,
             interval: next()??,
@@ -188,9 +196,9 @@ impl Place<'_> {
         })
     }
 
-    /// Returns the instructions of one iteration, or of a whole start; `None` when they are not
-    /// counted. Several threads or processes do not execute the same instructions each time, so
-    /// these are not counted.
+    /// Returns the number of instructions of one iteration, or of a whole start; `None` when
+    /// instructions are not counted. They are not counted with several threads or processes, which
+    /// do not execute the same instructions each time.
     pub fn instructions(&self, case: &Case, way: Way) -> Result<Option<f64>, Box<dyn Error>> {
         let several = self.point.at(Axis::Threads) > 1 || self.point.at(Axis::Rivals) > 0;
         if !self.setup.callgrind || several {
@@ -202,7 +210,7 @@ impl Place<'_> {
             valgrind.arg("/bin/true");
             1
         } else {
-            // Callgrind only counts inside this function of the worker.
+            // Callgrind only counts instructions inside the worker's function `measured`.
             valgrind.arg("--toggle-collect=measured");
             valgrind.arg(&self.setup.worker);
             valgrind.args(self.arguments("count", case));
@@ -214,15 +222,19 @@ impl Place<'_> {
             .lines()
             .find_map(|line| line.split_once("Collected :"))
             .and_then(|(_, count)| count.trim().parse::<f64>().ok())
-            .ok_or_else(|| format!("callgrind counted nothing: {report}"))?;
+            .ok_or_else(|| format!("callgrind counted no instructions: {report}"))?;
         Ok(Some(collected / f64::from(times)))
     }
 
-    /// Returns the resident memory of a worker that holds all its allocations.
+    /// Returns the resident memory of a worker process while it holds all its allocations.
     pub fn resident(&self, case: &Case, way: Way) -> Result<Resident, Box<dyn Error>> {
         let (said, _) = text(&mut self.worker(way, "memory", case))?;
         let mut figures = said.split_whitespace().map(str::parse);
-        let mut next = || figures.next().ok_or("a worker printed too few numbers");
+        let mut next = || {
+            figures
+                .next()
+                .ok_or("the benchmark worker printed too few numbers")
+        };
         Ok(Resident {
             all: next()??,
             own: next()??,
@@ -253,8 +265,8 @@ impl Place<'_> {
         Companion::start(crowd)
     }
 
-    /// Returns `command` with the environment of `way`, which valgrind passes on to the program
-    /// that it runs.
+    /// Returns `command` with the environment for this way of running. If the command is valgrind,
+    /// it passes the environment on to the program that it runs.
     fn prepared(&self, mut command: Command, way: Way) -> Command {
         let foreign =
             |name: &str| name.starts_with("GPULIMIT_") && !name.starts_with("GPULIMIT_SIM");
@@ -277,7 +289,8 @@ impl Place<'_> {
     }
 }
 
-/// A process beside the measured one. It runs once it has printed `ready`, until this is dropped.
+/// A process that runs at the same time as the measured one. It is at work once it has printed
+/// `ready`, and ends when this value is dropped.
 struct Companion(Child);
 
 impl Companion {
@@ -291,7 +304,7 @@ impl Companion {
         let mut line = String::new();
         BufReader::new(said).read_line(&mut line)?;
         if line.trim() != "ready" {
-            return Err(format!("{command:?} did not get ready: {line:?}").into());
+            return Err(format!("{command:?} printed {line:?} instead of 'ready'").into());
         }
         Ok(companion)
     }
@@ -304,7 +317,7 @@ impl Drop for Companion {
     }
 }
 
-/// Runs a program and returns its output and its error output.
+/// Runs a program and returns its standard output and its standard error.
 fn text(command: &mut Command) -> Result<(String, String), Box<dyn Error>> {
     let output = command.stdin(Stdio::null()).output()?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,5 +1,5 @@
-//! A program of one loop. It finds the driver by `dlopen` and `dlsym`, as programs do, and does not
-//! know about gpulimit.
+//! The worker: a program that repeats one operation. It finds the driver by `dlopen` and `dlsym`,
+//! as CUDA programs do, and does not know about gpulimit.
 #![allow(unsafe_code)]
 
 use std::error::Error;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const KIB_4: usize = 4096;
 const BLOCK: usize = 2 << 20;
-/// The number of 4 KiB allocations in a block.
+/// The number of 4 KiB allocations that fit into a block of GPU memory.
 const PER_BLOCK: usize = BLOCK / KIB_4;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: c_int = 4;
@@ -61,14 +61,15 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
         ),
         _ => {
             return Err(
-                format!("unknown word '{how}': expected time, rival, count or memory").into(),
+                format!("unknown mode '{how}': expected time, rival, count or memory").into(),
             );
         }
     }
     Ok(())
 }
 
-/// Returns the best times of a number of batches.
+/// Returns the shortest processor time and interval per iteration, in ns, of several batches of
+/// iterations.
 fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
     if threads > 1 {
         return time_of_several(driver, case, live, threads);
@@ -83,9 +84,11 @@ fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
     (best, best)
 }
 
-/// Returns the best times of several threads that begin each batch together.
+/// Returns the shortest processor time and interval per iteration, in ns, of several threads that
+/// begin each batch together.
 fn time_of_several(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
-    /// A longer batch, because all threads have to run at the same time to disturb each other.
+    /// Longer than a batch of a single thread, because all threads have to run at the same time to
+    /// disturb each other.
     const BATCH: u32 = 20_000;
     const BATCHES: usize = 5;
     let turns = Barrier::new(threads as usize);
@@ -120,14 +123,14 @@ fn time_of_several(driver: &Driver, case: &str, live: usize, threads: u32) -> (f
     (processor, interval)
 }
 
-/// Returns the body of the loop after a warm-up.
+/// Returns the repeated operation of a case as a closure, after a warm-up.
 fn ready(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     let mut body = prepare(driver, case, live);
     (0..WARM_UP).for_each(|_| body());
     body
 }
 
-/// Returns the processor time of this thread, in ns.
+/// Returns the processor time that this thread has used, in nanoseconds.
 fn processor_time() -> f64 {
     let mut spent = libc::timespec {
         tv_sec: 0,
@@ -138,20 +141,21 @@ fn processor_time() -> f64 {
     spent.tv_sec as f64 * 1e9 + spent.tv_nsec as f64
 }
 
-/// Returns one of the kernel's figures of this process's resident memory, in bytes.
+/// Returns one figure of this process's resident memory from the kernel, in bytes; `figure` is its
+/// name in `/proc/self/status`.
 fn resident(figure: &str) -> Result<u64, Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(figure));
     bytes(line.ok_or_else(|| format!("no {figure} in /proc/self/status"))?)
 }
 
-/// Returns the resident bytes of this process in mappings of the file with this in its name.
+/// Returns the resident bytes of this process in mappings of files whose path contains `file`.
 fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     let smaps = std::fs::read_to_string("/proc/self/smaps")?;
     let (mut is_of_it, mut all) = (false, 0);
     for line in smaps.lines() {
-        // A mapping's first line begins with its addresses; the lines of its figures begin with a
-        // word that ends with a colon.
+        // In `/proc/self/smaps` the first line of a mapping begins with its addresses; each line
+        // with a figure begins with a word that ends with a colon.
         if !line
             .split(' ')
             .next()
@@ -165,16 +169,16 @@ fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     Ok(all)
 }
 
-/// Reads a figure that the kernel writes as `4 kB`.
+/// Reads a number of bytes from text that the kernel writes as `4 kB`.
 fn bytes(figure: &str) -> Result<u64, Box<dyn Error>> {
     let kib = figure
         .trim()
         .strip_suffix("kB")
-        .ok_or("expected a figure in kB")?;
+        .ok_or("the kernel did not report a memory figure in kB")?;
     Ok(kib.trim().parse::<u64>()? * 1024)
 }
 
-/// The loop that is timed and counted. Callgrind finds it by this name.
+/// Runs the repeated operation. Callgrind finds this function by its name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn measured(times: u32, body: &mut dyn FnMut()) {
@@ -183,7 +187,8 @@ fn measured(times: u32, body: &mut dyn FnMut()) {
     }
 }
 
-/// Returns the body of the loop, with all that it needs: objects, and `live` allocations.
+/// Returns the repeated operation of a case as a closure, and makes what it needs: driver objects,
+/// and `live` allocations.
 fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     let Driver {
         cuMemAlloc_v2: alloc,
@@ -206,12 +211,13 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             Box::new(move || pair(KIB_4))
         }
         "new-small" => {
-            // Fill all held blocks, so that every pair needs a new block.
+            // Fill all blocks that the process holds, so that each allocation needs a new block.
             hold(live.next_multiple_of(PER_BLOCK));
             Box::new(move || pair(KIB_4))
         }
         "new-block" => {
-            // Allocate more than one block: the spare block would pay for a single one.
+            // Allocate more than one block at a time: for a single block the driver call would use
+            // the spare block that gpulimit has already charged.
             hold(live);
             Box::new(move || pair(2 * BLOCK))
         }
@@ -303,7 +309,7 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             Box::new(|| ())
         }
         "hold-vmm" => {
-            // CUmemAllocationProp: type pinned, on device 0.
+            // The `CUmemAllocationProp` of pinned memory on device 0.
             let properties = [1u32, 0, 1, 0, 0, 0, 0, 0];
             for _ in 0..live {
                 let mut handle = 0;
@@ -325,7 +331,8 @@ fn allocate(alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int, bytes: usize)
     address
 }
 
-/// Returns a pair on a pool that keeps its memory, so that the pair takes no new memory.
+/// Returns the operation "allocate and free" on a memory pool that keeps its memory, so that the
+/// operation takes no new memory.
 fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
     let (alloc, free) = (driver.cuMemAllocAsync, driver.cuMemFreeAsync);
     let (mut pool, mut keep) = (null_mut(), u64::MAX);
@@ -355,7 +362,8 @@ fn known_kernel(driver: &Driver) -> Box<dyn FnMut()> {
     launches(driver, stream(driver))
 }
 
-/// Returns a graph of a hundred launches of a known kernel, and an executable graph made from it.
+/// Returns a graph with a hundred launches of a kernel that gpulimit already knows, and an
+/// executable graph made from it.
 fn graph(driver: &Driver) -> (Handle, Handle) {
     let stream = stream(driver);
     let mut launch = launches(driver, stream);
@@ -417,7 +425,7 @@ fn must(what: &str, status: c_int) {
 
 macro_rules! driver {
     ($( $name:ident ( $($argument:ty),* ) ; )*) => {
-        /// The driver's functions, with the types of cuda.h.
+        /// The functions of the driver that the worker calls, with the types of cuda.h.
         #[allow(non_snake_case)]
         struct Driver {
             $( $name: unsafe extern "C" fn($($argument),*) -> c_int, )*

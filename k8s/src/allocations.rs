@@ -1,5 +1,5 @@
-//! The allocations of containers. Each has a group, a view that the container mounts as its root of
-//! groups, and a record.
+//! The allocations of containers. Each allocation has a group, a view that the container mounts as
+//! its root of groups, and a record.
 //!
 //! ```text
 //! STATE/allocations/NAME     the record: card, units and bytes; survives a reboot; it is written
@@ -14,8 +14,8 @@
 //! container's root can write the ledger, and may leave it with another owner, without permissions,
 //! or open in another pod. Such files are never used again.
 //!
-//! All groups are at the top level. In a common parent group, every container could write the
-//! parent's ledger, and so block the others.
+//! The groups of containers are all at the top level. In a common parent group, every container
+//! could write the parent's ledger, and so block the other containers.
 
 use crate::library::replace;
 use crate::units::{Share, Unit};
@@ -33,47 +33,51 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The directory of the views, in the root. Groups cannot have this name.
+/// The directory in the root of groups that contains the containers' views. Groups cannot have this
+/// name.
 const VIEWS: &str = ".kubernetes";
-/// The directory of the records, in the state directory.
+/// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
-/// Kubelet allocates the same units for the init containers of a pod and, within this time, for its
-/// other containers. Later, the same units are for another pod.
+/// The longest time between two allocations of the same units to one pod. Kubelet first allocates
+/// the units to the pod's init containers and, within this time, to its other containers. A later
+/// allocation of the same units is for another pod.
 const SAME_POD: Duration = Duration::from_secs(60);
-/// How long the start of the plugin waits in all for the end of leases (`F_SETLEASE`) on files of
-/// groups: longer than the kernel, which ends a lease after 45 seconds by default.
+/// The total time that the plugin waits at its start for the end of leases. Other programs may hold
+/// leases (`F_SETLEASE`) on the groups' files. The kernel ends a lease earlier than this: after 45
+/// seconds by default.
 const LEASES: Duration = Duration::from_secs(60);
 
-/// All allocations of the node.
+/// All allocations of the node, with their groups, views and records.
 pub struct Allocations {
     root: Root,
     records: PathBuf,
-    /// For each allocation: since when kubelet has continuously reported that no pod has its units.
+    /// The times since which allocations are unused, by the allocation's name. Since that time,
+    /// none of kubelet's lists of pods has contained the allocation's units.
     unused: BTreeMap<String, Instant>,
-    /// For each allocation: when this process made it.
+    /// The times when this process made allocations, by the allocation's name.
     granted: BTreeMap<String, Instant>,
 }
 
-/// What a container is given for an allocation.
+/// The group and the files that a container gets for its allocation.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Grant {
     /// The name of the group.
     pub name: String,
-    /// The path of the view on the node.
+    /// The path of the container's view of its group, on the node.
     pub view: PathBuf,
-    /// The path of the ledger in the view, on the node.
+    /// The path of the group's ledger inside the view, on the node.
     pub ledger: PathBuf,
 }
 
-/// The record of an allocation.
+/// The record of an allocation, as it is in the allocation's file in the state directory.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
     gpu: String,
     bytes: u64,
     units: Vec<u32>,
-    /// When the allocation was made, in nanoseconds since 1970. Distinguishes it from other
-    /// allocations of the same units.
+    /// When the allocation was made, in nanoseconds since 1970. Two allocations of the same units
+    /// differ in this time.
     made: u64,
 }
 
@@ -82,8 +86,8 @@ impl Record {
         self.gpu.parse().map_err(text)
     }
 
-    /// Returns the group's name, `k8s-1a2b3c4d-16GiB-0123456789abcdef`: the card, the size and the
-    /// time.
+    /// Returns the name of the allocation's group, such as `k8s-1a2b3c4d-16GiB-0123456789abcdef`:
+    /// the card, the size and the time.
     fn name(&self) -> String {
         let card = self.gpu.get(4..12).unwrap_or_default();
         format!("k8s-{card}-{}-{:016x}", Size::Bytes(self.bytes), self.made)
@@ -104,7 +108,7 @@ impl Record {
         self.gpu == other.gpu && self.units.iter().any(|unit| other.units.contains(unit))
     }
 
-    /// Returns the group's limits: `bytes` of this card, and nothing of all others.
+    /// Returns the group's limits: a `max` of `bytes` on this card, and of 0 on all other GPUs.
     fn limits(&self) -> Result<LimitSet, String> {
         let mut limits = LimitSet::all(Size::Bytes(0));
         let card = Selector::Device(self.card()?);
@@ -113,12 +117,12 @@ impl Record {
     }
 }
 
-/// Returns the function that describes an I/O error of a file.
+/// Returns a function that prefixes an I/O error with the file's path.
 fn at(path: &Path) -> impl Fn(io::Error) -> String + '_ {
     move |error| format!("{}: {error}", path.display())
 }
 
-/// Describes any other error.
+/// Turns an error into its text.
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -126,15 +130,15 @@ fn text(error: impl std::fmt::Display) -> String {
 /// The result of a sweep.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// The names of the removed allocations.
+    /// The names of the allocations that were removed.
     pub removed: Vec<String>,
-    /// Why other allocations could not be removed.
+    /// The reasons why unused allocations could not be removed.
     pub troubles: Vec<String>,
 }
 
 impl Allocations {
-    /// Opens the groups in `root` and the records in `state`. Makes both directories if they do not
-    /// exist.
+    /// Opens the root of groups at `root`, and the directory of records in `state`. Makes both
+    /// directories if they do not exist.
     pub fn open(root: &Path, state: &Path) -> Result<Self, String> {
         let root = Root::at(root).map_err(text)?;
         root.make().map_err(text)?;
@@ -150,19 +154,20 @@ impl Allocations {
         })
     }
 
-    /// Makes an allocation with new files. Other allocations of the same units stay until a sweep
-    /// removes them: they belong to an init container, which runs before the container that gets
-    /// its units, or to a pod that has ended.
+    /// Makes an allocation with new files. Earlier allocations of the same units stay until a sweep
+    /// removes them. Such an allocation belongs to a pod that has ended, or to an init container of
+    /// the same pod: kubelet gives the units of an init container to another container later.
     pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
             gpu: share.card.to_string(),
             bytes,
             units: share.numbers.clone(),
-            // Fits into 64 bits until the year 2554.
+            // The nanoseconds since 1970 fit into 64 bits until the year 2554.
             made: now.map_or(0, |since| since.as_nanos() as u64),
         };
-        // Ends, because there are fewer files than nanoseconds.
+        // This loop ends at a free name: each nanosecond gives another name, and fewer groups exist
+        // than there are nanoseconds.
         while self.is_taken(&record.name()) {
             record.made += 1;
         }
@@ -173,12 +178,13 @@ impl Allocations {
         replace(&path, &text, 0o600).map_err(at(&path))?;
         self.ensure(&name, &record, Instant::now())
             .inspect_err(|_| {
-                // No container got this group. A sweep removes what cannot be removed now.
+                // Remove the incomplete group: the allocation failed, so no container got it. If it
+                // cannot be removed now, the next sweep removes it.
                 let _ = self.remove(&name, true);
             })
     }
 
-    /// Returns whether a file with this name exists.
+    /// Returns whether a record, a group or a view with this name exists.
     fn is_taken(&self, name: &str) -> bool {
         let (group, view) = (self.root.path().join(name), self.view_of(name));
         [self.records.join(name), group, view]
@@ -190,12 +196,14 @@ impl Allocations {
         self.root.path().join(VIEWS).join(name)
     }
 
-    /// Makes groups and views that have a record but do not exist, as after a reboot. Does not
-    /// touch existing groups and the processes in them. Returns why others could not be made.
+    /// Makes missing groups and views: they have a record but do not exist, for instance after a
+    /// reboot. Existing groups and the processes in them stay as they are. Returns the reasons why
+    /// groups or views could not be made.
     pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
         let mut records = self.records()?;
-        // The first attempt makes all leases end at the same time.
+        // Try all groups once before waiting for any group. Each attempt makes the kernel end the
+        // leases on that group's files, so all leases end at about the same time.
         records.retain(|name, (record, _)| self.ensure(name, record, Instant::now()).is_err());
         let until = Instant::now() + LEASES;
         for (name, (record, _)) in records {
@@ -206,11 +214,13 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes allocations that are no longer used: those whose units were allocated again later,
-    /// whatever their ledgers contain, and those without processes whose units kubelet has listed
-    /// in no pod for the time `keep`. `in_use` has the units that kubelet lists now, and when it
-    /// was asked: allocations that were made after that are not in it. Also returns what could not
-    /// be removed; the next sweep tries again.
+    /// Removes the unused allocations. An allocation is unused if its units were allocated again
+    /// later, whatever its ledger contains. An allocation is also unused if its group has no
+    /// processes, and kubelet has listed its units in no pod for the time `keep`.
+    ///
+    /// `in_use` has the units in kubelet's current list, and the time when kubelet was asked. The
+    /// list lacks allocations that were made after that time. Also returns the reasons why
+    /// allocations could not be removed; the next sweep tries to remove them again.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
@@ -274,7 +284,8 @@ impl Allocations {
         Ok(self.records()?.into_iter().filter_map(first).collect())
     }
 
-    /// Returns the records with the times when they were written. Ignores other files.
+    /// Returns the records of all allocations, each with the time when it was written. Ignores
+    /// other files in the directory.
     fn records(&self) -> Result<BTreeMap<String, (Record, SystemTime)>, String> {
         let failed = at(&self.records);
         let mut records = BTreeMap::new();
@@ -291,15 +302,16 @@ impl Allocations {
         Ok(records)
     }
 
-    /// Makes the group and its view if they do not exist. Waits until `until` for the end of leases
-    /// on the group's files.
+    /// Makes an allocation's group and view if they do not exist. Waits until `until` for the end
+    /// of other programs' leases on the group's files.
     fn ensure(&self, name: &str, record: &Record, until: Instant) -> Result<Grant, String> {
         let limits = record.limits()?;
         let create = || self.root.create(name, &limits);
         let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
-        // A container's programs may have any user number. The same users of the node must not get
-        // in.
+        // Only the plugin's user may enter the group's directory. Programs in a container may run
+        // under any user number, so the group's files are open to all user numbers. Users of the
+        // node must not reach these files.
         let private = Permissions::from_mode(0o700);
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
@@ -322,7 +334,8 @@ impl Allocations {
             ledger: files.join("ledger"),
             view,
         };
-        // The whole root may have been removed since the start.
+        // Make all directories of the view, because the whole root of groups may have been removed
+        // since the plugin started.
         make_directory(&self.root.path().join(VIEWS), 0o700)?;
         make_directory(&grant.view, 0o755)?;
         make_directory(&files, 0o755)?;
@@ -335,8 +348,9 @@ impl Allocations {
         Ok(grant)
     }
 
-    /// Removes the group first, which fails if a process uses it. With `force`, removes it
-    /// regardless of its files: this process owns the directory.
+    /// Removes an allocation. Removes its group first, and fails if a process uses the group. With
+    /// `force`, removes the group's directory with all files in it; the directory belongs to this
+    /// process's user.
     fn remove(&self, name: &str, force: bool) -> Result<(), String> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
@@ -350,7 +364,7 @@ impl Allocations {
     }
 }
 
-/// Treats "not found" as success.
+/// Turns the result of removing a file into a success if the file did not exist.
 fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(at(path)(error)),
@@ -358,14 +372,14 @@ fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
     }
 }
 
-/// The use of a group, according to its ledger.
+/// The use of a group, as its ledger shows it.
 enum State {
-    /// No process uses the group, and the driver has freed all its memory.
+    /// No process uses the group, and the driver has freed all memory of its former processes.
     Idle,
     /// A process uses the group.
     Busy,
-    /// The container has made its ledger unusable, so the ledger does not decide when the group is
-    /// removed.
+    /// The container has made its group's ledger unusable, so the ledger does not decide when the
+    /// group is removed.
     Spoilt,
 }
 
@@ -373,7 +387,8 @@ impl State {
     fn of(group: &Group) -> Self {
         match Ledger::open(&group.ledger_path()) {
             Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
-            // For a ledger of another version, the removal checks that no process uses it.
+            // The ledger is from another version of gpulimit, so this version cannot read it. The
+            // removal of the group checks that no process uses the ledger.
             Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,
             Err(LedgerError::Damaged { .. }) => Self::Spoilt,
             Err(LedgerError::Io { error, .. })
@@ -389,10 +404,10 @@ impl State {
     }
 }
 
-/// Makes a hard link, and replaces what has its name.
+/// Makes a hard link to `file`, and replaces whatever has the link's name.
 ///
-/// A container runtime makes an empty directory where a mount's source is missing, which may happen
-/// after a reboot.
+/// An empty directory may have the link's name. A container runtime makes a directory where the
+/// source of a mount is missing, and the source may be missing after a reboot.
 fn link(file: &Path, name: &Path) -> Result<(), String> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);
@@ -407,7 +422,8 @@ fn link(file: &Path, name: &Path) -> Result<(), String> {
     fs::hard_link(file, name).map_err(at(name))
 }
 
-/// Makes a directory with exactly these permissions; an existing one gets them.
+/// Makes a directory with exactly these permissions. If the directory exists, changes its
+/// permissions.
 fn make_directory(path: &Path, mode: u32) -> Result<(), String> {
     DirBuilder::new()
         .recursive(true)

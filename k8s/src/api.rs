@@ -2,21 +2,21 @@
 //! of pods (podresources v1).
 //!
 //! The messages are written by hand with the field numbers of the wire format, so that building
-//! needs no compiler for protocol buffers. The tests compare them with bytes that kubelet's own
-//! code has written.
+//! needs no compiler for protocol buffers. The tests compare the encoded messages with bytes that
+//! kubelet's own code has written.
 
 use std::collections::HashMap;
 
 /// The version of the device plugin protocol.
 pub const VERSION: &str = "v1beta1";
-/// Health of a unit that can be given to a container.
+/// The health of a unit that can be given to a container.
 pub const HEALTHY: &str = "Healthy";
-/// Health of a unit that cannot be given to a container.
+/// The health of a unit that cannot be given to a container.
 pub const UNHEALTHY: &str = "Unhealthy";
-/// The longest id of a unit, in characters.
+/// The maximum length of a unit's id, in characters.
 pub const LONGEST_ID: usize = 63;
 
-// The clients and servers of the calls in build.rs, such as
+// The gRPC clients and servers that build.rs generates, such as
 // `registration_client::RegistrationClient`.
 tonic::include_proto!("v1beta1.Registration");
 tonic::include_proto!("v1beta1.DevicePlugin");
@@ -26,18 +26,18 @@ tonic::include_proto!("v1.PodResourcesLister");
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Empty {}
 
-/// The optional calls that kubelet should make.
+/// The plugin's options: the optional calls that kubelet should make.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Options {
-    /// True if kubelet should call `PreStartContainer`.
+    /// True if kubelet should call the plugin's `PreStartContainer`.
     #[prost(bool, tag = "1")]
     pub pre_start_required: bool,
-    /// True if kubelet should call `GetPreferredAllocation`.
+    /// True if kubelet should call the plugin's `GetPreferredAllocation`.
     #[prost(bool, tag = "2")]
     pub preference_available: bool,
 }
 
-/// Registers a plugin with kubelet.
+/// The request that registers a plugin with kubelet.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegisterRequest {
     /// [`VERSION`].
@@ -49,7 +49,7 @@ pub struct RegisterRequest {
     /// The resource that pods request: `gpulimit.dev/gpu-memory`.
     #[prost(string, tag = "3")]
     pub resource: String,
-    /// The same options as the answer of `GetDevicePluginOptions`.
+    /// The plugin's options, the same as in the answer to `GetDevicePluginOptions`.
     #[prost(message, optional, tag = "4")]
     pub options: Option<Options>,
 }
@@ -62,35 +62,35 @@ pub struct DeviceList {
     pub devices: Vec<Device>,
 }
 
-/// What kubelet calls a device; in this plugin, a unit of a GPU's memory.
+/// A device in kubelet's words. In this plugin, a device stands for a unit of a GPU's memory.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Device {
     /// The unit's id, of at most [`LONGEST_ID`] characters.
     #[prost(string, tag = "1")]
     pub id: String,
-    /// [`HEALTHY`] or [`UNHEALTHY`].
+    /// The unit's health: [`HEALTHY`] or [`UNHEALTHY`].
     #[prost(string, tag = "2")]
     pub health: String,
 }
 
-/// Asks which units to prefer for containers.
+/// The question of kubelet: which units does the plugin prefer for these containers?
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreferenceRequest {
-    /// The choices, one for each container.
+    /// The units to choose from, one entry for each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Choice>,
 }
 
-/// The units to choose from for a container.
+/// The units from which the plugin chooses for one container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Choice {
-    /// The free units, and those of `must_include`.
+    /// The free units, and the units of `must_include`.
     #[prost(string, repeated, tag = "1")]
     pub available: Vec<String>,
-    /// The units that the container gets in any case.
+    /// The units that the container gets whatever the plugin prefers.
     #[prost(string, repeated, tag = "2")]
     pub must_include: Vec<String>,
-    /// The number of units that the container needs in all.
+    /// The number of units that the container needs, those of `must_include` included.
     #[prost(int32, tag = "3")]
     pub size: i32,
 }
@@ -98,7 +98,7 @@ pub struct Choice {
 /// The answer to a [`PreferenceRequest`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreferenceResponse {
-    /// The preferred units, one list for each container.
+    /// The units that the plugin prefers, one list for each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Units>,
 }
@@ -111,10 +111,10 @@ pub struct Units {
     pub ids: Vec<String>,
 }
 
-/// Allocates units to containers.
+/// Kubelet's request to allocate units to containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateRequest {
-    /// The units of each container.
+    /// The units of each container, one entry for each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Units>,
 }
@@ -122,21 +122,21 @@ pub struct AllocateRequest {
 /// The answer to an [`AllocateRequest`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AllocateResponse {
-    /// The changes of each container.
+    /// What kubelet must change in each container.
     #[prost(message, repeated, tag = "1")]
     pub containers: Vec<Edits>,
 }
 
-/// The changes that kubelet makes to a container.
+/// What kubelet must change in a container before it starts.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Edits {
-    /// The environment variables.
+    /// The environment variables that the container gets.
     #[prost(map = "string, string", tag = "1")]
     pub variables: HashMap<String, String>,
-    /// The bind mounts of files and directories of the node.
+    /// The files and directories of the node that kubelet mounts into the container.
     #[prost(message, repeated, tag = "2")]
     pub mounts: Vec<Mount>,
-    /// The devices of the Container Device Interface.
+    /// The devices of the Container Device Interface (CDI) that the container gets.
     #[prost(message, repeated, tag = "5")]
     pub cdi: Vec<CdiDevice>,
 }
@@ -144,26 +144,26 @@ pub struct Edits {
 /// A bind mount.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Mount {
-    /// The path in the container.
+    /// The mount's path in the container.
     #[prost(string, tag = "1")]
     pub container_path: String,
     /// The path on the node.
     #[prost(string, tag = "2")]
     pub host_path: String,
-    /// True if the container may only read it.
+    /// True if the container may only read the mounted file or directory.
     #[prost(bool, tag = "3")]
     pub read_only: bool,
 }
 
-/// A device of the Container Device Interface.
+/// A device of the Container Device Interface (CDI).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CdiDevice {
-    /// The device's name, `nvidia.com/gpu=GPU-…`.
+    /// The CDI device's name, `nvidia.com/gpu=GPU-…`.
     #[prost(string, tag = "1")]
     pub name: String,
 }
 
-/// Announces that a container with these units is about to start.
+/// Kubelet's announcement that a container with these units is about to start.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreStartRequest {
     /// The ids of the units.
@@ -171,7 +171,7 @@ pub struct PreStartRequest {
     pub ids: Vec<String>,
 }
 
-/// The pods of the node that have resources.
+/// The pods of the node that have resources, from kubelet's list.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PodList {
     /// The pods, in any order.
@@ -179,7 +179,7 @@ pub struct PodList {
     pub pods: Vec<Pod>,
 }
 
-/// A pod with its containers.
+/// A pod of the node with its containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Pod {
     /// The pod's name.
@@ -188,7 +188,7 @@ pub struct Pod {
     /// The pod's namespace.
     #[prost(string, tag = "2")]
     pub namespace: String,
-    /// The containers without the init containers.
+    /// The pod's containers, without its init containers.
     #[prost(message, repeated, tag = "3")]
     pub containers: Vec<Container>,
 }
@@ -199,12 +199,12 @@ pub struct Container {
     /// The container's name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The container's devices, by resource.
+    /// The container's devices (units), grouped by resource.
     #[prost(message, repeated, tag = "2")]
     pub devices: Vec<ContainerDevices>,
 }
 
-/// The devices of a container, of one resource.
+/// A container's devices (units) of one resource.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerDevices {
     /// The name of the resource.

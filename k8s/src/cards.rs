@@ -1,4 +1,5 @@
-//! The GPUs of the node, and the instances of GPUs that are split (MIG), from NVML.
+//! Lists the GPUs of the node and, for GPUs that are split (MIG), their instances. The list comes
+//! from NVML.
 
 use gpulimit_base::device::DeviceId;
 use nvml_wrapper::error::NvmlError;
@@ -10,13 +11,13 @@ use std::ffi::OsStr;
 pub struct Card {
     /// The UUID of the GPU or instance.
     pub id: DeviceId,
-    /// The bytes that programs can use: all memory without the driver's reserve.
+    /// The bytes that programs can use: all memory of the card, without the driver's reserve.
     pub memory: u64,
-    /// True while NVML answers for the card.
+    /// True while NVML answers queries about the card.
     pub healthy: bool,
 }
 
-/// The loaded NVML library and the cards that it lists.
+/// The loaded NVML library and the cards that NVML lists.
 pub struct Cards {
     /// `None` after NVML has failed; it is then loaded again.
     nvml: Option<Nvml>,
@@ -24,12 +25,12 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// Lists all cards whose memory size NVML knows.
+    /// Lists all cards whose memory size NVML can tell.
     pub fn find() -> Result<Self, NvmlError> {
         let nvml = load()?;
         let mut found = Vec::new();
         for index in 0..nvml.device_count()? {
-            // A broken GPU must not keep the others from being used.
+            // Skip a broken GPU, so that the other GPUs of the node can still be used.
             match of_gpu(&nvml, index) {
                 Ok(cards) => found.extend(cards),
                 Err(error) => crate::say(format_args!("cannot use GPU {index}: {error}")),
@@ -41,12 +42,12 @@ impl Cards {
         })
     }
 
-    /// Returns all cards, in NVML's order.
+    /// Returns all cards, in the order in which NVML lists them.
     pub fn all(&self) -> &[Card] {
         &self.found
     }
 
-    /// Checks each card's health. Returns whether it has changed for any card.
+    /// Checks each card's health. Returns whether the health of any card has changed.
     pub fn look(&mut self) -> bool {
         if self.nvml.is_none() {
             self.nvml = load().ok();
@@ -70,7 +71,7 @@ impl Cards {
 }
 
 fn load() -> Result<Nvml, NvmlError> {
-    // The name without `.1` exists only with development packages.
+    // The library's name without `.1` exists only with development packages.
     Nvml::builder()
         .lib_path(OsStr::new("libnvidia-ml.so.1"))
         .init()
@@ -86,7 +87,7 @@ fn of_gpu(nvml: &Nvml, index: u32) -> Result<Vec<Card>, NvmlError> {
     Ok(cards.into_iter().flatten().collect())
 }
 
-/// Returns `None` if the UUID does not have NVML's usual form.
+/// Returns a GPU or MIG instance as a card; `None` if its UUID does not have NVML's usual form.
 fn card(device: &Device<'_>) -> Result<Option<Card>, NvmlError> {
     let Ok(id) = device.uuid()?.parse() else {
         return Ok(None);
@@ -99,13 +100,13 @@ fn card(device: &Device<'_>) -> Result<Option<Card>, NvmlError> {
     }))
 }
 
-/// Returns the MIG instances of a GPU; `None` if it is not split.
+/// Returns the MIG instances of a GPU; `None` if the GPU is not split into instances.
 fn instances<'a>(gpu: &Device<'a>) -> Option<Vec<Result<Device<'a>, NvmlError>>> {
     const ENABLED: u32 = 1;
     if gpu.mig_mode().ok()?.current != ENABLED {
         return None;
     }
-    // NVML numbers the places of instances, and some places are empty.
+    // NVML numbers the places for MIG instances on a GPU, and some places are empty.
     let places = gpu.mig_device_count().unwrap_or(0);
     let instance = |place| match gpu.mig_device_by_index(place) {
         Err(NvmlError::NotFound | NvmlError::InvalidArg) => None,

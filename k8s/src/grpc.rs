@@ -1,4 +1,4 @@
-//! gRPC over Unix sockets, with tonic: serves kubelet and calls it.
+//! gRPC over Unix sockets, with tonic: answers kubelet's calls, and calls kubelet.
 
 use crate::api::device_plugin_server::DevicePluginServer;
 use crate::plugin::Plugin;
@@ -13,21 +13,23 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Response, Status};
 
-/// The time that kubelet may take to answer a call.
+/// The time that kubelet may take to answer one of the plugin's calls.
 const ANSWER: Duration = Duration::from_secs(20);
-/// The time that kubelet may take to send a request.
+/// The time that kubelet may take to send a request to the plugin.
 const REQUEST: Duration = Duration::from_secs(30);
 
-/// The most open calls of a connection. Kubelet needs a few, and each costs memory.
+/// The most calls that may be open at a time on one connection. Kubelet needs a few, and each open
+/// call costs memory.
 const CALLS: u32 = 100;
 
-/// Serves kubelet until the future is dropped. Messages may have up to 4 MiB, here and in [`ask`]:
-/// this is tonic's default.
+/// Serves kubelet until the caller drops the future. A message from kubelet, which is a request or
+/// an answer to [`ask`], may have up to 4 MiB. This is tonic's default.
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     let connections = UnixListenerStream::new(listener).then(|connection| async {
         if connection.is_err() {
-            // The process has run out of descriptors. Without this pause, tonic would try again at
-            // once; other code may close some in the meantime.
+            // Accepting the connection failed because the process has run out of file descriptors.
+            // Without this pause, tonic would try again at once. During the pause, other code may
+            // close descriptors.
             sleep(Duration::from_millis(100)).await;
         }
         connection
@@ -40,7 +42,7 @@ pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
         .await;
 }
 
-/// Calls kubelet at a socket, and waits for its answer for a bounded time. The error is text for
+/// Calls kubelet at a socket, and waits a bounded time for its answer. The error is a text for
 /// people.
 pub async fn ask<A>(
     socket: &Path,
@@ -48,14 +50,15 @@ pub async fn ask<A>(
 ) -> Result<A, String> {
     let kubelet = Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(|error| error.to_string())?;
-    // The connection is made with the call, so a failure to connect is also a status.
+    // tonic connects when the first call is made, so a failure to connect also arrives as a gRPC
+    // status.
     let answer = match timeout(ANSWER, call(kubelet.connect_lazy())).await {
         Ok(answer) => answer,
-        Err(_) => Err(Status::deadline_exceeded("no answer in time")),
+        Err(_) => Err(Status::deadline_exceeded("kubelet did not answer in time")),
     };
     answer.map(Response::into_inner).map_err(|status| {
-        // For a broken connection, the status is only "transport error", and its last cause says
-        // more.
+        // For a broken connection, the text of the gRPC status is only "transport error". The last
+        // cause in the chain of errors says more.
         let mut words = status.message().to_owned();
         let mut cause = status.source();
         while let Some(error) = cause {

@@ -1,5 +1,5 @@
-//! The Kubernetes device plugin: kubelet hands out GPU memory in units, and each container with
-//! units gets a group with the limit.
+//! The Kubernetes device plugin. Kubelet hands out GPU memory in units, and each container with
+//! units gets a group whose limit is the memory of these units.
 //!
 //! ```text
 //! kubelet ── ListAndWatch, Allocate, … ──► plugin ──► allocations (records, groups, views)
@@ -21,8 +21,8 @@ pub mod units;
 use gpulimit_base::escaped::Escaped;
 use std::fmt::Display;
 
-/// Writes an escaped line to the pod's log: parts of it come from kubelet and from containers. A
-/// failure to write is ignored.
+/// Writes a line to the pod's log, escaped, because parts of the line may come from kubelet and
+/// from containers. A failure to write is ignored.
 pub fn say(text: impl Display) {
     use std::io::Write;
     let text = text.to_string();

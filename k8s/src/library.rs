@@ -1,4 +1,4 @@
-//! Installs the library on the node, where containers mount it from.
+//! Installs libgpulimit.so on the node, in a directory that containers mount.
 
 use gpulimit_base::text_file;
 use std::fs::{self, File, Permissions};
@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 /// The library's file name.
 pub const NAME: &str = "libgpulimit.so";
-/// The directory of the library inside containers.
+/// The directory of libgpulimit.so inside containers.
 pub const INSIDE: &str = "/usr/local/lib/gpulimit";
-/// The file that names the library, so that every program loads it.
+/// The `ld.so.preload` file that makes every program of a container load libgpulimit.so.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// Returns the places to search: beside this program, and where packages put the library.
+/// Returns the paths where libgpulimit.so may be: beside this program, and where packages put
+/// libraries.
 pub fn places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -22,23 +23,24 @@ pub fn places() -> Vec<PathBuf> {
         directory.join(NAME),
         prefix.join("lib/gpulimit").join(NAME),
         prefix.join("lib").join(NAME),
-        // This program and the library may be built with different cargo profiles.
+        // In a cargo target directory, this program and libgpulimit.so may be built with different
+        // profiles.
         prefix.join("release").join(NAME),
     ]
 }
 
-/// Copies the library, and the file that names it, into a directory of the node. Running containers
-/// keep the files that they have mounted.
+/// Copies libgpulimit.so, and the `ld.so.preload` file that names it, into a directory of the node.
+/// Running containers keep the files that they have mounted.
 ///
-/// Returns both files, open. While they are open, the kernel grants no write lease on them
-/// (`F_SETLEASE`), with which a container could block the start of programs in all other
-/// containers.
+/// Returns both files, open. While the files are open, the kernel grants nobody a write lease on
+/// them (`F_SETLEASE`). With a write lease, one container could block the start of programs in all
+/// other containers.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     let bytes = fs::read(library)?;
     if !bytes.starts_with(b"\x7fELF") {
-        return Err(io::Error::other("it is not a shared library"));
+        return Err(io::Error::other("the file is not a shared library"));
     }
     let line = format!("{INSIDE}/{NAME}\n");
     let (library, preload) = (directory.join(NAME), directory.join(PRELOAD));
@@ -47,10 +49,10 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     Ok([File::open(library)?, File::open(preload)?])
 }
 
-/// Replaces a file as a whole, with these permissions. A file with the same content is kept.
+/// Replaces a file as a whole, with these permissions. Keeps a file that already has this content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Containers have these files open. A lease on one (`F_SETLEASE`) would block a plain open
-    // here, so such a file is replaced.
+    // Containers can hold a lease on this file (`F_SETLEASE`), and opening the file then normally
+    // blocks. `text_file::read` fails instead of blocking, and the file is then replaced.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
@@ -60,7 +62,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .and_then(|()| fs::set_permissions(&draft, Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&draft, path));
     if replaced.is_err() {
-        // The write may have failed because the file system is full.
+        // Remove the draft: writing it may have failed because the file system is full.
         let _ = fs::remove_file(&draft);
     }
     replaced

@@ -1,5 +1,5 @@
-//! Runs the plugin on a node: registers it with kubelet, again after each restart of kubelet, and
-//! cleans up.
+//! Runs the plugin on a node. Registers the plugin with kubelet at the start and after each restart
+//! of kubelet, and removes unused allocations.
 
 use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;
@@ -20,35 +20,36 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// The name of the plugin's socket, in kubelet's directory.
+/// The name of the plugin's socket, in the directory where kubelet looks for plugins' sockets.
 const ENDPOINT: &str = "gpulimit.sock";
 /// The name of kubelet's socket.
 const KUBELET: &str = "kubelet.sock";
-/// How often to check whether kubelet was restarted.
+/// The interval at which the plugin checks whether kubelet was restarted.
 const TICK: Duration = Duration::from_millis(500);
-/// The time that kubelet may take to connect after the registration.
+/// The time that kubelet may take to connect to the plugin after the plugin's registration.
 const LISTENS: Duration = Duration::from_secs(10);
 
 /// The state of the plugin.
 struct Node {
     options: Options,
     cards: Cards,
-    /// The files of [`library::install`], which must stay open.
+    /// The files that [`library::install`] returned; they must stay open while the plugin runs.
     _installed: [File; 2],
     plugin: Arc<Plugin>,
-    /// The kubelet with which the plugin is registered, and since when.
+    /// The socket of the kubelet with which the plugin is registered, and the time of the
+    /// registration.
     registered_with: Option<(Identity, Instant)>,
-    /// The last line about the registration.
+    /// The last log line about the registration.
     registration: OnChange,
-    /// The last line about the list of pods.
+    /// The last log line about kubelet's list of pods.
     pods: OnChange,
-    /// The allocations whose owner was logged.
+    /// The allocations whose owner has been logged.
     owners_logged: BTreeSet<String>,
-    /// The failures of the last sweep.
+    /// The failures of the last sweep of unused allocations.
     troubles: BTreeSet<String>,
 }
 
-/// Runs the plugin until SIGTERM or SIGINT.
+/// Runs the plugin until the process gets SIGTERM or SIGINT.
 pub fn run(options: Options) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,8 +59,8 @@ pub fn run(options: Options) -> Result<(), String> {
 }
 
 impl Node {
-    /// Prepares everything that must exist before the registration: containers may start right
-    /// after it.
+    /// Prepares everything that must exist before the plugin is registered, because containers may
+    /// start right after the registration.
     fn prepare(options: Options) -> Result<Self, String> {
         let cards = Cards::find().map_err(|error| {
             format!(
@@ -72,8 +73,9 @@ impl Node {
             None => {
                 let there = |path: &PathBuf| path.is_file();
                 let found = library::places().into_iter().find(there);
-                found
-                    .ok_or("cannot find libgpulimit.so beside this program: name it in --library")?
+                found.ok_or(
+                    "cannot find libgpulimit.so beside this program: name the library in --library",
+                )?
             }
         };
         let directory = options.state.join("lib");
@@ -84,8 +86,8 @@ impl Node {
         let allocations = Allocations::open(&options.root, &options.state)?;
         if !is_mount_point(&options.root) {
             say(format_args!(
-                "{} is not a separate file system, so a container can fill the file system that it \
-                 is on: docs/kubernetes.md says how to mount one",
+                "{} is not a separate file system, so a container can fill the file system that \
+                 contains this directory: docs/kubernetes.md says how to mount a separate one",
                 options.root.display()
             ));
         }
@@ -124,7 +126,7 @@ impl Node {
         let failed = |error| format!("cannot wait for signals: {error}");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-        // A signal ends the plugin at once, even while it waits for a kubelet that hangs.
+        // SIGTERM and SIGINT end the plugin at once, even while it waits for a kubelet that hangs.
         select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
@@ -134,7 +136,7 @@ impl Node {
         Ok(())
     }
 
-    /// Serves kubelet and cleans up, forever.
+    /// Serves kubelet and removes unused allocations, forever.
     async fn serve(&mut self) {
         let mut served: Option<Served> = None;
         let (mut looked, mut swept) = (Instant::now(), None::<Instant>);
@@ -171,7 +173,7 @@ impl Node {
         }
     }
 
-    /// Opens the plugin's socket. Kubelet must then be told about it again.
+    /// Opens the plugin's socket. A new socket must be registered with kubelet.
     fn listen(&mut self) -> Option<Served> {
         self.registered_with = None;
         let path = self.options.kubelet.join(ENDPOINT);
@@ -189,7 +191,8 @@ impl Node {
         }
     }
 
-    /// Registers the plugin if kubelet was restarted, or does not listen to it.
+    /// Registers the plugin if kubelet was restarted, or if kubelet does not listen to the plugin's
+    /// list of units.
     async fn register(&mut self) {
         let path = self.options.kubelet.join(KUBELET);
         let Some(kubelet) = Identity::of(&path) else {
@@ -226,13 +229,13 @@ impl Node {
         }
     }
 
-    /// Removes allocations that no pod uses, and logs the owners of the others.
+    /// Removes the allocations that no pod uses, and logs the owners of the others.
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
-        // A kubelet that has just started does not list its pods yet, not even this plugin's. Such
-        // a list is ignored; units that were allocated again still tell which allocations are
-        // stale.
+        // A kubelet that has just started does not list its pods yet, not even the pod of this
+        // plugin. So ignore a list without this plugin's pod. Without a list, the sweep only
+        // removes allocations whose units were allocated again.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {
@@ -253,7 +256,7 @@ impl Node {
         });
         let troubles = BTreeSet::from_iter(swept.troubles);
         for trouble in &troubles {
-            // Log each failure once, not with every sweep.
+            // Log each failed removal once, not with every sweep.
             if !self.troubles.contains(trouble) {
                 say(trouble);
             }
@@ -277,7 +280,7 @@ impl Node {
     }
 }
 
-/// A state that may last long: it is logged when it changes.
+/// A condition that may last long. It is logged only when it changes.
 #[derive(Default)]
 struct OnChange(String);
 
@@ -290,7 +293,7 @@ impl OnChange {
     }
 }
 
-/// The socket and the task that serves it, until both are dropped.
+/// The plugin's socket and the task that serves it. Dropping this value ends both.
 struct Served {
     socket: Socket,
     task: JoinHandle<()>,

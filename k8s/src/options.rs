@@ -6,8 +6,8 @@ use gpulimit_limits::parse_duration;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Hands out GPU memory to the pods of a Kubernetes node, and limits each container to what it was
-/// given.
+/// Hands out GPU memory to the pods of a Kubernetes node, and limits each container to the memory
+/// that it was given.
 #[derive(clap::Parser)]
 #[command(name = "gpulimit-k8s-device-plugin", version, after_help = HELP)]
 pub struct Options {
@@ -19,29 +19,31 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = bytes)]
     pub unit: u64,
 
-    /// Memory of each GPU that is not handed out, besides the driver's own reserve
+    /// Memory of each GPU that the plugin does not hand out, in addition to the driver's own
+    /// reserve
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = bytes)]
     pub reserve: u64,
 
-    /// How a container gets the GPU itself: with a variable for NVIDIA's container runtime, or with
-    /// a device of the Container Device Interface
+    /// How a container gets access to the GPU itself: with an environment variable for NVIDIA's
+    /// container runtime, or with a device of the Container Device Interface
     #[arg(long, value_name = "HOW", default_value = "env")]
     pub gpus: Gpus,
 
-    /// The kind of the GPUs in the Container Device Interface, where UUIDs name them
+    /// The kind of the GPUs' devices in the Container Device Interface, in which a device's name is
+    /// the UUID of its GPU
     #[arg(long, value_name = "VENDOR/CLASS", default_value = "nvidia.com/gpu")]
     pub cdi_kind: String,
 
-    /// The library for containers [default: the one beside this program]
+    /// The libgpulimit.so that containers get [default: libgpulimit.so beside this program]
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
 
-    /// The node's directory for groups
+    /// The directory on the node in which the plugin makes groups
     #[arg(long, value_name = "DIR", default_value = SYSTEM)]
     pub root: PathBuf,
 
-    /// The node's directory for the library and the records of allocations, which must survive
-    /// reboots
+    /// The directory on the node for libgpulimit.so and the records of allocations, which must
+    /// survive reboots
     #[arg(long, value_name = "DIR", default_value = "/var/lib/gpulimit")]
     pub state: PathBuf,
 
@@ -61,16 +63,17 @@ pub struct Options {
     )]
     pub pods: PathBuf,
 
-    /// The pod that this runs in: a list of pods without it is incomplete and not used
+    /// The name of the pod that this plugin runs in: a list of pods that lacks this pod is
+    /// incomplete and not used
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub pod: Option<String>,
 
-    /// How long to keep a group after kubelet stops listing its pod: kubelet does not list init
-    /// containers, which may still have to start
+    /// How long to keep a group after kubelet stops listing the group's pod: kubelet does not list
+    /// init containers, which may still have to start
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub keep: Duration,
 
-    /// How often to look for groups to remove
+    /// How often to look for groups that can be removed
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub sweep: Duration,
 
@@ -79,7 +82,7 @@ pub struct Options {
     pub health: Duration,
 }
 
-/// How a container gets the GPU itself.
+/// The way in which a container gets access to the GPU itself.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Gpus {
     /// `NVIDIA_VISIBLE_DEVICES`.

@@ -1,4 +1,4 @@
-//! The service that kubelet calls.
+//! The device plugin service that kubelet calls.
 
 use crate::allocations::{Allocations, Grant};
 use crate::api::device_plugin_server::DevicePlugin;
@@ -19,42 +19,44 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-/// The most units of a node: with more, kubelet's messages would be too long.
+/// The most units that a node may have: with more units, kubelet's messages would be too long.
 const MOST_UNITS: u64 = 20_000;
 
-/// The longest refusal in characters.
+/// The longest error message to kubelet, in characters.
 const LONGEST_REFUSAL: usize = 1_000;
 
-/// The optional calls that kubelet should make.
+/// The plugin's options: which optional calls kubelet should make.
 pub const WISHES: Wishes = Wishes {
     pre_start_required: false,
     preference_available: true,
 };
 
-/// How containers get the library and the GPU.
+/// The ways in which containers get the library and the GPU.
 pub struct Delivery {
-    /// The directory of the library on the node.
+    /// The directory of libgpulimit.so on the node.
     pub library: PathBuf,
-    /// How containers get the GPU.
+    /// Whether containers get the GPU by an environment variable or by a CDI device.
     pub gpus: Gpus,
-    /// The kind of the GPUs in the Container Device Interface.
+    /// The kind of the GPUs' CDI devices, such as `nvidia.com/gpu`.
     pub cdi_kind: String,
 }
 
-/// The service, and the state behind it.
+/// The device plugin service with its allocations.
 pub struct Plugin {
     /// The bytes of a unit.
     unit: u64,
-    /// The number of units of each card.
+    /// The number of units that each card has.
     units: BTreeMap<DeviceId, u32>,
     allocations: Mutex<Allocations>,
     delivery: Delivery,
-    /// The list of units. Never an error: tonic's streams need the type.
+    /// The list of units for kubelet. The list is never an `Err`, but tonic's streams need this
+    /// type.
     list: watch::Sender<Result<DeviceList, Status>>,
 }
 
 impl Plugin {
-    /// Makes the service for the memory of these cards, without `reserve` bytes of each.
+    /// Makes the service for the memory of these cards. `reserve` bytes of each card are not handed
+    /// out.
     pub fn new(
         cards: &[Card],
         unit: u64,
@@ -76,7 +78,8 @@ impl Plugin {
             ));
         }
         let units = cards.iter().map(|card| {
-            // The check above ensures that the number fits.
+            // The number of a card's units fits into 32 bits, because all units together are at
+            // most [`MOST_UNITS`].
             (card.id, count(card) as u32)
         });
         let plugin = Self {
@@ -95,7 +98,7 @@ impl Plugin {
         self.units.iter().map(|(card, count)| (*card, *count))
     }
 
-    /// Sends the health of the cards to kubelet.
+    /// Sends kubelet the list of units, with the health of their cards.
     pub fn show(&self, cards: &[Card]) {
         let devices = cards.iter().flat_map(|card| {
             let health = match card.healthy {
@@ -116,8 +119,8 @@ impl Plugin {
         drop(self.list.send_replace(Ok(DeviceList { devices })));
     }
 
-    /// Returns whether kubelet listens to the list of units, as it does while the plugin is
-    /// registered.
+    /// Returns whether kubelet is listening to the list of units. Kubelet listens while the plugin
+    /// is registered.
     pub fn is_watched(&self) -> bool {
         self.list.receiver_count() > 0
     }
@@ -134,7 +137,7 @@ impl Plugin {
         })
     }
 
-    /// Checks the whole request before it makes any allocation.
+    /// Allocates units to containers. Checks the whole request before the first allocation.
     fn grant(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let share = |units: &Units| {
             let share = Share::of(&units.ids).map_err(refused)?;
@@ -156,7 +159,8 @@ impl Plugin {
             .map(share)
             .collect::<Result<_, _>>()?;
         let grant = |share: &Share| {
-            // [`MOST_UNITS`] units fit into 64 bits.
+            // The container's bytes fit into 64 bits, because a container has at most
+            // [`MOST_UNITS`] units.
             let bytes = share.numbers.len() as u64 * self.unit;
             let grant = self
                 .allocations()
@@ -189,8 +193,9 @@ impl Plugin {
                 false,
             ),
         ];
-        // The rule in the view selects the group, whatever the environment says. If the view is
-        // missing, this variable makes the library refuse all GPU memory.
+        // The rule in the container's view selects the group, whatever the environment says.
+        // `GPULIMIT_GROUP` matters only if the view is missing: the library then refuses all GPU
+        // memory.
         let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
         let mut cdi = Vec::new();
         match self.delivery.gpus {
@@ -210,8 +215,8 @@ impl Plugin {
 
     /// Locks the allocations.
     pub fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // A panic in another call may have left files incomplete; the next call or sweep repairs
-        // them.
+        // Use the lock even if it is poisoned. A panic in another call may have left incomplete
+        // files, but the next call or sweep repairs them.
         self.allocations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -219,8 +224,8 @@ impl Plugin {
 }
 
 fn refused(wrong: Wrong) -> Status {
-    // The text becomes an HTTP header, of which kubelet accepts a few thousand bytes, and a line of
-    // the log.
+    // Shorten the error message. It becomes a line of kubelet's log and an HTTP header, and kubelet
+    // accepts only a few thousand bytes of headers.
     let text = wrong
         .to_string()
         .chars()
@@ -232,7 +237,7 @@ fn refused(wrong: Wrong) -> Status {
     }
 }
 
-/// A single thread answers all calls, one after the other.
+/// The calls of kubelet. The plugin has a single thread, so one call is answered after the other.
 #[tonic::async_trait]
 impl DevicePlugin for Plugin {
     async fn get_device_plugin_options(
@@ -269,7 +274,7 @@ impl DevicePlugin for Plugin {
         answer.map(Response::new)
     }
 
-    /// Kubelet does not call this, because [`WISHES`] does not ask for it.
+    /// Kubelet does not make this call, because [`WISHES`] does not ask for it.
     async fn pre_start_container(
         &self,
         _: Request<PreStartRequest>,

@@ -9,14 +9,14 @@ use std::path::Path;
 
 /// The answer of kubelet.
 pub struct Pods {
-    /// The units of containers, with `namespace/pod/container`. Kubelet does not list the units of
-    /// init containers.
+    /// The units of containers that kubelet lists, each with the name of its container,
+    /// `namespace/pod/container`. Kubelet does not list the units of init containers.
     pub owners: BTreeMap<Unit, String>,
-    /// The names of all pods, `namespace/pod`, with or without units.
+    /// The names of all pods that kubelet lists, `namespace/pod`, with or without units.
     pub names: BTreeSet<String>,
 }
 
-/// Asks kubelet for the pods and their units of a resource.
+/// Asks kubelet for its pods, and for their units of a resource.
 pub async fn list(socket: &Path, resource: &str) -> Result<Pods, String> {
     let list = grpc::ask(socket, async |kubelet| {
         PodResourcesListerClient::new(kubelet).list(Empty {}).await

@@ -1,4 +1,4 @@
-//! Unix sockets, and the identity of the file that a path leads to.
+//! Unix sockets, and the identity of a socket's file.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -6,17 +6,19 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
 
-/// The identity of a file. Kubelet's socket is a new file after each start of kubelet.
+/// The identity of a file. Each start of kubelet makes a new socket file, so the identity of
+/// kubelet's socket shows a restart.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// The change time in seconds and nanoseconds: inode numbers can be reused at once.
+    /// The file's change time in seconds and nanoseconds. The inode number alone does not identify
+    /// a file: the file system may give the number of a removed file to a new file at once.
     changed: (i64, i64),
 }
 
 impl Identity {
-    /// Returns `None` if the path leads nowhere.
+    /// Returns the identity of the file at `path`; `None` if there is no such file.
     pub fn of(path: &Path) -> Option<Self> {
         let about = fs::symlink_metadata(path).ok()?;
         Some(Self {
@@ -27,28 +29,30 @@ impl Identity {
     }
 }
 
-/// A socket of the plugin. Dropping it removes its file, unless another file has that name by then.
+/// A listening socket of the plugin. Dropping it removes the socket's file, unless another file has
+/// taken that path.
 pub struct Socket {
     path: PathBuf,
     identity: Option<Identity>,
 }
 
 impl Socket {
-    /// Listens at this path. Replaces a socket that a killed plugin has left.
+    /// Listens at this path. Replaces the socket file that an earlier plugin left at this path when
+    /// it was killed.
     pub fn listen(path: PathBuf) -> io::Result<(Self, UnixListener)> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let listener = UnixListener::bind(&path)?;
-        // Only root may connect: kubelet is root.
+        // Only root may connect to the plugin's socket; kubelet runs as root.
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let identity = Identity::of(&path);
         Ok((Self { path, identity }, listener))
     }
 
-    /// Returns whether the path still leads to this socket. Kubelet removes all sockets when it
-    /// starts.
+    /// Returns whether the socket's path still leads to this socket. When kubelet starts, it
+    /// removes the sockets of all plugins.
     pub fn is_there(&self) -> bool {
         self.identity.is_some() && Identity::of(&self.path) == self.identity
     }

@@ -1,11 +1,11 @@
-//! Units of memory, which kubelet calls devices, and the choice of units for a container.
+//! Units of GPU memory, which kubelet calls devices, and the choice of units for a container.
 
 use crate::api::Choice;
 use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A unit of a card's memory. Units stand for an amount only, not for certain bytes.
+/// A unit of a card's memory. A unit stands for an amount of memory, not for certain addresses.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct Unit {
     /// The GPU or MIG instance.
@@ -22,7 +22,7 @@ impl fmt::Display for Unit {
 }
 
 impl Unit {
-    /// Parses the id of a unit, in exactly the form that `fmt` writes.
+    /// Parses the id of a unit. Accepts exactly the form that `fmt` writes.
     pub fn read(id: &str) -> Option<Self> {
         let (card, number) = id.split_once("::")?;
         let unit = Self {
@@ -33,22 +33,24 @@ impl Unit {
     }
 }
 
-/// Why units cannot be given to a container.
+/// Why the units in a request cannot be given to a container.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Wrong {
     /// The list is empty.
     None,
-    /// This text is not the id of a unit.
+    /// This text in the request is not the id of a unit.
     Id(String),
-    /// This unit is in the list twice.
+    /// This unit is in the request twice.
     Twice(Unit),
-    /// The units are on more than one card; their number on each.
+    /// The units are on more than one card. Contains each of these cards, with the number of the
+    /// request's units on that card.
     Cards(Vec<(DeviceId, usize)>),
-    /// No card has enough units left.
+    /// No card has as many free units as the container needs.
     Pieces {
         /// The number of units that the container needs.
         wanted: usize,
-        /// The card with the most units left, and their number.
+        /// The card with the most free units, and the number of its free units. `None` if no card
+        /// has free units.
         largest: Option<(DeviceId, usize)>,
     },
 }
@@ -82,7 +84,7 @@ impl fmt::Display for Wrong {
 pub struct Share {
     /// The card of all units.
     pub card: DeviceId,
-    /// The numbers of the units, sorted.
+    /// The numbers of the units on the card, sorted.
     pub numbers: Vec<u32>,
 }
 
@@ -112,7 +114,7 @@ impl Share {
     }
 }
 
-/// Sorts the units by card and number.
+/// Groups the units by card, with sorted numbers.
 fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     let mut cards: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for id in ids {
@@ -126,8 +128,8 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     Ok(cards)
 }
 
-/// Chooses units for a container: all on one card, the one with the fewest free units that has
-/// enough, so that other cards keep large amounts free.
+/// Chooses units for a container, all on one card. Among the cards with enough free units, chooses
+/// the card with the fewest free units. The other cards then keep large amounts free.
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {
@@ -140,7 +142,8 @@ pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let mut cards = sorted(&choice.available)?;
     if let Some(must) = &must {
         cards.retain(|card, _| *card == must.card);
-        // Kubelet lists these units among the available ones as well.
+        // Do not count the required units twice: kubelet lists them among the available units as
+        // well.
         let numbers = cards.entry(must.card).or_default();
         numbers.retain(|number| !must.numbers.contains(number));
     }
@@ -258,7 +261,8 @@ mod tests {
         assert_eq!(share.card, card(2));
         assert!((3..7).all(|number| share.numbers.contains(&number)));
         assert_eq!(share.numbers.len(), 8);
-        // The required units alone; then more units than the card has.
+        // First a choice of the required units alone; then a request for more units than the card
+        // has.
         assert_eq!(
             choose(&free, ids(1, 0..4), 4).expect("fits").numbers,
             [0, 1, 2, 3]

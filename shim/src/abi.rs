@@ -203,7 +203,8 @@ pub struct ArrayMemoryRequirements {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemAllocNodeParams {
     pub pool: AllocationProp,
-    /// The bytes of `CUmemPoolProps` that follow the fields of [`AllocationProp`].
+    /// The fields of [`AllocationProp`] are the beginning of `CUmemPoolProps`. This structure has
+    /// the bytes after them.
     pub pool_rest: [u64; 9],
     pub access: Opaque,
     pub access_count: usize,
@@ -261,8 +262,8 @@ pub struct NodeParams {
 }
 
 impl NodeParams {
-    /// Returns the child graph of a child graph node, whose handle is the first member of
-    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`. Meaningless for other kinds of nodes.
+    /// Returns the child graph of a child graph node, that is, the handle in the first member of
+    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`. The result is meaningless for other kinds of nodes.
     pub fn child(&self) -> Graph {
         self.kernel.function
     }

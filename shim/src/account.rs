@@ -82,8 +82,8 @@ impl Default for Devices {
 }
 
 /// The account of this process: the memory that the process holds and the bytes that it has
-/// charged. The default account holds no memory, has joined no group and has called no driver
-/// function. A published account is never dropped (see `current`).
+/// charged. A new account (its default value) holds no memory. It has joined no group and has
+/// called no driver function. A published account is never dropped (see `current`).
 #[derive(Default)]
 pub struct Process {
     joining: Mutex<()>,
@@ -92,8 +92,8 @@ pub struct Process {
     member: OnceBox<Result<Member, Failed>>,
     devices: Devices,
     count: AtomicI32,
-    /// The number of measurements of NVML's figure so far. A call under way compares this number
-    /// before and after to tell whether a measurement ran meanwhile.
+    /// The number of measurements of NVML's figure so far. A hooked call reads this number at its
+    /// beginning and at its end. Two different numbers show that a measurement ran during the call.
     pub measurements: AtomicU64,
     pub blocks: Blocks,
     pub arrays: Arrays,
@@ -112,13 +112,13 @@ pub struct Process {
 
 impl Process {
     /// Returns the process's membership in its group, which the process joins at the first call of
-    /// this function. Where joining has failed, returns the status that every call that would take
-    /// memory must return; the reason was printed once. The status is `CUDA_ERROR_UNKNOWN` where
-    /// the program is to run without a limit instead.
+    /// this function. Where joining has failed, returns a status, and gpulimit has printed the
+    /// reason once. Every call that would take memory must then fail with this status. If the
+    /// program is to run without a limit instead, the status is `CUDA_ERROR_UNKNOWN`.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
-            // The process joins once, not once per thread: a second claim of a slot would appear in
-            // the ledger as a second process.
+            // Only one thread joins. If a second thread joined too, the process would claim a
+            // second slot and would appear in the ledger as two processes.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
@@ -130,8 +130,9 @@ impl Process {
         }
     }
 
-    /// Returns the device with this CUDA ordinal. Fails with the driver's status (not initialised,
-    /// no such device), or when the process could not join its group.
+    /// Returns the device with this CUDA ordinal. Fails with the driver's status, for instance when
+    /// CUDA is not initialised or has no such device. Fails too when the process cannot join its
+    /// group.
     #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         match self.place(ordinal).and_then(OnceBox::get) {
@@ -162,8 +163,8 @@ impl Process {
 
     /// Uncharges the bytes that this process holds unused, if another member of the group has asked
     /// for memory. Every hook calls this function, except the hooks of memory pools. Where no
-    /// member has asked, the check costs one load for each group from the process's own group up to
-    /// the root.
+    /// member has asked, the check is cheap: it reads one word of memory for the process's own
+    /// group and for each of its ancestors.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()
@@ -181,7 +182,8 @@ impl Process {
     }
 
     /// Corrects the process's charges to what the driver has really allocated. Call after a panic
-    /// inside gpulimit, which may leave bytes charged ahead for a call that was never made.
+    /// inside gpulimit: it may leave bytes charged in advance for a driver call that was never
+    /// made.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -208,8 +210,8 @@ impl Process {
         }
     }
 
-    /// Returns the present number of measurements. A call that takes or frees memory gets this mark
-    /// before it and passes the mark to [`Device::renew`] after it.
+    /// Returns the number of measurements so far. A handler reads this number before the driver
+    /// takes or frees memory, and passes it to [`Device::renew`] afterwards.
     #[inline]
     pub fn mark(&self) -> u64 {
         self.measurements.load(Ordering::SeqCst)
@@ -257,7 +259,7 @@ impl Process {
         answer(cuda::cuCtxGetDevice)
     }
 
-    /// Returns the device on which the work in `stream` runs; `None` for an unknown stream where
+    /// Returns the device on which the work in `stream` runs; `None` if the stream is unknown and
     /// the process sees several devices.
     #[inline(always)]
     pub fn stream_device(&'static self, stream: Stream) -> Option<Result<&'static Device, Status>> {
@@ -280,17 +282,17 @@ impl Process {
         let holder = self.greens.holder(context);
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
-            // The current context is a valid context of the driver, even where no hook has seen its
-            // creation.
+            // The driver may be asked about this context even if no hook has seen its creation: a
+            // thread's current context is always valid.
             let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
             let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
             self.device(ordinal).ok()
         })
     }
 
-    /// Records the memory that pools have given back inside a synchronise call, in which the driver
-    /// shrinks the pools above their release threshold. `all`: the process has no unfinished work
-    /// left, so no pool shrinks at a later synchronise call.
+    /// Records the memory that pools have given back inside a synchronise call: there the driver
+    /// shrinks each pool to its release threshold. `all`: the process has no unfinished GPU work
+    /// left, so no pool would shrink further at the next synchronise call.
     #[inline]
     pub fn synchronized(&'static self, all: bool) {
         if self.pools.is_touched(all) {

@@ -7,7 +7,7 @@
 //! one call, `_Unwind_Backtrace`. This file defines that function as one that finds no frame; the
 //! optimiser sees that, and drops all code that would handle frames.
 //!
-//! The unwinder functions that this file defines are hidden symbols: the program and other
+//! The unwinder functions that this file defines are hidden symbols, so the program and other
 //! libraries keep their own unwinder.
 #![allow(unsafe_code)]
 
@@ -36,8 +36,8 @@ extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_i
     END_OF_STACK
 }
 
-// LLVM's unwinder, which portable builds use, defines the three functions that follow in the same
-// object file as `_Unwind_Backtrace`. This file defines all of them, so that the linker takes
+// Portable builds use LLVM's unwinder. There, the next three functions lie in one object file
+// together with `_Unwind_Backtrace`. This file defines all four functions, so that the linker takes
 // nothing from that object file.
 
 /// Returns the return address of a stack frame.

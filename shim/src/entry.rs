@@ -1,6 +1,6 @@
-//! The ways into `libgpulimit.so`: the exports that the hook table makes, the doors (the functions
-//! that hand out the addresses of the exports), the start hook, and the functions that `gpulimit
-//! doctor` calls.
+//! The ways into `libgpulimit.so`: the exports, the doors, the start hook, and the functions that
+//! `gpulimit doctor` calls. The hook table makes the exports; the doors are the functions that hand
+//! out their addresses.
 
 mod door;
 mod exports;

@@ -1,9 +1,9 @@
 //! The handlers: the work of gpulimit at each hooked function. Handlers are safe Rust: the pointers
 //! that a program passes are small values (`Out`, `In`), and the driver's function is a closure.
 //!
-//! A handler gets the [`Call`], the driver's function and the arguments that the function's row of
-//! the hook table names. It returns the status that the program sees: the driver's own status, or
-//! the driver's code for out of memory.
+//! A handler gets the [`Call`], the driver's function, and the arguments that the function's row of
+//! the hook table names. The handler returns the status that the program sees: the driver's own
+//! status, or the driver's code for out of memory.
 
 pub mod array;
 pub mod aside;

@@ -1,8 +1,8 @@
 //! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
 //! and the panic boundary around the handler.
 //!
-//! A hooked function checks whether this process has a limit, takes the re-entrancy guard, sets up
-//! the panic boundary and calls the handler, in this order. Without a limit, or inside another hook
+//! A hooked function first checks whether this process has a limit. Then it takes the re-entrancy
+//! guard, sets up the panic boundary and calls the handler. Without a limit, or inside another hook
 //! of the same thread, the driver gets the call exactly as the program made it.
 #![allow(unsafe_code)]
 
@@ -35,8 +35,8 @@ pub enum Class {
     sized,
     /// The hook charges the bytes that the memory pool reserves from the GPU.
     pooled,
-    /// The size is unknown before the call: the hook charges an estimate ahead, calls the driver,
-    /// measures, and undoes the call where the memory does not fit into the group.
+    /// The size is unknown before the call. The hook charges an estimate, calls the driver and
+    /// measures. If the memory does not fit into the group, the hook undoes the call.
     measured,
     /// The hook uncharges the memory after the driver has freed it.
     release,
@@ -93,10 +93,10 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
     unsafe { enter_by(row, hook.cast(), call::<F>) }
 }
 
-/// Does the work of [`enter`]. Compiled once for all hooks: there are many hooks, and a program
-/// calls few of them often. Takes a pointer and a function instead of a `dyn Fn`: each closure type
-/// would add a vtable, and the dynamic linker would have to relocate the words of every vtable in
-/// every program.
+/// Does the work of [`enter`]. Compiled once for all hooks, because there are many hooks and a
+/// program calls few of them often. Takes a pointer and a function instead of a `dyn Fn`. Otherwise
+/// each closure type would add a vtable, and the dynamic linker would have to relocate every vtable
+/// in every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.
@@ -108,16 +108,16 @@ unsafe fn enter_by(
 ) -> Status {
     // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
-    // The handlers of launches and pools put off the thread's cancellation by themselves, in their
-    // slow paths only. Their fast paths are safe for a cancelled thread.
+    // The handlers of launches and pools put off the thread's cancellation themselves, and only in
+    // their slow paths. In their fast paths a thread may be cancelled without harm.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
 /// Runs `handler` after the driver's call, which may have waited for the GPU for long. The exported
-/// function calls the driver before this function and without the re-entrancy guard, so that a
-/// thread that is cancelled in the driver's call ends there, as it does without gpulimit. Returns
-/// `status`, the result of the driver's call.
+/// function calls the driver first, without the re-entrancy guard, and then this function. So a
+/// thread that is cancelled in the driver's call ends inside that call, as it does without
+/// gpulimit. Returns `status`, the result of the driver's call.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -130,9 +130,9 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
 /// Runs a hook as [`enter`] does, but is inlined into the exported function. Only for the few
 /// driver functions that programs call by the million.
 ///
-/// In each hooked call, this process also answers requests of other members of the group for memory
-/// that it holds unused. Calls of memory pools do not answer such requests, because they must cost
-/// next to nothing; the synchronise calls answer them in their handlers.
+/// Other members of the group may ask this process for memory that it holds unused. This process
+/// answers such requests in its hooked calls. Calls of memory pools do not answer, because they
+/// must cost next to nothing. The synchronise calls answer in their handlers.
 ///
 /// `undisturbed` puts off the cancellation of the thread, because the driver or the library may
 /// reach a call at which a cancelled thread would end.

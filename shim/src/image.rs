@@ -20,8 +20,8 @@ use crate::abi::{FileName, Image, Opaque};
 const LARGEST_FILE: u64 = 4 << 30;
 
 /// Returns the memory that the code image at the address `image` takes on GPUs of these compute
-/// capabilities. Reads as many bytes as the headers of the image say that it has, as the driver
-/// does.
+/// capabilities. The headers of the image state its length, and this function reads that many
+/// bytes, as the driver does.
 pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let image = image.address();
     if image == 0 {
@@ -45,8 +45,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     }
 }
 
-/// Returns whether the NUL-terminated text or the binary at the address `image` begins with the
-/// bytes `with`. Reads no further than the NUL of a text.
+/// Returns whether the image at the address `image`, a NUL-terminated text or a binary, begins with
+/// the bytes `with`. Reads no further than the NUL of a text.
 ///
 /// # Safety
 /// `image` is the address of a NUL-terminated text or of a binary.
@@ -58,8 +58,8 @@ unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     })
 }
 
-/// Returns the bytes of the code image at the address `image`, as many as its header says; `None`
-/// for address 0, for a fat binary wrapper, and for an impossible length.
+/// Returns the bytes of the code image at the address `image`. The image's header states how many
+/// these are. Returns `None` for address 0, for a fat binary wrapper, and for an impossible length.
 ///
 /// # Safety
 /// `image` is 0, or the address of an image that stays there for `'a`.

@@ -62,12 +62,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The environment variables of gpulimit with their values at the start of the program: a program
-/// that empties its environment later keeps its limit.
+/// The environment variables of gpulimit with their values at the start of the program. Because of
+/// this copy, a program that empties its environment later keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group that the rules or the environment name, at this moment or when the program
-/// started; `None` when the process has no limit.
+/// Returns the group that the rules or the environment name now, or named when the program started.
+/// Returns `None` if the process has no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -80,9 +80,9 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
-/// Joins the group. On failure, writes the reason to standard error, and this process gets no GPU
-/// memory unless the administrator's rule lets it run without a limit: a limit that cannot be
-/// applied must not be ignored.
+/// Joins the group. On failure, writes the reason to standard error. This process then gets no GPU
+/// memory, because a limit that cannot be applied must not be ignored. The one exception is an
+/// administrator's rule that lets the process run without a limit.
 ///
 /// `devices` returns the GPUs that this process sees, with their CUDA ordinals; `capacity` returns
 /// the memory of a GPU in bytes.
@@ -114,8 +114,8 @@ pub fn join(
     })
 }
 
-/// Runs as a constructor in every program. Creates no file or group, makes no call of the driver
-/// and opens no file. In a program without a limit it only reads the environment.
+/// Runs as a constructor in every program. Opens and creates no file, creates no group and makes no
+/// call of the driver. In a program without a limit it only reads the environment.
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {
@@ -126,8 +126,8 @@ pub fn at_start() {
     }
 }
 
-/// Names a group in the environment of a job that states a size for its limit but no group, so that
-/// the child processes of this process share the limit.
+/// Puts the name of a group into the environment of a job whose environment states a limit but no
+/// group. The child processes of this process then share the limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;

@@ -50,9 +50,9 @@ fn descriptor_flags() -> libc::c_int {
 }
 
 /// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line where
-/// the write would wait. Also drops the line where descriptor 2 closes on exec: a standard error is
-/// inherited by child processes, so such a descriptor 2 is another file that was opened in its
-/// place.
+/// the write would wait. Also drops the line where descriptor 2 closes on exec. Child processes
+/// inherit a true standard error, so such a descriptor 2 is another file that the program has
+/// opened in its place.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;
@@ -71,8 +71,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes a panic of gpulimit write its message by [`line()`], because the panic hook of `std` would
-/// wait where standard error cannot be written at once.
+/// Makes a panic of gpulimit write its message by [`line()`]. The panic hook of `std` would wait
+/// where standard error cannot be written at once.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {

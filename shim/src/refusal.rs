@@ -103,9 +103,9 @@ pub fn report(
     ));
 }
 
-/// The group's usage, with the same figures as in `gpulimit show`: `0.5 of 4.0 GiB`. Where the
-/// bytes charged to the group would show as a larger figure, the text names the difference: `520.0
-/// of 524.0 MiB and keeps 4.0 MiB in reserve`.
+/// The group's usage, with the same figures as in `gpulimit show`: `0.5 of 4.0 GiB`. The bytes
+/// charged to the group may show as a larger figure than its usage. Then the text names the
+/// difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
 struct Usage {
     charged: u64,
     reserve: u64,
@@ -171,7 +171,7 @@ impl fmt::Display for Holders<'_> {
     }
 }
 
-/// A hint for users whose limit is smaller than one CUDA context.
+/// A hint for users whose limit is smaller than the memory of one CUDA context.
 struct Hint {
     max: u64,
     context: u64,

@@ -3,8 +3,8 @@
 //!
 //! The hook table is the only place that names CUDA and NVML symbols. Two macros read it:
 //! `driver/functions.rs` makes a typed call of each driver function, `entry/exports.rs` makes the
-//! exported function that programs call instead of each hooked function. This file imports neither
-//! the types nor the handlers that it names; the two macros' modules import them. CONTRIBUTING.md
+//! exported function that programs call instead of each hooked function. This file names types and
+//! handlers but does not import them: the modules of the two macros import them. CONTRIBUTING.md
 //! says how to add a hook.
 //!
 //! A `library` names its soname, `missing` (the status that a function returns where this version
@@ -19,19 +19,19 @@
 //!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
 //! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
 //!   The handler may call the function more than once, and with other arguments than the program's.
-//! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
-//!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
-//!   arguments share a handler.
+//! - `given (a, b)`: `HANDLER` gets the call, and the driver's function with the program's
+//!   arguments bound to it. Of these arguments `HANDLER` itself gets only `a` and `b`. So functions
+//!   that differ in their other arguments share a handler.
 //! - `as hot`: programs call the function by the million. The path to the handler is compiled into
-//!   the export, and the thread stays cancellable; the handler itself puts cancellation off in its
-//!   slow paths.
+//!   the export. The thread stays cancellable: only the slow paths of the handler put cancellation
+//!   off.
 //! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
 //!   no guard and no lock held. `HANDLER` runs after the driver's call and gets only the `Call`.
-//! - `unless CHECK: a`: where `CHECK(a)` is true the export goes straight to the driver: the hook
-//!   costs that check only.
+//! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver. The hook
+//!   then costs only that check.
 //! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
-//!   passes in `REGISTER`. Where `a` was launched before, the export jumps to the driver's function
-//!   without a stack frame of its own (`hook/pass.rs`); on other architectures the export calls the
+//!   passes in `REGISTER`. If `a` was launched before, the export jumps to the driver's function
+//!   without a stack frame of its own (`hook/pass.rs`). On other architectures the export calls the
 //!   driver's function.
 //!
 //! The functions in `calls` are not hooked: gpulimit itself calls them.

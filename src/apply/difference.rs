@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-/// A group as the policy wants it.
+/// A group as the policy describes it.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub name: String,
@@ -27,24 +27,24 @@ pub enum Step {
     Change {
         wanted: Wanted,
         changes: Vec<Change>,
-        /// True if the limits change.
+        /// True if the limits of the group change.
         limits: bool,
-        /// True if the owner or the members change.
+        /// True if the owner or the members of the group change.
         access: bool,
     },
     Remove {
         name: String,
-        /// Why the group could not be removed.
+        /// The reason why the group was not removed; `None` if the group was removed.
         kept: Option<String>,
     },
-    /// A step that could not be planned or done.
+    /// A step that could not be planned, or that failed.
     Failed {
         name: String,
         why: String,
     },
 }
 
-/// A difference in one key. `None` means that the key is not set.
+/// The old and new value of one key of a group. `None` means that the key is not set.
 #[derive(Debug, Serialize)]
 pub struct Change {
     key: &'static str,
@@ -54,14 +54,15 @@ pub struct Change {
 }
 
 impl Change {
-    /// Makes a change that concerns the whole group, not one GPU.
+    /// Makes a change of a key that concerns the whole group, not one GPU.
     fn new(key: &'static str, old: Option<String>, new: Option<String>) -> Self {
         let gpu = None;
         Self { key, gpu, old, new }
     }
 }
 
-/// Lists all steps: groups before the groups below them, then removals, from the bottom.
+/// Lists all steps. New and changed groups come first, each group before its child groups. Removals
+/// come last, each group after its child groups.
 pub fn steps(
     root: &Root,
     wanted: &[Wanted],
@@ -84,18 +85,25 @@ pub fn steps(
     }
     for name in recorded.iter().rev() {
         let is_named = wanted.iter().any(|wanted| wanted.name == *name);
-        if !is_named && root.group(name).is_ok() {
-            steps.push(Step::Remove {
-                name: name.clone(),
-                kept: None,
-            });
+        if is_named {
+            continue;
+        }
+        let (name, kept) = (name.clone(), None);
+        match root.group(&name) {
+            Ok(_) => steps.push(Step::Remove { name, kept }),
+            Err(error) if error.is_missing() => {}
+            Err(error) if user_can_block(root, &name) => steps.push(Step::Failed {
+                name,
+                why: error.to_string(),
+            }),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(steps)
 }
 
-/// Returns whether a user can cause a failure at this group: it, or a group above it, belongs to
-/// another user than the one who runs this command.
+/// Returns whether another user than the caller can make changes of this group fail. Such a user
+/// owns the group or a group above it.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
     let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
@@ -115,13 +123,14 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // The directory of the groups below belongs to the owner as well. An `apply` that was killed
-    // may have changed the owner of the ledger, but not yet of this directory.
+    // The directory of the child groups belongs to the group's owner as well. Compare the owner of
+    // this directory, too: an `apply` that was killed may have changed only the owner of the
+    // ledger.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());
     if old != new || below != wanted.access.owner {
-        // Check before anything is changed.
+        // Check that the group can be given to its new owner before any group is changed.
         if let Some(owner) = wanted.access.owner {
             root.check_owner(group, owner)?;
         }
@@ -147,7 +156,7 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
     }))
 }
 
-/// Lists the keys that differ.
+/// Lists the keys in which two sets of limits differ.
 fn between(old: &LimitSet, new: &LimitSet) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut selectors: Vec<Selector> = Vec::new();
@@ -185,7 +194,7 @@ fn members(members: Members) -> String {
 }
 
 impl Step {
-    /// Returns the name of the group that this step makes.
+    /// Returns the name of the group that this step makes; `None` for other steps.
     pub fn created(&self) -> Option<&str> {
         match self {
             Self::Create(wanted) => Some(&wanted.name),
@@ -193,7 +202,7 @@ impl Step {
         }
     }
 
-    /// Returns the name of the group that this step is about.
+    /// Returns the name of the group that this step makes, changes or removes.
     pub fn name(&self) -> &str {
         match self {
             Self::Create(wanted) | Self::Change { wanted, .. } => &wanted.name,
@@ -201,7 +210,7 @@ impl Step {
         }
     }
 
-    /// Returns why the step failed; `None` if it did not.
+    /// Returns why the step failed; `None` if the step did not fail.
     pub fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed { why, .. } => Some(why),
@@ -209,8 +218,9 @@ impl Step {
         }
     }
 
-    /// Describes the step for people: as done, or, without `done`, as something that would be done.
-    /// Failed steps have no line here: they go to standard error.
+    /// Describes the step for people: as something that was done or, without `done`, as something
+    /// that would be done. A failed step has no line in this text: its error goes to standard
+    /// error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is, would| if done { is } else { would };
         match self {
@@ -250,7 +260,7 @@ impl Step {
         }
     }
 
-    /// Describes the step as JSON.
+    /// Describes the step as JSON, for `apply --json`.
     pub fn json(&self) -> Value {
         match self {
             Self::Create(Wanted {

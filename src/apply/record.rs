@@ -1,4 +1,5 @@
-//! The record of the groups that `apply` made. `apply` removes no other groups.
+//! The record of the groups that `gpulimit apply` made. `apply` removes a group only if the record
+//! lists it.
 
 use crate::failure::{Failure, cannot};
 use crate::replace;
@@ -9,14 +10,14 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// The file of the record, in the root. Groups cannot have this name.
+/// The record's file, in the root of the groups. Groups cannot have this name.
 const FILE: &str = ".managed";
 
 const HEAD: &str = "gpulimit-managed 1";
-/// The longest record in bytes: far more than the names of one policy.
+/// The maximum length of the record in bytes: far more than the names of a policy's groups need.
 const LONGEST: u64 = 64 << 20;
 
-/// Reads the names of the recorded groups.
+/// Reads the names of the groups that the record lists.
 pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     let path = root.path().join(FILE);
     let read = text_file::read(&path, LONGEST)
@@ -34,12 +35,12 @@ pub fn read(root: &Root) -> Result<BTreeSet<String>, Failure> {
     }
     Err(Failure::new(format_args!(
         "{} is damaged and no longer says which groups an earlier apply made: remove the file, and \
-         remove groups that you no longer need with `gpulimit rm`",
+         use `gpulimit rm` to remove the groups that you no longer need",
         path.display()
     )))
 }
 
-/// Replaces the record with these names.
+/// Replaces the record by one that lists these names.
 pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     let mut text = format!("{HEAD}\n");
     for name in names {
@@ -49,15 +50,15 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     replace(&root.path().join(FILE), &text)
 }
 
-/// Replaces a file that every user may read, as a whole or not at all. The caller holds the lock of
-/// `apply`, because the draft always has the same name.
+/// Replaces a file, as a whole or not at all. Every user may read the new file. The caller must
+/// hold the lock of `apply`, because the draft of the new file always has the same name.
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
     replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
 }
 
-/// Removes a file, which may be gone already.
+/// Removes a file. A file that does not exist counts as removed.
 pub fn remove(path: &Path) -> Result<(), Failure> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot("remove", path)(error)),

@@ -1,9 +1,10 @@
-//! Names of CDI devices, and the limits or groups that they stand for.
+//! The names of CDI devices, and the limit or group that each name stands for.
 
 use super::size;
 use crate::failure::Failure;
 
-/// A device: its name, and the option that its hook passes to `gpulimit oci-hook create`.
+/// A CDI device: its name, and the option that the device's hook passes to `gpulimit oci-hook
+/// create`.
 pub struct Device {
     name: String,
     option: &'static str,
@@ -11,7 +12,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Parses a cap of the command line: `8g`, `half=50%`.
+    /// Parses the value of `--cap`: a size, or a name and a size (`8g`, `half=50%`).
     pub fn cap(text: &str) -> Result<Self, Failure> {
         let (name, value) = match text.split_once('=') {
             Some((name, value)) => (name.to_owned(), value),
@@ -25,8 +26,8 @@ impl Device {
         })
     }
 
-    /// Makes the device of a group. Names of devices cannot have slashes: `lab/alice` becomes
-    /// `lab.alice`.
+    /// Makes the device for a group. A device's name cannot have slashes, so the group `lab/alice`
+    /// gets the device `lab.alice`.
     pub fn group(name: &str) -> Self {
         Self {
             name: name.replace('/', "."),
@@ -35,12 +36,13 @@ impl Device {
         }
     }
 
-    /// Returns the name that containers use.
+    /// Returns the device's name, as users of containers write it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the option of `gpulimit oci-hook create` and its value.
+    /// Returns the option of `gpulimit oci-hook create` that this device stands for, and the
+    /// option's value.
     pub fn asked(&self) -> (&'static str, &str) {
         (self.option, &self.value)
     }

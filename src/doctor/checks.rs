@@ -1,4 +1,4 @@
-//! The checks of the machine.
+//! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
 use super::{Finding, root};
 use crate::accounts::Database;
@@ -17,8 +17,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Runs all checks, each after the checks that it depends on.
-pub(super) fn all() -> Vec<Finding> {
+/// Runs all checks of the machine, each check after the checks that it depends on. `loaded` says
+/// whether programs that start with this environment load the library.
+pub(super) fn all(loaded: bool) -> Vec<Finding> {
     let driver = driver();
     let has_driver = driver.is_ok();
     let mut findings = Vec::new();
@@ -28,7 +29,7 @@ pub(super) fn all() -> Vec<Finding> {
     findings.push(system_wide());
     findings.extend(root::checks());
     findings.extend(rules());
-    findings.extend(environment());
+    findings.extend(environment(loaded));
     findings
 }
 
@@ -37,7 +38,10 @@ fn driver() -> Result<Vec<Finding>, Finding> {
     let answers = ask("driver", None).map_err(|how| {
         Finding::error(
             CHECK,
-            format!("cannot load the CUDA driver: the process that tried ended with {how}"),
+            format!(
+                "cannot load the CUDA driver: the child process that tried to load the driver \
+                 ended with {how}"
+            ),
             "reinstall the NVIDIA driver",
         )
     })?;
@@ -46,8 +50,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
         return Err(Finding::error(
             CHECK,
             format!("no CUDA driver: {why}"),
-            "install the NVIDIA driver; in a container, start it with access to the GPUs (`--gpus \
-             all`)",
+            "install the NVIDIA driver; to use GPUs in a container, start the container with \
+             access to the GPUs (`--gpus all`)",
         ));
     }
     let version = answers
@@ -85,7 +89,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
     }
 }
 
-/// Reports whether the driver can limit cgroups itself, as drivers from 615 on can.
+/// Reports whether the NVIDIA driver can limit the memory of cgroups itself, as drivers from
+/// version 615 on can.
 fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
     const CHECK: &str = "native";
     const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
@@ -99,8 +104,8 @@ fn native(answers: &BTreeMap<String, String>) -> Option<Finding> {
         "the driver can also limit a cgroup itself: root can set this second limit with \
          `nvidia-smi memory-limits`"
     } else {
-        "the driver can limit cgroups itself, but the controller for that is missing here: it \
-         needs cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
+        "the driver can limit cgroups itself, but this machine lacks the cgroup controller \
+         for that: cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
     };
     Some(Finding::fine(CHECK, text))
 }
@@ -162,7 +167,8 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     Ok(findings)
 }
 
-/// Reports whether and how /etc/ld.so.preload names the library.
+/// Reports whether /etc/ld.so.preload names libgpulimit.so: as the first entry, only once, and at a
+/// path that only root can change.
 pub(super) fn system_wide() -> Finding {
     const CHECK: &str = "system-wide";
     let file = install::FILE;
@@ -176,15 +182,16 @@ pub(super) fn system_wide() -> Finding {
                 CHECK,
                 format!(
                     "the library is not in {file}: the policy's rules hold only for programs that \
-                     are started with it"
+                     are started with the library"
                 ),
-                "run `gpulimit install` to load it into every program",
+                "run `gpulimit install` to load the library into every program",
             );
         }
         return Finding::fine(
             CHECK,
             format!(
-                "the library is not in {file}: programs get it from `gpulimit run` or LD_PRELOAD"
+                "the library is not in {file}: programs get the library from `gpulimit run` or \
+                 LD_PRELOAD"
             ),
         );
     };
@@ -196,15 +203,15 @@ pub(super) fn system_wide() -> Finding {
                 "{file} names {path}, but {why}: another user could change the code that every \
                  program runs"
             ),
-            "let only root change it: `chown root`, `chmod go-w`",
+            "let only root change the library: `chown root`, `chmod go-w`",
         );
     }
     if state.copies.len() > 1 || !state.first {
         return Finding::warning(
             CHECK,
             format!(
-                "{file} does not name {path} first and only once: a library before it can hide \
-                 calls from it"
+                "{file} does not name {path} first and only once: a library that the file names \
+                 earlier can hide calls from libgpulimit.so"
             ),
             "run `gpulimit install` to correct the file",
         );
@@ -212,7 +219,7 @@ pub(super) fn system_wide() -> Finding {
     Finding::fine(CHECK, format!("{path}, by {file}"))
 }
 
-/// Returns whether the machine has rules, even if they cannot be read.
+/// Returns whether the machine has a rules file, even if the rules cannot be read.
 fn has_rules() -> bool {
     !matches!(Rules::load(&Source::system()), Ok(None))
 }
@@ -221,7 +228,10 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     if !answers.iter().any(|(key, _)| key == "mapped") {
         return vec![Finding::error(
             "preload",
-            format!("the dynamic linker did not load {}", library.display()),
+            format!(
+                "the dynamic linker did not load {} from LD_PRELOAD",
+                library.display()
+            ),
             "use a library built for this system; setuid programs ignore LD_PRELOAD",
         )];
     }
@@ -230,7 +240,7 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         found.map_or("", |(_, value)| value.as_str())
     };
     let contains = match answer("contains") {
-        "1" => "; catches its own panics",
+        "1" => "; the library catches its own panics",
         _ => "",
     };
     let mut findings = vec![Finding::fine(
@@ -259,14 +269,15 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
     if hooks.is_empty() {
         findings.push(Finding::error(
             "hooks",
-            "cannot read the library's list of hooks: it is another library, or another version",
+            "cannot read the library's list of hooks: the file is another library, or another \
+             version of libgpulimit.so",
             "use the libgpulimit.so of the same version as this gpulimit",
         ));
     } else if !has_driver {
         findings.push(Finding::fine(
             "hooks",
             format!(
-                "{} in the table; none can be resolved without a driver",
+                "{} in the library's table; without a CUDA driver, hooks cannot be resolved",
                 hooks.len()
             ),
         ));
@@ -274,7 +285,7 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         let older = if absent.is_empty() {
             String::new()
         } else {
-            format!(", {} not in this driver", absent.len())
+            format!(", {} for functions that this driver lacks", absent.len())
         };
         findings.push(Finding::fine(
             "hooks",
@@ -283,7 +294,11 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         if !missing.is_empty() {
             findings.push(Finding::error(
                 "hooks",
-                format!("{} not resolved: {}", missing.len(), names(&missing)),
+                format!(
+                    "{} not resolved, although this driver should have the functions: {}",
+                    missing.len(),
+                    names(&missing)
+                ),
                 "report this with the driver's version; memory allocated through these functions \
                  is not counted",
             ));
@@ -315,38 +330,51 @@ fn rules() -> Vec<Finding> {
                     "no rule covers {}: their programs have no limit",
                     output::some(&left)
                 ),
-                "add a rule with user = \"*\" at the end of the policy, and apply it",
+                "add a rule with user = \"*\" at the end of the policy, and apply the policy",
             ));
         }
     }
     findings
 }
 
-fn environment() -> Vec<Finding> {
+fn environment(loaded: bool) -> Vec<Finding> {
     const CHECK: &str = "environment";
     let mut findings = Vec::new();
+    let fine_if_loaded = |variable: &str, asks: String| match loaded {
+        true => Finding::fine(CHECK, asks),
+        false => Finding::warning(
+            CHECK,
+            format!(
+                "{asks}, but programs that start here do not load the library, and ignore \
+                 {variable}"
+            ),
+            "start programs with `gpulimit run`, set LD_PRELOAD to the path of libgpulimit.so, or \
+             run `gpulimit install` as root",
+        ),
+    };
     match policy::assignment(&env) {
-        // [`rules`] has reported this error.
+        // Ignore an error in the rules: the check [`rules`] has reported it.
         Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
             CHECK,
             error.to_string(),
-            "correct or unset it: until then, programs with the library get no GPU memory",
+            "correct or unset the variable: until then, programs with the library get no GPU \
+             memory",
         )),
         Ok(None) => findings.push(Finding::fine(CHECK, "the environment asks for no limit")),
         Ok(Some(assignment)) => {
             let group = &assignment.group;
             findings.push(match &assignment.create {
                 _ if assignment.is_by_rule_alone() => {
-                    Finding::fine(CHECK, "the environment asks for nothing else")
+                    Finding::fine(CHECK, "the environment asks for no other group or limit")
                 }
-                Some(request) => Finding::fine(
-                    CHECK,
+                Some(request) => fine_if_loaded(
+                    &request.variable,
                     format!("{} asks for a group for this job", request.variable),
                 ),
                 None => match assignment.root.group(group) {
-                    Ok(_) => Finding::fine(
-                        CHECK,
+                    Ok(_) => fine_if_loaded(
+                        policy::GROUP,
                         format!("{} asks for the group {group}", policy::GROUP),
                     ),
                     Err(error) => Finding::error(CHECK, error.to_string(), ""),
@@ -363,7 +391,10 @@ fn environment() -> Vec<Finding> {
         "CUDA_DEVICE_ORDER",
     ];
     for name in seen.iter().chain(policy::JOB_VARIABLES) {
-        if let Some(value) = env(name) {
+        let is_named = |finding: &Finding| finding.text.starts_with(&format!("{name}="));
+        if let Some(value) = env(name)
+            && !findings.iter().any(is_named)
+        {
             findings.push(Finding::fine(
                 CHECK,
                 format!("{name}={}", value.to_string_lossy()),

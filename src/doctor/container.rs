@@ -1,4 +1,4 @@
-//! Finds the first process of a container.
+//! Finds the first process of a container by the container's id or name.
 
 use super::Finding;
 use gpulimit_base::identity::SeenProcess;
@@ -7,19 +7,19 @@ use std::process::{Command, Stdio};
 
 const CHECK: &str = "container";
 
-/// The length of the short ids that engines show.
+/// The length of the short container ids that container engines show.
 const SHORTEST: usize = 12;
 
 /// Returns the pid of a container's first process, in the caller's pid namespace. `name` is the
-/// container's id, the beginning of the id, or a name that an engine knows.
+/// container's id, the beginning of the id, or a name that a container engine knows.
 pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let found = by_id(name).or_else(|| by_name(name));
     let Some(pid) = found else {
         return Err(Finding::error(
             CHECK,
             format!("no process found in a container '{name}'"),
-            "give its id (at least 12 digits) or a name that docker, podman or nerdctl knows, or \
-             check one of its processes with --pid",
+            "give the id of a container (at least 12 digits) or a name that docker, podman or \
+             nerdctl knows, or check one of the container's processes with --pid",
         ));
     };
     let text = format!("the first process of {name} is {pid}");
@@ -36,7 +36,8 @@ fn by_id(id: &str) -> Option<u32> {
             .iter()
             .any(|found| found.starts_with(&id))
     };
-    // Pids usually increase, so the first process of a container nearly always has the lowest pid.
+    // Take the lowest pid in the container. Pids usually increase, so the lowest pid is nearly
+    // always the pid of the first process.
     SeenProcess::numbers().filter(is_in).min()
 }
 

@@ -1,9 +1,10 @@
-//! Reads files of another process with that process's view and rights, and never executes them.
+//! Reads the files of another process as that process sees them, with the rights of its user. Never
+//! executes the files.
 //!
-//! A process may have made every file that it sees, and may have put links, pipes, devices or
-//! endless files where root looks. So paths are resolved inside the process's root directory, only
-//! regular files are opened, a bounded number of bytes is read, and root reads with the rights of
-//! the process's user.
+//! The user of a process may control every file that the process sees. This user may have put
+//! links, pipes, devices or endless files where root looks. So paths are resolved inside the
+//! process's root directory, and only regular files are opened. Only a bounded number of bytes is
+//! read, and root reads with the rights of the process's user.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -14,17 +15,18 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-/// The root directory of a process, and the rights of its user.
+/// Access to the files of a process, with its root directory and the rights of its user.
 #[derive(Debug)]
 pub(super) struct Files {
     root: OwnedFd,
-    /// The program that the process runs.
+    /// The executable file of the process.
     program: OwnedFd,
     rights: Rights,
 }
 
 impl Files {
-    /// Opens the root directory of a process. Fails if the caller may not access it.
+    /// Opens the root directory of a process. Fails if the caller may not access the process's
+    /// files.
     pub(super) fn of(pid: u32) -> io::Result<Self> {
         let open = |name: &str, flags| {
             let path = format!("/proc/{pid}/{name}");
@@ -37,8 +39,8 @@ impl Files {
         })
     }
 
-    /// Gives this thread the rights of the process's user until the result is dropped; `None` if
-    /// the rights are the same.
+    /// Gives this thread the file access rights of the process's user until the returned value is
+    /// dropped. Returns `None` if this thread's rights need no change.
     pub(super) fn lower(&self) -> io::Result<Option<Lowered>> {
         if effective_user() != 0 || self.rights.user == 0 {
             return Ok(None);
@@ -46,9 +48,9 @@ impl Files {
         Lowered::to(&self.rights).map(Some)
     }
 
-    /// Returns a path that leads into the process's root directory. Absolute links on the way lead
-    /// out of it, into this system: use the path only with lowered rights, and with code that
-    /// distrusts the files.
+    /// Returns a path that leads into the process's root directory. An absolute symbolic link on
+    /// the path leads out of that directory, into the caller's file system. So use the path only
+    /// with lowered rights, and with code that distrusts the files.
     pub(super) fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
@@ -60,43 +62,43 @@ impl Files {
         File::from(in_root(self.root.as_fd(), path)?).metadata()
     }
 
-    /// Reads a regular file of at most `most` bytes. Kernel files, which report no length, read as
-    /// empty.
+    /// Reads a regular file of at most `most` bytes from the process's root directory. Files of
+    /// kernel file systems, which report no length, read as empty.
     pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;
         read(found.as_fd(), most)
     }
 
-    /// Opens the program that the process runs.
+    /// Opens the executable file of the process for reading.
     pub(super) fn program(&self) -> io::Result<File> {
         let _lowered = self.lower()?;
         regular(self.program.as_fd()).map(|(file, _)| file)
     }
 }
 
-/// Reads a file that was opened with `O_PATH`.
+/// Reads at most `most` bytes of a file that was opened with `O_PATH`.
 fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     let (file, size) = regular(found)?;
     if size == 0 {
         return Ok(Vec::new());
     }
     let mut bytes = Vec::new();
-    // The file may grow while it is read.
+    // Bound the read: the file may grow while it is read.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        let why = format!("it has more than {most} bytes");
+        let why = format!("the file has more than {most} bytes");
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     Ok(bytes)
 }
 
-/// Reopens an `O_PATH` descriptor for reading if it is a regular file, and returns its length.
-/// Devices and pipes are not opened, because opening alone can have an effect or block.
+/// Reopens an `O_PATH` descriptor of a regular file for reading, and returns the file's length.
+/// Refuses devices and pipes, because the mere opening of such a file can have an effect or block.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
-        let why = "it is not a regular file";
+        let why = "the file is not a regular file";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -105,20 +107,21 @@ fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     Ok((file.into(), u64::try_from(about.st_size).unwrap_or(0)))
 }
 
-/// Opens a path inside a root directory, as a process with that root would. Links are followed
-/// inside the root, except for the magic links of `/proc`.
+/// Opens a path inside a root directory, as a process with that root directory would. Follows links
+/// inside the root directory, except for the magic links of `/proc`.
 fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, path, flags, Mode::empty(), how) {
-        // Before Linux 5.6, or where a container's seccomp filter blocks `openat2`.
+        // `openat2` is missing before Linux 5.6, and the seccomp filter of a container may block
+        // it.
         Err(Errno::NOSYS | Errno::PERM) => step_by_step(root, path),
         found => Ok(found?),
     }
 }
 
-/// Like [`in_root`], for kernels without `openat2`: opens one component at a time, and follows no
-/// links.
+/// Like [`in_root`], for kernels without `openat2`: opens one component of the path at a time, and
+/// refuses symbolic links.
 fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut way = vec![root.try_clone_to_owned()?];
@@ -140,8 +143,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
         if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Symlink {
             return Err(io::Error::new(
                 ErrorKind::Unsupported,
-                "its path has a symbolic link, which this kernel cannot follow safely (openat2 \
-                 needs Linux 5.6)",
+                "the file's path has a symbolic link, which this kernel cannot follow safely \
+                 (openat2 needs Linux 5.6)",
             ));
         }
         way.push(found);
@@ -225,7 +228,7 @@ mod tests {
             }
             assert_eq!(read("link").is_ok(), follows);
         }
-        // The magic links of /proc lead out of every root.
+        // The magic links of `/proc` lead out of every root directory, so they are refused.
         let here = rustix::fs::open("/", flags, Mode::empty()).expect("opened");
         assert!(in_root(here.as_fd(), Path::new("/proc/self/cwd/.")).is_err());
     }

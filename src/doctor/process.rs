@@ -1,5 +1,5 @@
-//! Checks a running process from outside: whether it has loaded the library, and if not, why; and
-//! its group.
+//! Checks a running process from outside: which group the process is in, whether it has loaded
+//! libgpulimit.so, and if not, why.
 
 use super::Finding;
 use super::files::Files;
@@ -22,12 +22,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// The most bytes that are read of an environment or a memory map.
+/// The maximum number of bytes to read of a process's environment or memory map.
 const LONGEST: u64 = 16 << 20;
-/// The most bytes that are read of an `ld.so.preload`.
+/// The maximum number of bytes to read of an `ld.so.preload` file.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
-/// A process, as the caller sees it.
+/// A process, as the caller may see it.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
@@ -40,17 +40,17 @@ pub(super) struct Process {
     mapped: Option<Vec<String>>,
 }
 
-/// Checks a process in bounded time.
+/// Checks a process, in bounded time.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
     look_in_child(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
-                    "reading its memory map or its files took more than {} seconds",
+                    "reading the process's memory map or files took more than {} seconds",
                     PATIENCE.as_secs()
                 ),
-                "its user may delay such reads with a file system of their own; do not trust the \
-                 process",
+                "the process's user may delay such reads with a file system of their own; do not \
+                 trust the process",
             ),
             _ => (error.to_string(), ""),
         };
@@ -59,7 +59,7 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Checks a process from a child process.
+/// Lets a child process of gpulimit check a process, so that gpulimit cannot block.
 fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
@@ -72,18 +72,18 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let findings = answer.as_array().into_iter().flatten();
     let findings = findings.map(Finding::from_json).collect::<Option<_>>();
     findings.ok_or_else(|| {
-        io::Error::other("the child process that inspects it ended without an answer")
+        io::Error::other("the child process that reads the process's files ended without an answer")
     })
 }
 
-/// Checks a process for as long as it takes.
+/// Checks a process, without a bound on the time: reading the process's files may block.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
     let process = match Process::read(pid) {
         Ok(process) => process,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let text = format!("no process {pid} in this pid namespace");
-            let remedy = "give a pid as `ps` shows it here";
+            let remedy = "give a pid that `ps` shows in this pid namespace";
             return vec![Finding::error(CHECK, text, remedy)];
         }
         Err(error) => {
@@ -95,7 +95,7 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
     if process.mapped.is_none() {
         findings.push(Finding::warning(
             CHECK,
-            "cannot read its memory map and environment: permission denied",
+            "cannot read the process's memory map and environment: permission denied",
             remedy_of_unreadable(effective_user()),
         ));
     }
@@ -125,7 +125,8 @@ impl Process {
         format!("/proc/{}/{file}", self.pid).into()
     }
 
-    /// Returns the /etc/ld.so.preload that the process sees; `None` if it cannot be read.
+    /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
+    /// cannot be read.
     fn preloads(&self) -> Option<install::Preload> {
         let bytes = self
             .files
@@ -135,8 +136,8 @@ impl Process {
         Some(install::Preload::of(text))
     }
 
-    /// Returns the copies of the library that the process should have preloaded, and where each is
-    /// named.
+    /// Returns the paths of the copies of libgpulimit.so that the process should have preloaded,
+    /// each with the place that names it: LD_PRELOAD or /etc/ld.so.preload.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
         let everywhere = self.preloads().map(|preload| preload.state().copies);
         let everywhere = everywhere.unwrap_or_default().into_iter();
@@ -144,7 +145,7 @@ impl Process {
         let by_variable = library::copies_in(&variable).into_iter();
         everywhere
             .map(|path| (path, install::FILE))
-            .chain(by_variable.map(|path| (path, "its LD_PRELOAD")))
+            .chain(by_variable.map(|path| (path, "the process's LD_PRELOAD")))
             .collect()
     }
 
@@ -154,7 +155,7 @@ impl Process {
         found.map(|(_, value)| value.clone())
     }
 
-    /// Returns whether the process has another mount namespace than the caller.
+    /// Returns whether the process is in another mount namespace than the caller.
     fn is_contained(&self) -> bool {
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
         let there = of(&self.pid.to_string());
@@ -164,7 +165,7 @@ impl Process {
     fn itself(&self) -> Finding {
         let name = proc::read(self.path("comm")).unwrap_or_default();
         let place = if self.is_contained() {
-            ", with a file system of its own (a container)"
+            ", in a mount namespace of its own (a container)"
         } else {
             ""
         };
@@ -175,8 +176,8 @@ impl Process {
         )
     }
 
-    /// Reports whether the process has loaded the library. If not, that is an error only if a limit
-    /// is `wanted`.
+    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error only if
+    /// a limit is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
@@ -205,8 +206,8 @@ impl Process {
                     "the process has loaded two copies of the library: {path}, {}",
                     copies[1]
                 ),
-                "name only one of them in LD_PRELOAD and /etc/ld.so.preload: each copy counts the \
-                 same memory",
+                "name only one copy of the library in LD_PRELOAD and /etc/ld.so.preload: each \
+                 copy counts the same memory",
             )];
         }
         if let Some(path) = deleted(path) {
@@ -225,32 +226,32 @@ impl Process {
         )]
     }
 
-    /// Returns why the process has not loaded the library, and the remedy.
+    /// Returns why the process has not loaded libgpulimit.so, and the remedy.
     fn why_not(&self) -> (String, String) {
-        let put_in = "start it with `gpulimit run`, or load the library into every program with \
-                      `gpulimit install`; for containers see docs/containers.md";
+        let put_in = "start the program with `gpulimit run`, or load the library into every \
+                      program with `gpulimit install`; for containers see docs/containers.md";
         let program = self.files.as_ref().and_then(|files| files.program().ok());
         match program.and_then(|file| elf::kind(&file).ok()) {
             Some(Kind::Static) => {
                 return (
-                    "its program is linked statically and loads no libraries".into(),
-                    "link it dynamically; CUDA programs are dynamic, because they load \
+                    "the program is linked statically and loads no libraries".into(),
+                    "link the program dynamically; CUDA programs are dynamic, because they load \
                      libcuda.so.1"
                         .into(),
                 );
             }
             Some(Kind::Other(what)) => {
                 return (
-                    format!("its program is {what} and cannot load the library"),
+                    format!("the program is {what} and cannot load the library"),
                     "limits apply only to 64-bit programs for this machine's processor".into(),
                 );
             }
             Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
                 return (
                     format!(
-                        "its program is linked to musl ({linker}), and the library needs glibc"
+                        "the program is linked to musl ({linker}), and the library needs glibc"
                     ),
-                    "use an image with glibc; NVIDIA's driver libraries need it, too".into(),
+                    "use an image with glibc; NVIDIA's driver libraries need glibc, too".into(),
                 );
             }
             Some(Kind::Dynamic(_)) | None => {}
@@ -261,10 +262,12 @@ impl Process {
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
             return (
                 format!(
-                    "{by} names {}, which does not exist in its file system",
+                    "{by} names {}, which does not exist in the process's file system",
                     path.display()
                 ),
-                "put the library there (in a container, mount it), or correct the path".into(),
+                "put the library at that path (in a container, mount the library), or correct the \
+                 path"
+                    .into(),
             );
         }
         let by_file = named.iter().find(|(_, by)| *by == install::FILE);
@@ -274,30 +277,30 @@ impl Process {
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
-                        "it started before {} named {}",
+                        "the process started before {} named {}",
                         install::FILE,
                         path.display()
                     ),
-                    "restart it".into(),
+                    "restart the process".into(),
                 );
             }
             return (
                 format!(
-                    "{} names {}, but the dynamic linker did not load it",
+                    "{} names {}, but the dynamic linker did not load the library",
                     install::FILE,
                     path.display()
                 ),
                 "run `gpulimit doctor` to see whether the library loads; in a container, check \
-                 that its glibc is 2.17 or later"
+                 that the container's glibc is 2.17 or later"
                     .into(),
             );
         }
         if let Some((path, _)) = named.first() {
             let why = if privileged {
-                "its LD_PRELOAD is ignored, because the program has more rights than the user who \
-                 started it"
+                "the process's LD_PRELOAD is ignored, because the program has more rights than \
+                 the user who started it"
             } else {
-                "its LD_PRELOAD names the library, but the dynamic linker did not load it"
+                "the process's LD_PRELOAD names the library, but the dynamic linker did not load it"
             };
             return (
                 format!("{why} ({})", path.display()),
@@ -305,12 +308,15 @@ impl Process {
             );
         }
         (
-            "neither LD_PRELOAD in its environment nor /etc/ld.so.preload names it".into(),
+            "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload names the \
+             library"
+                .into(),
             put_in.into(),
         )
     }
 
-    /// Returns whether the kernel told the dynamic linker to ignore the environment (AT_SECURE).
+    /// Returns whether the kernel has told the process's dynamic linker to ignore the environment
+    /// (AT_SECURE), as for a setuid program.
     fn is_privileged(&self) -> bool {
         const WORD: usize = size_of::<u64>();
         let words = fs::read(self.path("auxv")).unwrap_or_default();
@@ -337,8 +343,8 @@ impl Process {
         ))
     }
 
-    /// Reports the process's group, and the group that the rules and its environment select. Also
-    /// returns whether any of them wants a limit.
+    /// Reports the group that the process is in, and the group that the rules and the process's
+    /// environment select. Also returns whether any of these asks for a limit.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -359,7 +365,7 @@ impl Process {
         };
         if let Some(rule) = &rule {
             let text = format!(
-                "rule {} of the administrator's policy assigns it to {}",
+                "rule {} of the administrator's policy assigns the process to {}",
                 rule.rule, rule.group
             );
             findings.push(Finding::fine("rules", text));
@@ -370,7 +376,8 @@ impl Process {
         let wanted = policy::assignment_by(rule, &|name| self.variable(name));
         let wanted = match wanted {
             Err(error) => {
-                let remedy = "correct it: until then, the program gets no GPU memory";
+                let remedy = "correct the process's environment or the rules: until then, the \
+                              program gets no GPU memory";
                 findings.push(Finding::error(CHECK, error.to_string(), remedy));
                 return (findings, true);
             }
@@ -384,8 +391,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// Returns an environment variable of the process. Without `GPULIMIT_ROOT`, returns the default
-    /// root of the process's user.
+    /// Returns an environment variable of the process. If the process has no `GPULIMIT_ROOT`,
+    /// returns the default root of the process's user for that variable.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -408,14 +415,16 @@ impl Process {
         })
     }
 
-    /// Returns the group that the process is a member of, and the bytes that it uses on all GPUs.
+    /// Returns the group that the process is a member of, and the bytes that the process uses on
+    /// all GPUs together.
     fn member_of(&self) -> Option<(String, u64)> {
         let seen = SeenProcess::by_pid(self.pid);
         let roots = Root::locate_all(&own_env).unwrap_or_default();
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
             return Some(found);
         }
-        // The process's user may have made this root: read it with the rights of that user.
+        // The process's user may have made the root that `GPULIMIT_ROOT` names, so read that root
+        // with the rights of the user.
         let files = self.files.as_ref()?;
         let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
@@ -423,8 +432,8 @@ impl Process {
         member_in(&root, &seen)
     }
 
-    /// Reports whether a program that starts in the process's container loads the library. Reads
-    /// files only, and starts no program.
+    /// Reports whether a program that starts in the process's container would load libgpulimit.so.
+    /// Only reads files, and starts no program.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
@@ -433,18 +442,21 @@ impl Process {
         let files = self.files.as_ref()?;
         let named = self.named();
         let Some((path, by)) = named.first() else {
-            let text = "neither its /etc/ld.so.preload nor its LD_PRELOAD names the library";
+            let text = "neither LD_PRELOAD nor /etc/ld.so.preload of the process names the library";
             return Some(Finding::fine(CHECK, text));
         };
         Some(match library_in(files, path, self.mapped.as_deref()) {
             Ok(()) => Finding::fine(
                 CHECK,
-                format!("programs that start there load {} ({by})", path.display()),
+                format!(
+                    "programs that start in the container load {} ({by})",
+                    path.display()
+                ),
             ),
             Err(why) => Finding::error(
                 CHECK,
                 format!(
-                    "programs that start there cannot load {} ({by}): {why}",
+                    "programs that start in the container cannot load {} ({by}): {why}",
                     path.display()
                 ),
                 "mount the library read-only at that path; the container's glibc must be 2.17 or \
@@ -454,12 +466,14 @@ impl Process {
     }
 }
 
-/// Checks that the dynamic linker in a root directory can load the library at this path. The error
-/// says why not.
+/// Checks that the dynamic linker in a root directory can load the libgpulimit.so at this path. The
+/// error says why the linker cannot.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
-    /// Far more than the size of the library, or of a C library.
+    /// A maximum for the size of a library file: far more than the size of libgpulimit.so or of a C
+    /// library.
     const LONGEST: u64 = 256 << 20;
-    /// The usual paths of the C library, for a process whose own one is unknown.
+    /// The usual paths of the C library. They are tried for a process whose mapped C library is
+    /// unknown.
     const PLACES: [&str; 6] = [
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib/aarch64-linux-gnu/libc.so.6",
@@ -477,22 +491,22 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     let places = own.map(String::as_str).chain(PLACES);
     let mut found = places.filter_map(|place| files.read(Path::new(place), LONGEST).ok());
     let Some(libc) = found.next() else {
-        return Err("there is no glibc".into());
+        return Err("the container has no glibc".into());
     };
     let has = elf::Library::parse(&libc)?.has();
     let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
     match lacks[..] {
         [] => Ok(()),
-        _ => Err(format!("the glibc there lacks {}", lacks.join(", "))),
+        _ => Err(format!("the container's glibc lacks {}", lacks.join(", "))),
     }
 }
 
-/// Returns the group of a root that a process is a member of, and the bytes that the process uses
-/// on all GPUs.
+/// Returns the group in this root that a process is a member of, and the bytes that the process
+/// uses on all GPUs together.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
-        // A ledger also lists the members of all groups below.
+        // The ledger of a group also lists the members of all groups below that group.
         let Ok(ledger) = group.ledger() else {
             continue;
         };
@@ -507,12 +521,12 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     None
 }
 
-/// Compares what the rules and the environment ask for with the group that the process is a member
-/// of.
+/// Compares the group that the rules and the environment ask for with the group that the process is
+/// a member of.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     const CHECK: &str = "group";
     let Some(assignment) = wanted else {
-        let text = "neither a rule nor its environment asks for a limit";
+        let text = "neither a rule nor the process's environment asks for a limit";
         return member.is_none().then(|| Finding::fine(CHECK, text));
     };
     let group = &assignment.group;
@@ -525,8 +539,10 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
         (None, Some(member)) if member == group => None,
         (None, Some(_)) => Some(Finding::warning(
             CHECK,
-            format!("a process that starts now with its environment would be in group {group}"),
-            "the rules have changed since it started: restart it",
+            format!(
+                "a process that starts now with the same environment would be in group {group}"
+            ),
+            "the rules have changed since the process started: restart the process",
         )),
         (None, None) => Some(match assignment.root.group(group) {
             Ok(_) => Finding::fine(
@@ -536,13 +552,14 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
             Err(error) => Finding::error(
                 CHECK,
                 error.to_string(),
-                "until this is corrected, the process gets no GPU memory",
+                "until this error is corrected, the process gets no GPU memory",
             ),
         }),
     }
 }
 
-/// Parses `NAME=VALUE` entries that each end with a zero byte.
+/// Parses an environment as in `/proc/PID/environ`: `NAME=VALUE` entries that each end with a zero
+/// byte.
 fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     let pair = |text: &[u8]| {
         let at = text.iter().position(|c| *c == b'=')?;
@@ -555,7 +572,7 @@ fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     bytes.split(|c| *c == 0).filter_map(pair).collect()
 }
 
-/// Returns the paths in the text of `/proc/PID/maps`, without repetitions.
+/// Returns the paths in the text of `/proc/PID/maps`, each path once.
 fn mapped(maps: &str) -> Vec<String> {
     let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
     let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
@@ -563,7 +580,7 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// Reads the beginning of a file of `/proc`, whose length the process controls.
+/// Reads only the beginning of a `/proc` file, because the process controls the length of the file.
 fn start_of(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
@@ -572,10 +589,10 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns when a process started. The times of its files in `/proc` do not help: they are the
-/// times of the first access.
+/// Returns when a process started. Does not use the times of the files in `/proc/PID`, because
+/// these are the times of the first access to the files.
 fn started(pid: u32) -> Option<SystemTime> {
-    /// The clock ticks of `/proc` per second, the same on every machine.
+    /// The clock ticks per second in which `/proc` counts, the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
     let since_boot =
         Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
@@ -587,11 +604,14 @@ fn started(pid: u32) -> Option<SystemTime> {
     SystemTime::now().checked_sub(age)
 }
 
-/// Returns the remedy for a user who may not read a process's memory map.
+/// Returns the remedy to print if the caller, `user`, may not read a process's memory map.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
-        0 => "run this outside the container, or where no security module denies it to root",
-        _ => "run this as root, or as the user of that process",
+        0 => {
+            "run `gpulimit doctor` outside the container, or where no security module denies \
+             root this access"
+        }
+        _ => "run `gpulimit doctor` as root, or as the user of the process",
     }
 }
 
@@ -610,7 +630,7 @@ mod tests {
     #[test]
     fn this_process_started_a_moment_ago() {
         let age = started(std::process::id()).expect("/proc").elapsed();
-        // The result may lie in the future by the length of a clock tick.
+        // The computed start time may lie in the future by up to one clock tick.
         assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
         let mut child = std::process::Command::new("cat");
         let mut child = child

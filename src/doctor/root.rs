@@ -1,4 +1,5 @@
-//! Checks the root of the groups: whether groups can be made there, and what else it contains.
+//! Checks the root of the groups: whether the caller can make groups in it, and what it contains
+//! besides groups.
 
 use super::Finding;
 use crate::accounts;
@@ -30,7 +31,7 @@ pub(super) fn checks() -> Vec<Finding> {
         return vec![match tried {
             Ok(_) => Finding::fine(
                 CHECK,
-                format!("{path}{on}; will be made with the first group"),
+                format!("{path}{on}; the directory will be made with the first group"),
             ),
             Err(error) => unusable(&root, &error),
         }];
@@ -50,8 +51,11 @@ pub(super) fn checks() -> Vec<Finding> {
         Ok(true) => {}
         Ok(false) if groups.is_empty() => findings.push(Finding::error(
             CHECK,
-            format!("you may not make groups in {path}, and there are none to run programs in"),
-            "ask its owner for a group, or name a directory of your own in GPULIMIT_ROOT",
+            format!(
+                "you may not make groups in {path}, which has no groups in which to run programs"
+            ),
+            "ask the owner of the directory for a group, or name a directory of your own in \
+             GPULIMIT_ROOT",
         )),
         Ok(false) => findings.push(Finding::fine(
             CHECK,
@@ -71,7 +75,8 @@ pub(super) fn checks() -> Vec<Finding> {
                 "{path} is not a separate file system: members of its groups can fill the file \
                      system of /run"
             ),
-            "mount a tmpfs there before you make groups: docs/systemd.md has a unit for it",
+            "mount a tmpfs at that directory before you make groups: docs/systemd.md has a unit \
+             for it",
         ));
     }
     let mut idle = Vec::new();
@@ -102,7 +107,8 @@ pub(super) fn checks() -> Vec<Finding> {
         findings.push(Finding::warning(
             "stale",
             format!("{} is not a complete group", left.display()),
-            "`gpulimit gc` removes it if it has no limits; `gpulimit create` makes the group again",
+            "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` makes \
+             the group again",
         ));
     }
     let survey = root.survey().unwrap_or_default();
@@ -116,14 +122,15 @@ pub(super) fn checks() -> Vec<Finding> {
         findings.push(Finding::warning(
             "root",
             format!("gpulimit did not make {}{more}", name.escape_debug()),
-            "move it elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or removes it",
+            "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or \
+             removes them",
         ));
     }
     findings
 }
 
 /// Returns the name of the root's file system, as a part of a sentence. For a root that does not
-/// exist, that is the file system on which it would be made.
+/// exist, returns the file system on which the root would be made.
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());
     let Some(place) = place else {
@@ -134,7 +141,7 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
     Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
-/// Reports that groups cannot be made in a root.
+/// Reports that the caller cannot make groups in a root, and why.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
     let path = root.path();
     let said = format!("cannot make groups in {}: {error}", path.display());
@@ -152,7 +159,8 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
     )
 }
 
-/// Returns a remedy for the system's error, where the error's own text has none.
+/// Returns a remedy for a system error such as a full file system; empty if the text of the error
+/// needs none.
 fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);
@@ -168,13 +176,17 @@ fn remedy(root: &Path, kind: ErrorKind) -> String {
                 false => ("no space is", "size=512M"),
             };
             format!(
-                "{what} left there: remove files, or enlarge the file system (a tmpfs: \
-                 `mount -o remount,{option} {mounted}`)"
+                "{what} left on the file system of the groups: remove files, or enlarge the file \
+                 system (a tmpfs: `mount -o remount,{option} {mounted}`)"
             )
         }
-        ErrorKind::QuotaExceeded => "your quota there is used up: remove some of your files".into(),
+        ErrorKind::QuotaExceeded => "your quota on the file system of the groups is used up: \
+                                     remove some of your files"
+            .into(),
         ErrorKind::ReadOnlyFilesystem => {
-            format!("ask root to mount it for writing (`mount -o remount,rw {mounted}`)")
+            format!(
+                "ask root to mount the file system for writing (`mount -o remount,rw {mounted}`)"
+            )
         }
         _ => String::new(),
     }

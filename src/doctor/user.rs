@@ -36,10 +36,12 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    // Rules hold only for programs with the library, so say if programs may lack it.
+    // Rules hold only for programs that load libgpulimit.so, so report whether programs may lack
+    // the library.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // Conditions on other things than the user, such as the cgroup, depend on the single process.
+    // List the rules with other conditions than the user, such as the cgroup: these conditions can
+    // differ between the processes of one user.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);
@@ -82,7 +84,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     findings
 }
 
-/// Lists the conditions of a rule other than the user.
+/// Lists the conditions of a rule, without the condition on the user.
 fn asks(rule: &Rule) -> Vec<String> {
     let mut asks = Vec::new();
     for (what, globs) in [

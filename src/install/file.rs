@@ -1,4 +1,5 @@
-//! Changes files that every program of the machine depends on: as a whole, or not at all.
+//! Changes files that every program of the machine depends on. Each file is changed as a whole, or
+//! not at all.
 
 use crate::failure::{Failure, cannot};
 use crate::replace;
@@ -7,27 +8,27 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Like [`cannot`], with a hint to run as root if access was denied.
+/// Like [`cannot`], but adds the hint to run the command as root if access was denied.
 pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| {
         let kind = error.kind();
         let failure = cannot(what, path)(error);
         match kind {
             ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                Failure::new(format_args!("{failure}: run it as root"))
+                Failure::new(format_args!("{failure}: run the command as root"))
             }
             _ => failure,
         }
     }
 }
 
-/// Makes the directory of a file and the directories above it.
+/// Makes the directory that contains a file, and the directories above it.
 pub fn make_directories(file: &Path) -> Result<(), Failure> {
     file.parent().map_or(Ok(()), make_directory)
 }
 
-/// Makes a directory and the directories above it. All users can read the new ones, whatever the
-/// umask is.
+/// Makes a directory and the directories above it. All users can read the new directories, whatever
+/// the umask is.
 pub fn make_directory(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return Ok(());
@@ -38,26 +39,27 @@ pub fn make_directory(path: &Path) -> Result<(), Failure> {
         .map_err(failed("create", path))
 }
 
-/// Replaces a file. Processes that have opened or mapped the old file keep it.
+/// Replaces a file. Processes that have opened or mapped the old file keep the old content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
-    // The new name must survive a loss of power. File systems that cannot promise this have made
-    // the change anyway.
+    // Write the directory to the disk: the new name must survive a loss of power. The file is
+    // replaced already, so errors of file systems that cannot do this are ignored.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes a file that a user names. A regular file is replaced as a whole; a device, a pipe or a
-/// symbolic link is kept, and the text is written to it.
+/// Writes a file whose path a user gives. A regular file is replaced as a whole. A device, a pipe
+/// or a symbolic link stays, and the text is written to whatever it leads to.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // The link may lead to a regular file, or to a file that does not exist yet.
+            // Create or truncate the file only if the path is a symbolic link. The link may lead to
+            // a regular file, or to a file that does not exist yet.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -69,8 +71,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     }
 }
 
-/// Writes `text` to a file that all users may read, and runs `check`. If the check fails, restores
-/// the content that the file had `before` (`None`: there was no file).
+/// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, restores
+/// the file's former content `before`, or removes the file if `before` is `None`.
 pub fn change(
     path: &Path,
     before: Option<&str>,
@@ -89,7 +91,7 @@ pub fn change(
     Err(match restored {
         Ok(()) => Failure::new(format_args!("{failure}: {} was restored", path.display())),
         Err(again) => Failure::new(format_args!(
-            "{failure}; and it could not be restored: {again}"
+            "{failure}; and the former content of the file could not be restored: {again}"
         )),
     })
 }

@@ -1,5 +1,5 @@
-//! The file /etc/ld.so.preload: paths between spaces, colons and line breaks, and comments, as the
-//! dynamic linker reads them.
+//! The file /etc/ld.so.preload, parsed as the dynamic linker does. Spaces, colons and line breaks
+//! separate the paths in the file, and the file may have comments.
 
 use super::super::failure::Failure;
 use super::super::library;
@@ -17,24 +17,24 @@ pub struct Preload {
     text: Option<String>,
 }
 
-/// Where the file names copies of the library.
+/// The copies of libgpulimit.so that the preload file names.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct State {
-    /// The paths of all copies of the library, in their order.
+    /// The paths of all copies of libgpulimit.so, in the order of the preload file.
     pub copies: Vec<PathBuf>,
-    /// True if a copy of the library comes before all other libraries.
+    /// True if the first library in the preload file is a copy of libgpulimit.so.
     pub first: bool,
 }
 
 impl Preload {
-    /// Reads the file, which need not exist.
+    /// Reads a preload file, which need not exist.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
             Err(error) => return Err(failed("open", path)(error)),
             Ok(about) if !about.is_file() => {
                 return Err(Failure::new(format_args!(
-                    "{} is not a regular file: replace it by one, or remove it",
+                    "{} is not a regular file: replace it by a regular file, or remove it",
                     path.display()
                 )));
             }
@@ -44,13 +44,13 @@ impl Preload {
         Ok(Self { text: Some(text) })
     }
 
-    /// Makes the content of such a file from text, for instance of another process's root
-    /// directory.
+    /// Makes the content of a preload file from text, for instance of the file in another process's
+    /// root directory.
     pub fn of(text: String) -> Self {
         Self { text: Some(text) }
     }
 
-    /// Returns the text; `None` if the file does not exist.
+    /// Returns the text of the preload file; `None` if the file does not exist.
     pub fn text(&self) -> Option<&str> {
         self.text.as_deref()
     }
@@ -69,7 +69,7 @@ impl Preload {
             })
     }
 
-    /// Finds the copies of the library.
+    /// Finds the copies of libgpulimit.so that the preload file names.
     pub fn state(&self) -> State {
         let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
         let is_copy = |path: &&&str| library::is_library(Path::new(path));
@@ -81,7 +81,8 @@ impl Preload {
         }
     }
 
-    /// Returns the text with this library as the first entry and without its other copies.
+    /// Returns the text of the preload file with this copy of libgpulimit.so as the first entry,
+    /// and without the other copies.
     pub fn with(&self, library: &Path) -> Result<String, Failure> {
         let path = library.to_str().filter(|path| {
             !path.contains(|c: char| c.is_whitespace() || matches!(c, ':' | '#' | '$'))
@@ -97,8 +98,8 @@ impl Preload {
         Ok(format!("{path}\n{rest}"))
     }
 
-    /// Returns the text without the matching paths; `None` if none matches. Everything else is
-    /// kept, line by line.
+    /// Returns the text of the preload file without the paths that match; `None` if no path
+    /// matches. Everything else is kept, line by line.
     pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
         let is_one = |path: &&str| is_one(Path::new(path));
         if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {

@@ -1,7 +1,8 @@
-//! Tests whether programs start with the library, and finds the processes that have it.
+//! Tests whether programs start with libgpulimit.so, and finds the processes that have loaded it.
 
 use super::super::failure::Failure;
 use super::super::look::{self, PATIENCE, Question};
+use super::super::probe::VERB;
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,32 +10,40 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs a program without CUDA with the library preloaded and all its symbols bound at the start.
+/// Runs a program with libgpulimit.so preloaded, and binds all symbols of the library at the start.
+/// The program does not use CUDA.
 pub fn with(library: &Path) -> Result<(), Failure> {
-    let mut command = true_command()?;
+    let mut command = true_command();
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
     run_silently(command).map_err(|how| {
         Failure::new(format_args!(
-            "{} cannot be used here: with it, {how}; build or install it for this machine",
+            "{} cannot be used here: with this library preloaded, {how}; build or install the \
+             library for this machine",
             library.display()
         ))
     })
 }
 
-/// Runs a program without CUDA as any other user would.
+/// Runs a program as any user would, without LD_PRELOAD. So /etc/ld.so.preload decides which
+/// libraries the program loads. The program does not use CUDA.
 pub fn plain() -> Result<(), Failure> {
-    run_silently(true_command()?)
+    run_silently(true_command())
         .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
-fn true_command() -> Result<Command, Failure> {
-    let program = ["/bin/true", "/usr/bin/true"]
-        .into_iter()
-        .find(|path| Path::new(path).exists())
-        .ok_or_else(|| Failure::new("cannot test the library: there is no /bin/true"))?;
-    let mut command = Command::new(program);
+/// Returns a command that does nothing: `true`, or this program where there is no `true`.
+fn true_command() -> Command {
+    let mut programs = ["/bin/true", "/usr/bin/true"].into_iter();
+    let mut command = match programs.find(|path| Path::new(path).exists()) {
+        Some(program) => Command::new(program),
+        None => {
+            let mut command = Command::new("/proc/self/exe");
+            command.args([VERB, "preload"]);
+            command
+        }
+    };
     command.env_clear().stdin(Stdio::null());
-    Ok(command)
+    command
 }
 
 fn run_silently(mut command: Command) -> Result<(), String> {
@@ -50,8 +59,9 @@ fn run_silently(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// Returns the processes that have this file mapped, as far as the caller may see them, and the
-/// processes whose memory map could not be read in time.
+/// Returns two lists of pids. The first list has the processes that have mapped this library, as
+/// far as the caller may see them. The second list has the processes whose memory maps could not be
+/// read in time.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
@@ -74,8 +84,8 @@ pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     Ok((users, pids.into_iter().filter(is_silent).collect()))
 }
 
-/// Returns whether a process has this file mapped. May wait forever: reading the map takes the lock
-/// of the process's memory, which the process's user can block.
+/// Returns whether a process has mapped this library. May block forever: reading the memory map
+/// takes the lock of the process's memory, and the process's user can keep that lock.
 pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(about) = fs::metadata(library) else {
         return false;
@@ -85,12 +95,14 @@ pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
         return false;
     };
-    // Line by line: the process's user decides how many lines there are.
+    // Read the memory map line by line, because the process's user decides how many lines the map
+    // has.
     let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
     lines.into_iter().any(|line| {
         let line = String::from_utf8_lossy(&line);
         let mut fields = line.split_ascii_whitespace().skip(4);
-        // A replaced file has another inode, and its name ends with "(deleted)".
+        // If the mapped file was replaced, its line has the inode of the old file, and the name
+        // ends with "(deleted)".
         fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
     })
 }

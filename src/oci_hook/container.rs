@@ -19,10 +19,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a container asks for.
+/// What a container asks for: a limit or a group.
 #[derive(Clone, Debug)]
 pub enum Wanted {
-    /// A group of its own, with this limit.
+    /// A group of the container's own, with this limit.
     Cap(Extent),
     /// This existing group.
     Group(String),
@@ -37,14 +37,15 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// The file that is locked while records are changed.
+/// The file that a process locks while it changes records of containers.
 const LOCK: &str = ".containers.lock";
-/// The longest time to wait for the lock.
+/// The longest time to wait for the lock on the records.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
-/// The time that killed processes of a container may take to end.
+/// The time that `poststop` waits for killed processes of a container to end.
 const END_WAIT: Duration = Duration::from_secs(30);
-/// The time that the container's first process may take to end. Runtimes wait for its end before
-/// they call the hook, so a process that lives longer belongs to another container.
+/// The time that `poststop` waits for the container's first process to end. A runtime waits for the
+/// end of this process before it calls the hook. So a process that lives longer belongs to another
+/// container.
 const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
 fn lock_records(root: &Root) -> Result<Hold, Failure> {
@@ -59,14 +60,14 @@ fn lock_records(root: &Root) -> Result<Hold, Failure> {
     }
 }
 
-/// Makes the container's group and view. A runtime may call this twice; the second call does
-/// nothing.
+/// Makes the container's group and view. A runtime may call the hook twice for a container; the
+/// second call changes nothing.
 pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure> {
     only_for_root(root)?;
     let bundle = state.bundle()?;
     let init = Process::living(state.pid).ok_or_else(|| {
         Failure::new(format_args!(
-            "container {} has no process {}: call this at createRuntime, in the runtime's \
+            "container {} has no process {}: call this hook at createRuntime, in the runtime's \
              namespaces",
             state.id, state.pid
         ))
@@ -85,8 +86,9 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         own,
     };
     let _lock = lock_records(root)?;
-    // Remove what ended containers left, because their runtime may have been killed. A failure only
-    // matters to a container with the same name, which the checks below report.
+    // First remove the groups of ended containers, because a runtime may have been killed before it
+    // called the hook for them. A failed removal matters only if the ended container has this
+    // container's name. The checks of the record below then report the failure.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
@@ -100,8 +102,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         }
         Some(there) => {
             return Err(Failure::new(format_args!(
-                "another container {} has programs in group {}: end them, or give this container \
-                 another name",
+                "another container {} has programs in group {}: end these programs, or give this \
+                 container another name",
                 there.id, there.group
             )));
         }
@@ -122,20 +124,20 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
-        // Remove what was made. What cannot be removed, a sweep removes after the container has
-        // ended.
+        // Remove what was made for the container. After the container has ended, a sweep removes
+        // what cannot be removed now.
         let _ = take_away(root, &place, &record);
     }
     made
 }
 
-/// Returns whether the caller is the host's root, not root of a user namespace.
+/// Returns whether the caller is root of the host, and not root of a user namespace.
 fn is_hosts_root() -> bool {
     effective_user() == 0 && !is_in_user_namespace()
 }
 
-/// Fails unless the host's root calls and the root directory belongs to root: programs trust only
-/// rules of root, and only root can mount files that a container cannot change.
+/// Fails unless the caller is root of the host and the root of the groups belongs to root. Programs
+/// trust only rules of root, and only root can mount files that a container cannot change.
 fn only_for_root(root: &Root) -> Result<(), Failure> {
     if !is_hosts_root() {
         return Err(Failure::new(
@@ -154,10 +156,11 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
     }
 }
 
-/// Makes a group that is removed with the container. All users in the container may use it; on the
-/// host, only root may.
+/// Makes a group for one container, which is removed with the container. All users in the container
+/// may use the group; on the host, only root may.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
-    // A group without a record was made by hand, or the process that made it was killed.
+    // Remove an existing group of this name. The group has no record. So somebody made the group by
+    // hand, or the process that made the group was killed.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}
@@ -187,8 +190,8 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     Ok(group)
 }
 
-/// Mounts the container's view. Runs in the container's mount namespace, before the container's
-/// file system becomes its root.
+/// Mounts the container's view of the groups. Runs in the container's mount namespace, before the
+/// container's file system becomes that namespace's root.
 pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let place = Place::of(root, &name_of(&state.id));
     let record = place.read_inside()?.filter(|record| record.id == state.id);
@@ -204,9 +207,9 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     mount_view(&view, &ledgers, &record.rootfs)
 }
 
-/// Removes the group of an ended container, or what was made for a container that never started. A
-/// container that still runs keeps its group: the runtime has given up another container with the
-/// same id.
+/// Removes the group of an ended container, or whatever was made for a container that never
+/// started. Keeps the group of a container that still runs. The runtime has then called the hook
+/// for another container with the same id, and has given up that other container.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
@@ -215,16 +218,16 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     let start = Instant::now();
     let mut before = None;
     loop {
-        // The lock is taken anew for each attempt. Processes of the container can keep the group in
-        // use for any time, and other containers must not wait for that.
+        // Take the lock anew for each attempt. Processes of this container can keep the group in
+        // use for any time, and the hooks of other containers must not wait for these processes.
         let lock = lock_records(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
             _ => return Ok(()),
         };
         if before.is_some_and(|before| before != record) {
-            // Another process has removed the container's record, and this record belongs to a new
-            // container with the same id.
+            // Another process has removed this container's record. The record that was found now
+            // belongs to a new container with the same id.
             return Ok(());
         }
         let Err(stays) = take_away(root, &place, &record) else {
@@ -239,11 +242,11 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     }
 }
 
-/// Removes what ended containers left if their runtime did not call the hook. Returns the names of
-/// their groups.
+/// Removes the groups, views and records of ended containers whose runtime did not call the hook.
+/// Returns the names of the containers' directories.
 ///
-/// Only root's containers have records. A record that other users could have written is ignored and
-/// named on standard error.
+/// Only containers that the host's root started have records. Ignores a record that users other
+/// than root could have written, and names this record on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
     if !is_hosts_root() {
         return Ok(Vec::new());
@@ -266,8 +269,8 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
         let done = match place.read() {
             Ok(Some(record)) if record.init.lives() => continue,
             Ok(Some(record)) => take_away(root, &place, &record).map_err(Failure::from),
-            // The process that made the directory was killed before it wrote the record, so there
-            // is no group.
+            // The process that made this directory was killed before it wrote the record, so the
+            // container has no group.
             Ok(None) => place.remove_unrecorded(),
             Err(failure) => Err(failure),
         };
@@ -279,18 +282,18 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// Why a container's group cannot be removed.
+/// Why the group of a container cannot be removed.
 enum Stays {
     /// The container's first process still runs.
     Runs(Failure),
     /// A process uses the group.
     Used(Failure),
-    /// Removing failed for another reason.
+    /// The removal failed for another reason.
     Fails(Failure),
 }
 
 impl Stays {
-    /// Returns how long to try again.
+    /// Returns how long to repeat the attempt to remove the group.
     fn patience(&self) -> Duration {
         match self {
             Self::Runs(_) => FIRST_END_WAIT,
@@ -308,7 +311,8 @@ impl From<Stays> for Failure {
     }
 }
 
-/// Removes the group, if it is the container's own, and then the record.
+/// Removes a container's group if the group was made for this container alone. Then removes the
+/// container's view and record.
 fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
     if record.init.lives() {
         return Err(Stays::Runs(Failure::new(format_args!(

@@ -1,4 +1,4 @@
-//! Mounts a container's view where programs look for groups.
+//! Mounts a container's view of the groups at the path where programs look for groups.
 #![allow(unsafe_code)]
 
 use crate::failure::Failure;
@@ -11,15 +11,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The files of a view are not for execution.
+/// The flags of the view's mounts: no program is executed from a view.
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
-/// Mounts `view` at [`SYSTEM`] in the file system at `rootfs`. It is read-only, except for the
-/// files `writable` in it.
+/// Mounts `view` at [`SYSTEM`] in the container's file system at `rootfs`. The mount is read-only,
+/// except for the files `writable` in the view.
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
-            "cannot mount {} in the container, at {SYSTEM} of {}: {error}",
+            "cannot mount {} at {SYSTEM} in the container's root file system {}: {error}",
             what.display(),
             rootfs.display()
         ))
@@ -27,7 +27,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     let place = || open_in(rootfs, Path::new(SYSTEM));
     let bound = place().and_then(|place| bind(view, &place));
     bound.map_err(|error| failed(view, &error))?;
-    // Open the path again: it now leads to what was mounted there.
+    // Open the path of the mount again. The path now leads to the mounted view, and no longer to
+    // the directory under the mount.
     let closed = place().and_then(|place| remount(&place, QUIET | libc::MS_RDONLY));
     closed.map_err(|error| failed(view, &error))?;
     for file in writable {
@@ -43,8 +44,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     Ok(())
 }
 
-/// Opens a path in the container's file system. Refuses symbolic links, which an image may contain
-/// to lead out of it.
+/// Opens a path in the container's file system. Refuses symbolic links: the container's image may
+/// contain links that lead out of its file system.
 fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     let open = |path: &Path, flags| {
         let mut options = OpenOptions::new();
@@ -69,7 +70,7 @@ fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns a path that leads to exactly this open file.
+/// Returns a path under `/proc/self/fd` that leads to exactly this open file.
 fn through(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

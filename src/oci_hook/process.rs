@@ -1,15 +1,15 @@
-//! Identifies the first process of a container. A pid can be reused; a pid together with a start
-//! time is unique.
+//! Identifies the first process of a container, by its pid and start time. A pid alone can be
+//! reused.
 
 use gpulimit_base::proc;
 use std::fmt;
 use std::str::FromStr;
 
-/// A process of this machine.
+/// A process of this machine, identified by pid and start time.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Process {
     pid: u32,
-    /// The start time in clock ticks since boot.
+    /// The process's start time in clock ticks since boot.
     start: u64,
 }
 
@@ -21,16 +21,16 @@ impl Process {
         Some(Self { pid, start })
     }
 
-    /// Returns whether the process still runs.
+    /// Returns whether this process, and not a later one with the same pid, still runs.
     pub fn lives(self) -> bool {
         Self::living(self.pid) == Some(self)
     }
 }
 
-/// Parses field 22, the start time, of `/proc/PID/stat`; `None` if field 3 says that the process is
-/// dead.
+/// Parses the process's start time (field 22) from the text of `/proc/PID/stat`; `None` if the
+/// state (field 3) says that the process is dead.
 fn start(stat: &str) -> Option<u64> {
-    // The name in parentheses may contain any character.
+    // Skip the command name: it is in parentheses, and may itself contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;

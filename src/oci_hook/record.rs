@@ -1,4 +1,5 @@
-//! The record of a container that has a group, in a directory of the root for each container.
+//! The records of containers that have a group. The root has a directory for each such container,
+//! with its record and its view.
 //!
 //! ```text
 //! .containers/container-4f2a0c6d8e1b/record   this record
@@ -14,64 +15,68 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The directory of the containers, in a root. Groups cannot have this name.
+/// The directory in a root that contains the containers' directories. Groups cannot have this name.
 const FOLDER: &str = ".containers";
 const RECORD: &str = "record";
 const DRAFT: &str = "record.new";
 const HEAD: &str = "gpulimit-container 1";
-/// The longest record in bytes; a longer one is damaged.
+/// The maximum length of a container's record in bytes; a longer record counts as damaged.
 const LONGEST: u64 = 1 << 16;
 
-/// The record of a container.
+/// The record of a container that has a group.
 #[derive(Debug, Eq, PartialEq)]
 pub struct Record {
-    /// The runtime's id of the container.
+    /// The container's id, as the container runtime knows it.
     pub id: String,
-    /// The container's first process.
+    /// The container's first process, with which the container ends.
     pub init: Process,
-    /// The root of the container's file system, as a path of the host.
+    /// The root directory of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
-    /// What the container asked for, as text.
+    /// The limit or group that the container asked for, as text.
     pub wanted: String,
     /// The container's group.
     pub group: String,
-    /// True if the group was made for the container and is removed with it.
+    /// True if the group was made for this container alone, and is removed with the container.
     pub own: bool,
 }
 
-/// Returns the name of a container's directory and of its own group. It has the short form of the
-/// id, which people see.
+/// Returns the name for a container's directory and for the container's own group. The name
+/// contains the short form of the container's id, which people see.
 pub fn name_of(id: &str) -> String {
     let digest = id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit());
     let name = format!("container-{}", if digest { &id[..12] } else { id });
     if gpulimit_group::check_name(&name).is_ok() && !name.contains('/') {
         return name;
     }
-    // FNV-1a. If two ids have the same hash, the record of the first makes the second fail.
+    // Use the FNV-1a hash of an id that cannot be in a name. If two ids have the same hash, the
+    // second container finds the record of the first and fails.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, step);
     format!("container-{hash:016x}")
 }
 
-/// The directory of a container.
+/// A container's directory, with the container's record and view.
 ///
-/// It belongs to root, and only root can write to it and to everything above it, because root
-/// removes what a record says. If the container's root is another user of the host, that user can
-/// pass through the directory to the view, and can read the record.
+/// The directory belongs to root. Only root can write to this directory and to the directories
+/// above it, because root removes whatever a record names. In a user namespace, the container's
+/// root is another user of the host. That user can pass through the directory to the view, and can
+/// read the record.
 #[derive(Debug)]
 pub struct Place {
     root: PathBuf,
     name: String,
 }
 
-/// The names of files in a view, besides those that begin with [`VIEW_PREFIX`].
+/// The names of the files in a view that gpulimit makes. Names that begin with [`VIEW_PREFIX`] are
+/// also gpulimit's.
 const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
 const VIEW_PREFIX: &str = ".context-";
-/// The depth of directories in a view: a group and its `sub` at each level, and the view itself.
+/// The greatest number of nested directories in a view: the view itself, and for each level of
+/// groups the group's directory and its directory `sub`.
 const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
-    /// Names a container's directory, which need not exist.
+    /// Names the directory of a container, which need not exist.
     pub fn of(root: &Root, name: &str) -> Self {
         Self {
             root: root.path().into(),
@@ -79,7 +84,8 @@ impl Place {
         }
     }
 
-    /// Lists all containers with their names. Fails if users other than root can write to the list.
+    /// Lists the directories of all containers, each with its name. Fails if users other than root
+    /// can write to the list.
     pub fn all(root: &Root) -> Result<Vec<(String, Self)>, Failure> {
         let path = root.path().join(FOLDER);
         let Some(folder) = open_folder(root.path())? else {
@@ -95,7 +101,7 @@ impl Place {
         Ok(all)
     }
 
-    /// Makes the directory, for root alone.
+    /// Makes the container's directory, for root alone.
     pub fn make(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("create", &path);
@@ -103,7 +109,8 @@ impl Place {
             Some(folder) => folder,
             None => {
                 let root = Directory::open(&self.root).map_err(&failed)?;
-                // Users may pass through the directory, but not list it.
+                // This mode lets users pass through the directory, but not list the containers in
+                // it.
                 root.create_directory(FOLDER, 0o711).map_err(&failed)?
             }
         };
@@ -111,12 +118,12 @@ impl Place {
         made.map(drop).map_err(failed)
     }
 
-    /// Opens the directory to the container's root, which is a member of this unix group, if the
-    /// container has its own user namespace. The container can read the record and mount the view,
-    /// but change nothing.
+    /// Gives a unix group access to the container's directory, for a container with its own user
+    /// namespace. The container's root is a member of that unix group. The container can then read
+    /// the record and mount the view, but cannot change them.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
-        let failed = cannot("open to the container", &path);
+        let failed = cannot("give the container access to", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -130,13 +137,13 @@ impl Place {
         self.root.join(FOLDER).join(&self.name)
     }
 
-    /// Returns the path of the root of groups that the container sees.
+    /// Returns the path of the container's view, which the container sees as its root of groups.
     pub fn view(&self) -> PathBuf {
         self.path().join("view")
     }
 
-    /// Reads the record; `None` if there is none. Fails if users other than root could have written
-    /// it.
+    /// Reads the container's record; `None` if it does not exist. Fails if users other than root
+    /// could have written the record.
     pub fn read(&self) -> Result<Option<Record>, Failure> {
         let Some((_, place)) = self.open()? else {
             return Ok(None);
@@ -148,8 +155,9 @@ impl Place {
         self.parse(read.map(|_| text))
     }
 
-    /// Like [`Place::read`], inside the container's namespaces, where root's directories seem to
-    /// belong to another user, and can be passed through but not opened.
+    /// Reads the container's record like [`Place::read`], but inside the container's namespaces.
+    /// Inside these namespaces, root's directories seem to belong to another user. A process can
+    /// pass through the directories, but cannot open them.
     pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
         self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
     }
@@ -161,7 +169,8 @@ impl Place {
             read => read.map_err(cannot("read", &path))?,
         };
         match std::str::from_utf8(&bytes).ok().and_then(parse) {
-            // A container's own group has the name of the container's directory.
+            // A container's own group has the same name as the container's directory. A record with
+            // an own group of another name is damaged.
             Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
             _ => Err(Failure::new(format_args!(
                 "{} is damaged: remove {} when the container has ended",
@@ -185,7 +194,7 @@ impl Place {
         if parse(&text).as_ref() != Some(record) {
             return Err(Failure::new(format_args!(
                 "the path of the container's file system, '{}', is not UTF-8 or has a line break: \
-                 move it",
+                 move the file system",
                 record.rootfs.display()
             )));
         }
@@ -201,8 +210,8 @@ impl Place {
             .map_err(failed)
     }
 
-    /// Removes a directory without a record. The process that made it was killed early, so it
-    /// contains at most a draft.
+    /// Removes a container's directory without a record. The process that made the directory was
+    /// killed early, so the directory contains at most a draft of the record.
     pub fn remove_unrecorded(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("remove", &path);
@@ -213,8 +222,8 @@ impl Place {
         gone(folder.remove_directory(&self.name)).map_err(failed)
     }
 
-    /// Removes the directory and the view in it. If the view contains foreign files, they stay, and
-    /// so does the record.
+    /// Removes the container's directory and the view in it. If the view contains files that
+    /// gpulimit did not make, these files and the record stay.
     pub fn remove(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("remove", &path);
@@ -232,8 +241,8 @@ impl Place {
         self.remove_unrecorded()
     }
 
-    /// Opens the list of containers, and this container's directory in it; `None` if one of them is
-    /// missing.
+    /// Opens the list of containers, and this container's directory in the list; `None` if either
+    /// is missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, Failure> {
         let Some(folder) = open_folder(&self.root)? else {
             return Ok(None);
@@ -243,7 +252,7 @@ impl Place {
     }
 }
 
-/// Opens the list of all containers in this root; `None` if there is none.
+/// Opens the directory in this root that lists all containers; `None` if it does not exist.
 fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     let directory = Directory::open(root);
     if let Ok(directory) = &directory
@@ -257,8 +266,8 @@ fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     open_roots_own(directory.open_directory(FOLDER), &root.join(FOLDER))
 }
 
-/// Accepts a directory only if it belongs to root and only root can write to it; `None` if it is
-/// missing.
+/// Accepts a directory only if it belongs to root and only root can write to it; `None` if the
+/// directory does not exist.
 fn open_roots_own(
     opened: io::Result<Directory>,
     path: &Path,
@@ -274,12 +283,12 @@ fn open_roots_own(
     }
     Err(Failure::new(format_args!(
         "users other than root can write to {}, so its records of containers are ignored: remove \
-         it if no container needs it",
+         this directory if no container needs it",
         path.display()
     )))
 }
 
-/// Removes the files that gpulimit puts into a view. Fails at any other file.
+/// Removes the files of a view that gpulimit makes. Fails at any other file.
 fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
     for name in directory.names()? {
         let name = name?;
@@ -296,7 +305,7 @@ fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
             }
             _ => {
                 return Err(io::Error::other(format!(
-                    "gpulimit did not make {}: move it elsewhere",
+                    "gpulimit did not make {}: move this file elsewhere",
                     directory.path().join(&name).display()
                 )));
             }

@@ -1,4 +1,5 @@
-//! The state that a runtime passes to its hooks, and the configuration in the container's bundle.
+//! Parses the state that a container runtime passes to its hooks, and the configuration in the
+//! container's bundle.
 
 use crate::failure::Failure;
 use serde::Deserialize;
@@ -6,22 +7,22 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// The longest state in bytes.
+/// The maximum length of a container's state in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// The runtime's state of a container.
+/// The state of a container, as the container runtime passes it to a hook.
 #[derive(Deserialize)]
 pub struct State {
-    /// The id, unique among the containers of a runtime.
+    /// The container's id, which is unique among the containers of a runtime.
     pub id: String,
-    /// The pid of the container's first process; 0 or missing if it has ended.
+    /// The pid of the container's first process; 0 or missing if that process has ended.
     #[serde(default)]
     pub pid: u32,
-    /// The directory of the container's configuration.
+    /// The container's bundle: the directory with its configuration.
     pub bundle: PathBuf,
 }
 
-/// The parts of the configuration that gpulimit needs.
+/// The parts of a container's configuration that gpulimit needs.
 #[derive(Deserialize)]
 struct Config {
     root: Rootfs,
@@ -50,22 +51,22 @@ struct Mapping {
     host_id: u32,
 }
 
-/// What the bundle says about the container.
+/// What gpulimit needs from a container's bundle.
 pub struct Bundle {
-    /// The root of the container's file system, as a path of the host.
+    /// The root directory of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
-    /// The host's number of the container's root group; `None` if the container's root is the
-    /// host's root.
+    /// The id on the host of the unix group that has id 0 in the container; `None` if the
+    /// container's root is the host's root.
     pub root_group: Option<u32>,
 }
 
 impl State {
-    /// Reads the state from standard input.
+    /// Reads a container's state from standard input.
     pub fn read() -> Result<Self, Failure> {
         let wrong = |why: &dyn std::fmt::Display| {
             Failure::new(format_args!(
                 "standard input is not the state of a container: {why}; an OCI runtime calls this \
-                 and passes the state"
+                 hook and passes the state"
             ))
         };
         let mut text = String::new();
@@ -81,7 +82,7 @@ impl State {
         Ok(state)
     }
 
-    /// Reads the configuration in the bundle.
+    /// Reads the container's configuration, which is in its bundle.
     pub fn bundle(&self) -> Result<Bundle, Failure> {
         let path = self.bundle.join("config.json");
         let failed = |why: &dyn std::fmt::Display| {
@@ -100,7 +101,10 @@ impl State {
         let root_group = match of_root(users).is_some_and(|user| user != 0) {
             false => None,
             true => Some(of_root(groups).ok_or_else(|| {
-                failed(&"it maps user 0 and not group 0: add linux.gidMappings for it")
+                failed(
+                    &"the configuration maps user 0 and not group 0: add linux.gidMappings for \
+                      group 0",
+                )
             })?),
         };
         Ok(Bundle {

@@ -10,45 +10,47 @@ use crate::{env, output, sizes, warnings};
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH, Root};
 use gpulimit_ledger::Ledger;
-use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit_limits::{LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
 use std::io::{self, IsTerminal};
+use std::time::Duration;
 
 /// The group of the command.
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// Holds a group that was made for this command only; `None` for other groups.
+    /// The hold on a group that was made for this command only; `None` for other groups. While this
+    /// process lives, the hold keeps other programs from removing the group as unused.
     own: Option<Hold>,
 }
 
 impl Place {
     /// Finds or makes the group that the options and the environment ask for.
     pub fn of(args: &Args) -> Result<Self, Failure> {
-        let limits = limits(args)?;
+        let asked = Asked::of(args)?;
         let place = match &args.name {
-            Some(name) => Self::named(args, name, limits),
-            None => Self::own(args, limits),
+            Some(name) => Self::named(args, name, asked),
+            None => Self::own(args, asked.limits()?),
         }?;
-        // A failure to clean up is no reason not to run the command.
+        // Remove the groups of ended jobs. If that fails, the command still runs.
         let _ = place.root.collect_garbage(Garbage::Everywhere);
         Ok(place)
     }
 
-    /// Joins or makes the group of `--name`, which stays.
-    fn named(args: &Args, name: &str, limits: Option<LimitSet>) -> Result<Self, Failure> {
+    /// Finds or makes the group of the option `--name`, which stays after the command.
+    fn named(args: &Args, name: &str, asked: Asked) -> Result<Self, Failure> {
         refuse_job_name(name)?;
         let name = match &args.group {
             Some(parent) => format!("{parent}/{name}"),
             None => name.to_owned(),
         };
         let (root, name) = groups::meant(&name, Purpose::Run)?;
-        let group = match limits {
+        let group = match asked.limits()? {
             None => root.group(&name)?,
             Some(limits) => {
                 let created = root.create(&name, &limits)?;
                 if !created.new {
-                    agree(&name, &limits, &created.group.limits()?.rules()?)?;
+                    asked.agree(&name, &created.group.limits()?.rules()?)?;
                 }
                 created.group
             }
@@ -61,7 +63,8 @@ impl Place {
         })
     }
 
-    /// Makes a group for this command only.
+    /// Makes a group for this command only. Uses the parent group instead if the caller may not
+    /// make groups below the parent and the command has no limit of its own.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -99,7 +102,8 @@ impl Place {
                 own: Some(created.hold),
             }),
             (Err(error), Some(parent)) if groups::is_denied(&error) => match limits {
-                // The new group would have no limit of its own, so run in the parent.
+                // The caller may not make groups in the parent, and this command has no limit of
+                // its own, so run it in the parent.
                 None => Ok(Self {
                     group: parent,
                     root,
@@ -117,7 +121,7 @@ impl Place {
     }
 
     /// Removes the group of this command, if the command has ended or did not start. If child
-    /// processes of the command still run, the group stays until they end.
+    /// processes of the command still run, the group stays until those processes end.
     pub fn leave(self) {
         if self.own.is_some() {
             let _ = self.group.forget_job();
@@ -127,10 +131,11 @@ impl Place {
     }
 }
 
-/// Makes a group for this process, which becomes the command.
+/// Makes a group for this process, which will become the command.
 ///
-/// The name may be taken: if one `gpulimit run` runs another, both have the same pid and start
-/// time; and so may a process in another pid namespace.
+/// The group's name contains the pid and start time of this process. Another group may have this
+/// name: if one `gpulimit run` executes another, both have the same pid and start time. A process
+/// in another pid namespace may also have the same pid and start time.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -147,8 +152,9 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment put the caller into. `GPULIMIT_MAX` alone
-/// asks for a group for a job that has not begun; the group of `run` replaces that one.
+/// Returns the group that the rules and the environment select for the caller; `None` if they
+/// select no group. Ignores `GPULIMIT_MAX`, which asks for a new group for a job, because `run`
+/// makes such a group itself.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
@@ -171,34 +177,110 @@ fn callers() -> Result<Option<Group>, Failure> {
     }
 }
 
-/// Returns the limits that the options ask for; `None` if they ask for none.
-fn limits(args: &Args) -> Result<Option<LimitSet>, Failure> {
-    let settings = sizes::together(&args.sizes, &args.settings)?;
-    if settings.is_empty() && !args.devices.is_empty() {
-        return Err(Failure::usage(
-            "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
-        ));
-    }
-    // Load NVML only if the limits depend on it, or if a person would see its warnings.
-    let driver = (io::stderr().is_terminal() && !settings.is_empty())
-        || !args.devices.is_empty()
-        || settings.iter().any(changes::depends_on_gpus);
-    let driver = driver.then(|| Driver::load().ok()).flatten();
-    let driver = driver.as_ref();
-    let changes = Changes::of_command(settings, &args.devices, driver)?;
-    let mut limits = LimitSet::default();
-    changes.apply(&mut limits)?;
-    for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {
-        output::note(&format!("warning: {line}"));
-    }
-    if let Some(time) = args.wait {
-        limits.options.on_limit = OnLimit::Wait;
-        limits.options.wait_timeout = time;
-    }
-    Ok((limits != LimitSet::default()).then_some(limits))
+/// The limits that the options ask for.
+struct Asked {
+    changes: Changes,
+    wait: Option<Duration>,
 }
 
-/// Checks that the caller may join the group, before the command starts.
+impl Asked {
+    /// Reads the options, and prints warnings about them.
+    fn of(args: &Args) -> Result<Self, Failure> {
+        let settings = sizes::together(&args.sizes, &args.settings)?;
+        if settings.is_empty() && !args.devices.is_empty() {
+            return Err(Failure::usage(
+                "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
+            ));
+        }
+        // Load NVML only if the limits depend on the GPUs, or if a person at a terminal would see
+        // the warnings that need NVML.
+        let driver = (io::stderr().is_terminal() && !settings.is_empty())
+            || !args.devices.is_empty()
+            || settings.iter().any(changes::depends_on_gpus);
+        let driver = driver.then(|| Driver::load().ok()).flatten();
+        let driver = driver.as_ref();
+        let changes = Changes::of_command(settings, &args.devices, driver)?;
+        let mut limits = LimitSet::default();
+        changes.apply(&mut limits)?;
+        for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {
+            output::note(&format!("warning: {line}"));
+        }
+        let wait = args.wait;
+        Ok(Self { changes, wait })
+    }
+
+    /// Returns the limits of a new group; `None` if the options ask for no limit.
+    fn limits(&self) -> Result<Option<LimitSet>, Failure> {
+        let limits = self.applied_to(&LimitSet::default())?;
+        Ok((limits != LimitSet::default()).then_some(limits))
+    }
+
+    fn applied_to(&self, limits: &LimitSet) -> Result<LimitSet, Failure> {
+        let mut limits = limits.clone();
+        self.changes.apply(&mut limits)?;
+        if let Some(time) = self.wait {
+            limits.options.on_limit = OnLimit::Wait;
+            limits.options.wait_timeout = time;
+        }
+        Ok(limits)
+    }
+
+    /// Fails if an existing group has other limits than those asked for. Limits that the options do
+    /// not name may have any value.
+    fn agree(&self, name: &str, there: &LimitSet) -> Result<(), Failure> {
+        let asked = self.applied_to(there)?;
+        let (mut has, mut wants, mut commands) = (Vec::new(), Vec::new(), Vec::new());
+        let set = format!("gpulimit set {name}");
+        let mut all = set.clone();
+        for (selector, values) in &asked.rules {
+            let of = match selector {
+                Selector::All => String::new(),
+                Selector::Device(id) => format!(" of {id}"),
+            };
+            let mut sizes = String::new();
+            for (key, size) in values.iter() {
+                let old = match selector {
+                    Selector::All => there.get(Selector::All, key),
+                    Selector::Device(id) => there.for_device(*id, key),
+                };
+                if old != Some(size) {
+                    let old = old.map_or(format!("no {key}"), |old| format!("{key} {old}"));
+                    has.push(old + &of);
+                    wants.push(format!("{key} {size}{of}"));
+                    sizes += &format!(" --{key} {size}");
+                }
+            }
+            match selector {
+                Selector::All => all += &sizes,
+                Selector::Device(_) if sizes.is_empty() => {}
+                Selector::Device(id) => commands.push(format!("{set}{sizes} --device {id}")),
+            }
+        }
+        for (key, value) in asked.options.iter() {
+            let old = there.options.get(key);
+            if old != value {
+                has.push(format!("{key} {old}"));
+                all += &format!(" {key}={value}");
+                wants.push(format!("{key} {value}"));
+            }
+        }
+        if has.is_empty() {
+            return Ok(());
+        }
+        if all != set {
+            commands.insert(0, all);
+        }
+        Err(Failure::new(format_args!(
+            "group '{name}' exists and has {}, not {}: leave these limits out to join it, or \
+             change it with `{}`",
+            has.join(", "),
+            wants.join(", "),
+            commands.join(" && ")
+        )))
+    }
+}
+
+/// Checks, before the command starts, that the caller may join the group.
 fn may_join(group: &Group) -> Result<(), Failure> {
     for above in group.upwards() {
         match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
@@ -214,19 +296,4 @@ fn may_join(group: &Group) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// Fails if an existing group has other limits than those asked for.
-fn agree(name: &str, asked: &LimitSet, there: &LimitSet) -> Result<(), Failure> {
-    if asked.same_as(there) {
-        return Ok(());
-    }
-    let set = match asked.get(Selector::All, Key::Max) {
-        Some(max) => format!("gpulimit set {name} --max {max}"),
-        None => format!("gpulimit set {name} --max SIZE --device GPU"),
-    };
-    Err(Failure::new(format_args!(
-        "group '{name}' exists and has {there}, not {asked}: leave --max out to join it, or change \
-         it with `{set}`"
-    )))
 }

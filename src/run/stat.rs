@@ -1,4 +1,4 @@
-//! The summary of `run --stat`.
+//! Prints the summary of `run --stat`.
 
 use crate::clock::span;
 use crate::figures::Gpu;
@@ -11,7 +11,7 @@ use gpulimit_group::Group;
 use gpulimit_ledger::{DeviceIndex, Ledger, Usage};
 use std::time::{Duration, Instant};
 
-/// The state of the group when the command began.
+/// The usage of the group when the command began, for comparison at the end.
 pub struct Stat {
     group: Group,
     start: Instant,
@@ -19,7 +19,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Records the state of the group before the command begins.
+    /// Records the usage of the group before the command begins.
     pub fn begin(group: &Group) -> Self {
         let ledger = group.ledger().ok();
         let usage = |ledger: &Ledger| {
@@ -35,7 +35,7 @@ impl Stat {
         }
     }
 
-    /// Prints on standard error how the command ended and what it used.
+    /// Prints on standard error how the command ended and how much GPU memory it used.
     pub fn report(&self, end: End, driver: Option<&Driver>) {
         let how = match end {
             End::Exit(status) => format!("exit status {status}"),
@@ -78,7 +78,8 @@ impl Stat {
         }
     }
 }
-/// Says how often requests waited, and for how long; empty if none did.
+/// Returns the part of the summary that says how often requests waited for memory, and how long in
+/// total; empty if no request waited.
 fn waited(count: u64, time: Duration) -> String {
     let time = span(time);
     match count {

@@ -165,3 +165,12 @@ fn scripts_of_all_shells_offer_commands_and_groups() {
     );
     place.refused(2, &["completions", "csh"]);
 }
+
+#[test]
+fn hidden_options_are_not_offered() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.said(&["completions", shell]);
+        assert!(!script.contains("preloaded") && script.contains("container"));
+    }
+}

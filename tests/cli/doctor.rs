@@ -53,6 +53,57 @@ fn doctor_works_without_a_driver() {
 }
 
 #[test]
+fn doctor_tests_the_library_on_a_system_without_true() {
+    let may = Command::new("unshare").args(["-m", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: mount namespaces take root");
+        return;
+    }
+    let place = Place::new();
+    // In a system without merged directories, the second mount hides /bin/true.
+    let script = "mount -t tmpfs tmpfs /usr/bin; [ -L /bin ] || mount -t tmpfs tmpfs /bin; \
+        test ! -e /bin/true && exec \"$0\" doctor --json";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_gpulimit")])
+        .env("GPULIMIT_ROOT", place.root_path())
+        .env("GPULIMIT_LIBRARY", library())
+        .output();
+    let output = output.expect("started");
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = json["findings"].as_array().expect("findings").iter();
+    let preload: Vec<_> = findings.filter(|it| it["check"] == "preload").collect();
+    assert_eq!(preload.len(), 1, "{preload:?}");
+    assert_eq!(preload[0]["level"], "ok", "{preload:?}");
+}
+
+#[test]
+fn doctor_warns_about_variables_that_no_program_reads() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let level = |name: &str, value: &str, preload: Option<&Path>| {
+        let mut command = place.gpulimit(&["doctor", "--json"]);
+        command.env(name, value);
+        if let Some(library) = preload {
+            command.env("LD_PRELOAD", library);
+        }
+        let output = command.output().expect("started");
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = json["findings"].as_array().expect("findings").iter();
+        let about: Vec<_> = findings
+            .filter(|it| it["text"].as_str().expect("a text").contains(" asks for "))
+            .collect();
+        assert_eq!(about.len(), 1, "{json}");
+        about[0]["level"].as_str().expect("a level").to_owned()
+    };
+    for (name, value) in [("GPULIMIT_MAX", "4G"), ("GPULIMIT_GROUP", "lab")] {
+        assert_eq!(level(name, value, None), "warning");
+        let nowhere = Path::new("/nowhere/libgpulimit.so");
+        assert_eq!(level(name, value, Some(nowhere)), "warning");
+        assert_eq!(level(name, value, Some(library())), "ok");
+    }
+}
+
+#[test]
 fn doctor_names_problems_in_the_root() {
     let place = Place::new();
     fs::create_dir(place.root_path()).expect("created");
@@ -68,6 +119,7 @@ fn doctor_names_problems_in_the_root() {
     let out = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1));
     assert!(out.contains("GPULIMIT_MAX='4Q'"), "{out}");
+    assert_eq!(out.matches("GPULIMIT_MAX=").count(), 1, "{out}");
     assert!(
         out.contains("cannot find libgpulimit.so (tried /nowhere.so)"),
         "{out}"
@@ -179,7 +231,7 @@ fn doctor_reports_whether_a_process_has_the_library() {
         0,
         &[
             "warning  library",
-            "neither LD_PRELOAD in its environment nor",
+            "neither LD_PRELOAD in the process's environment nor",
             "asks for a limit",
         ],
     );
@@ -223,7 +275,10 @@ fn doctor_reports_whether_a_process_has_the_library() {
         &place,
         &unseen,
         1,
-        &["its LD_PRELOAD names /nowhere/libgpulimit.so, which does not exist in its file system"],
+        &[
+            "the process's LD_PRELOAD names /nowhere/libgpulimit.so, which does not exist in the \
+             process's file system",
+        ],
     );
 }
 
@@ -290,7 +345,12 @@ fn doctor_reports_programs_that_load_no_preload() {
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
         std::os::unix::fs::chown(&program, Some(65533), None).expect("given away");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("changed");
-        says(&place, &start(), 1, &["its LD_PRELOAD is ignored"]);
+        says(
+            &place,
+            &start(),
+            1,
+            &["the process's LD_PRELOAD is ignored"],
+        );
     }
 }
 
@@ -366,7 +426,7 @@ fn doctor_reports_whether_programs_start_in_a_container() {
         "{out}"
     );
     assert!(
-        out.contains("ok       preload      programs that start there load"),
+        out.contains("ok       preload      programs that start in the container load"),
         "{out}"
     );
     drop(whole);
@@ -374,7 +434,7 @@ fn doctor_reports_whether_programs_start_in_a_container() {
     let (code, out) = about("web");
     assert_eq!(code, 1, "{out}");
     assert!(
-        out.contains("programs that start there cannot load /nowhere/libgpulimit.so"),
+        out.contains("programs that start in the container cannot load /nowhere/libgpulimit.so"),
         "{out}"
     );
     drop(broken);
@@ -417,14 +477,14 @@ fn doctor_reports_a_process_older_than_the_preload_file() {
         &place,
         &looked,
         1,
-        &["it started before /etc/ld.so.preload named"],
+        &["the process started before /etc/ld.so.preload named"],
     );
     at(SystemTime::now() - hour);
     says(
         &place,
         &looked,
         1,
-        &["but the dynamic linker did not load it"],
+        &["but the dynamic linker did not load the library"],
     );
 }
 

@@ -2,6 +2,7 @@
 
 use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
+use gpulimit_ledger::EventKind;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -268,4 +269,16 @@ fn an_unsafe_root_is_refused() {
         .expect("started");
     assert_eq!(relative.status.code(), Some(1));
     assert!(text(&relative.stderr).contains("absolute"), "{relative:?}");
+}
+
+#[test]
+fn help_names_every_event_and_describes_the_own_verb() {
+    let place = Place::new();
+    let events = place.said(&["events", "--help"]);
+    for kind in EventKind::ALL {
+        let line = format!("  {:<8} ", kind.name());
+        assert!(events.lines().any(|it| it.starts_with(&line)), "{line}");
+    }
+    let uninstall = place.said(&["uninstall", "--help"]);
+    assert!(!uninstall.contains("Copy the library"), "{uninstall}");
 }

@@ -57,7 +57,7 @@ fn a_group_is_given_only_to_users_who_can_find_it() {
     let lines: Vec<&str> = out.lines().collect();
     let remedy = |root: &str| format!("first run `install -d -m 0755 {root}`");
     assert!(
-        lines[1].contains("could not find group 'lab/alice' in /run/gpulimit")
+        lines[1].contains("not be able to find group 'lab/alice' in /run/gpulimit")
             && lines[1].contains(&remedy("/run/gpulimit")),
         "{out}"
     );

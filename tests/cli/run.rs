@@ -360,3 +360,54 @@ fn stat_prints_a_summary_at_the_end() {
         "{error:?}"
     );
 }
+
+#[test]
+fn run_compares_only_the_given_limits_with_an_existing_group() {
+    let place = Place::new();
+    place.said(&["create", "lab", "--max", "4G"]);
+    let run = |options: &[&str]| {
+        let arguments = [&["run", "--name", "lab"], options, &["--", "true"]].concat();
+        place.output(&arguments)
+    };
+    let said = |options: &[&str]| {
+        let error = text(&run(options).stderr);
+        error.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    for (options, expected) in [
+        (
+            &["--wait", "10m"][..],
+            "has on_limit fail, not on_limit wait: leave these limits out to join it, or change it \
+             with `gpulimit set lab on_limit=wait`",
+        ),
+        (
+            &["--wait", "5m", "--max", "4GiB", "--high", "3G"],
+            "has no high, on_limit fail, wait_timeout 10m, not high 3GiB, on_limit wait, \
+             wait_timeout 5m: leave these limits out to join it, or change it with `gpulimit set \
+             lab --high 3GiB on_limit=wait wait_timeout=5m`",
+        ),
+        (
+            &[
+                "--max",
+                "2G",
+                "--device",
+                "GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10",
+            ],
+            "has max 4GiB of GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10, not max 2GiB of \
+             GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10: leave these limits out to join it, or \
+             change it with `gpulimit set lab --max 2GiB --device \
+             GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10`",
+        ),
+    ] {
+        let said = said(options);
+        assert!(said.ends_with(expected), "{said}");
+    }
+    place.said(&["set", "lab", "on_limit=wait"]);
+    for options in [
+        &["--wait", "10m"][..],
+        &["--max", "4096M"],
+        &["--max", "4G", "--wait", "10m"],
+    ] {
+        let output = run(options);
+        assert!(output.status.success(), "{options:?}: {output:?}");
+    }
+}

@@ -22,7 +22,7 @@ fn set_takes_effect_for_members_at_once() {
     assert!(
         out.contains(
             "applied; usage 6.0 GiB of GPU GPU-1a2b… is above the new max 4.0 GiB: \
-             growth is refused until it falls"
+             growth is refused until the usage falls"
         ),
         "{out}"
     );

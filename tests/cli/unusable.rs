@@ -105,7 +105,7 @@ fn doctor_reports_a_full_or_read_only_root() {
         "mount -t tmpfs -o mode=0755,ro x $ROOT",
         &[
             "Read-only file system",
-            "-> ask root to mount it for writing",
+            "-> ask root to mount the file system for writing",
         ],
     );
     is_refused_on(
@@ -150,7 +150,10 @@ fn doctor_reports_a_root_that_the_user_cannot_write() {
         text(&output.expect("started").stdout)
     };
     let out = as_nobody();
-    assert!(out.contains("there are none to run programs in"), "{out}");
+    assert!(
+        out.contains("has no groups in which to run programs"),
+        "{out}"
+    );
     place.said(&["create", "lab", "--max", "4G", "--members", "all"]);
     let out = as_nobody();
     assert!(

@@ -222,7 +222,7 @@ fn a_user_cannot_block_changes_to_other_groups() {
     // removed.
     type Trap<'a> = (&'a str, &'a str, &'a dyn Fn());
     let sub = tree.team.parent().expect("above");
-    let traps: [Trap<'_>; 3] = [
+    let traps: [Trap<'_>; 4] = [
         ("lab/hers/team", &own, &|| {
             fs::set_permissions(&tree.team, Permissions::from_mode(0o777)).expect("set");
         }),
@@ -232,6 +232,9 @@ fn a_user_cannot_block_changes_to_other_groups() {
         }),
         ("lab/hers/own", "", &|| {
             fs::write(sub.join("own/sub/notes"), "foreign").expect("written");
+        }),
+        ("lab/hers/own", "", &|| {
+            fs::set_permissions(sub.join("own"), Permissions::from_mode(0o777)).expect("set");
         }),
     ];
     for (max, (name, policy, trap)) in (2..).zip(traps) {

@@ -10,10 +10,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const FILES: &str = "GPULIMIT_TEST_FILES";
 const STAYS: &str = "GPULIMIT_TEST_STAYS";
+const NEXT: &str = "GPULIMIT_TEST_NEXT";
 
 /// What Alice may have a lease on. She owns all these files.
 const LEASED: [&[&str]; 6] = [
@@ -35,6 +37,11 @@ fn lease() {
         // SAFETY: ignores a signal.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     }
+    if std::env::var_os(NEXT).is_some() {
+        let handler: extern "C" fn(libc::c_int) = ask;
+        // SAFETY: the handler only stores an atomic.
+        unsafe { libc::signal(libc::SIGIO, handler as usize) };
+    }
     for path in std::env::var(FILES).expect("paths").split(':') {
         let mut options = File::options();
         let file = options.read(true).write(true).open(path).expect("opened");
@@ -44,7 +51,30 @@ fn lease() {
     }
     let all = files.iter().all(|(_, done)| *done == 0);
     println!("\n#lease {all}");
+    if let Some(next) = std::env::var_os(NEXT) {
+        while !ASKED.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // The other process has time to open all files of the group once.
+        std::thread::sleep(Duration::from_secs(2));
+        let next = File::options().read(true).write(true).open(next);
+        let next = next.expect("opened");
+        // SAFETY: open descriptors, and plain numbers.
+        unsafe {
+            libc::fcntl(next.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK);
+            libc::signal(libc::SIGIO, libc::SIG_IGN);
+            libc::fcntl(files[0].0.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
+        }
+        std::thread::sleep(Duration::from_secs(600));
+    }
     std::thread::sleep(Duration::from_secs(600));
+}
+
+/// Whether another process waits for the end of a lease.
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn ask(_: libc::c_int) {
+    ASKED.store(true, Ordering::Relaxed);
 }
 
 /// A process of Alice's that has write leases.
@@ -54,6 +84,22 @@ impl Holder {
     /// `None` where the file system has no leases. The process ends when it is told that another
     /// one waits, or where it `stays`, not before the kernel ends the lease.
     fn new(directory: &Path, names: &[&str], stays: bool) -> Option<Self> {
+        Self::with(directory, names, |command| {
+            if stays {
+                command.env(STAYS, "1");
+            }
+        })
+    }
+
+    /// Starts a process that has a lease on the file called `first`. When another process waits for
+    /// the lease's end, this process takes a lease on `next` before it gives up the first one.
+    fn in_turns(directory: &Path, first: &str, next: &str) -> Option<Self> {
+        Self::with(directory, &[first], |command| {
+            command.env(NEXT, directory.join(next));
+        })
+    }
+
+    fn with(directory: &Path, names: &[&str], change: impl FnOnce(&mut Command)) -> Option<Self> {
         let paths = names.iter().map(|name| directory.join(name));
         let paths: Vec<_> = paths.map(|path| path.display().to_string()).collect();
         let mut command = Command::new("/proc/self/exe");
@@ -65,9 +111,7 @@ impl Holder {
             .gid(ALICE)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        if stays {
-            command.env(STAYS, "1");
-        }
+        change(&mut command);
         let mut holder = Self(command.spawn().expect("started"));
         let out = BufReader::new(holder.0.stdout.take().expect("piped"));
         let mut lines = out.lines().map(|line| line.expect("read"));
@@ -199,6 +243,55 @@ fn verbs_that_look_name_a_group_with_a_lease_and_go_on() {
         // The kernel ends a lease after 45 seconds.
         assert!(start.elapsed() < Duration::from_secs(40));
         assert!(mine.path().exists());
+    }
+}
+
+/// A program that always has a lease on one of two files would otherwise keep every verb out.
+#[test]
+fn files_of_a_group_are_waited_for_at_the_same_time() {
+    for (first, next) in [("limits", "lock"), ("ledger", "limits"), ("lock", "ledger")] {
+        let Some(ground) = Ground::new() else { return };
+        let (root, mine) = groups(&ground);
+        let Some(_holder) = Holder::in_turns(mine.path(), first, next) else {
+            return;
+        };
+        // The kernel ends a lease after 45 seconds: the second lease would last longer than this.
+        let until = Instant::now() + Duration::from_secs(30);
+        let removed = root.past_leases("lab/mine", until, || root.remove("lab/mine"));
+        assert!(removed.is_ok(), "{first}, {next}: {removed:?}");
+    }
+}
+
+#[test]
+fn kill_needs_only_the_ledger() {
+    let Some(ground) = Ground::new() else { return };
+    let (_, mine) = groups(&ground);
+    let stays = Holder::new(mine.path(), &["limits", "lock"], true);
+    let ends = Holder::new(mine.path(), &["ledger"], false);
+    let (Some(_stays), Some(_ends)) = (stays, ends) else {
+        return;
+    };
+    let start = Instant::now();
+    let (status, said) = run(&mut ground.gpulimit(&["kill", "lab/mine"]));
+    assert_eq!(status, Some(0), "{said}");
+    // The kernel ends a lease after 45 seconds.
+    assert!(start.elapsed() < Duration::from_secs(40));
+}
+
+#[test]
+fn the_record_of_a_job_is_never_foreign_while_leases_hide_its_group() {
+    let Some(ground) = Ground::new() else { return };
+    let (root, _) = groups(&ground);
+    let job = root.create("lab/run-1-1", &LimitSet::default());
+    let job = job.expect("created").group;
+    ground.write("groups/lab/sub/run-1-1/job", "gpulimit-job 1", ALICE, 0o600);
+    let Some(_holder) = Holder::new(job.path(), &["limits", "ledger"], true) else {
+        return;
+    };
+    for verb in ["gc", "doctor"] {
+        let (_, said) = run(&mut ground.gpulimit(&[verb]));
+        assert!(said.contains("F_SETLEASE"), "{verb}: {said}");
+        assert!(!said.contains("not make"), "{verb}: {said}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The identities of GPUs and MIG instances: their UUIDs.
 //!
-//! UUIDs are the only names of GPUs and MIG instances that are the same everywhere; ordinals differ
+//! Only the UUID of a GPU or MIG instance is the same everywhere. Its ordinal number differs
 //! between CUDA, NVML and containers. UUIDs are written as NVML writes them.
 
 use std::error::Error;
@@ -127,9 +127,10 @@ impl FromStr for DeviceId {
             for byte in &mut uuid {
                 *byte = (digits.next()? << 4 | digits.next()?) as u8;
             }
-            // The loop skips all characters that are not hexadecimal digits. Writing the resulting
-            // UUID and comparing it with the given text rejects every text in which such characters
-            // are missing or in wrong places.
+            // The loop skips all characters that are not hexadecimal digits, wherever they stand.
+            // The code below then writes the UUID again and compares the result with the given
+            // text. This comparison rejects a text whose prefix or hyphens are missing or in wrong
+            // places.
             let mut both = [Self::gpu(uuid), Self::mig(uuid)].into_iter();
             both.find(|id| id.written().eq_ignore_ascii_case(text.as_bytes()))
         };

@@ -1,10 +1,10 @@
-//! Detection of the file system on which a path lies, and of whether gpulimit groups can be stored
-//! on that file system.
+//! Detection of the file system on which a path lies. Some file systems cannot store gpulimit
+//! groups.
 //!
 //! The processes in a group share memory by mapping the group's files, and each process shows by a
-//! kernel file lock that it is alive. Both work only on a file system that one machine uses alone,
-//! where a mapping keeps the opened file and its locks alive, and where writing to a file does not
-//! replace the file by a copy.
+//! kernel file lock that it is alive. Both work only on a file system with three properties. One
+//! machine uses the file system alone. A mapping keeps the opened file and its locks alive. Writing
+//! to a file does not replace the file by a copy.
 #![allow(unsafe_code)]
 
 use crate::proc;
@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 /// The properties of a file system that decide whether gpulimit groups can be stored on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`;
-    /// `file system 0x…` with the magic number if the name is unknown.
+    /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`. If the
+    /// name is unknown, the text is `file system 0x…` with the magic number.
     pub name: Cow<'static, str>,
     /// The reason why a group cannot be stored on this file system; `None` if a group can.
     pub fault: Option<Fault>,
@@ -38,8 +38,8 @@ pub enum Fault {
     /// The first write to a file replaces the file by a copy: processes that mapped the file before
     /// the write do not see the change.
     CopiesUp,
-    /// The file system drops a lock when the descriptor is closed although the file is still
-    /// mapped, so the lock of a living process may be lost.
+    /// The file system drops a file lock when the descriptor is closed, even if the file is still
+    /// mapped. A living process may therefore lose its lock.
     LosesLocks,
 }
 
@@ -89,8 +89,9 @@ const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x786f_4256, "vboxsf", Some(Fault::Network)),
 ];
 
-/// Names, as in `/proc/self/mountinfo`, of FUSE file systems whose files lie on other machines, and
-/// of the virtio file system, whose files lie on a virtual machine's host.
+/// Names of file systems whose files lie on another machine, as `/proc/self/mountinfo` shows them.
+/// Most of these are FUSE file systems; the files of the virtio file system lie on the host of the
+/// virtual machine.
 const REMOTE: [&str; 22] = [
     "virtiofs",
     "fuse.beegfs",
@@ -155,11 +156,11 @@ pub fn check(path: &Path) -> Result<(), Unsuitable> {
 }
 
 impl Unsuitable {
-    /// Returns the error for a path on a file system that was found to drop the locks of files that
-    /// are still mapped.
+    /// Returns the error for a path whose file system failed a test: the file system dropped the
+    /// lock of a file that was still mapped.
     pub fn loses_locks(path: &Path) -> Self {
-        // The file at the path may not have been created, so its directory is examined, which
-        // exists.
+        // The file at the path may not exist yet. Its directory exists, so the directory is
+        // examined.
         let there = path.ancestors().find(|path| path.exists());
         let found = FileSystem::of(there.unwrap_or(path));
         Self {
@@ -198,9 +199,9 @@ fn mounted_as(path: &Path) -> Option<String> {
         .map(Into::into)
 }
 
-/// Returns the file system's name from a line of `mountinfo` if the line describes the file system
-/// with this device number: the device number is the third field, and the name is the first field
-/// after ` - `.
+/// Returns the file system's name from a line of `mountinfo`, if the line describes the file system
+/// with this device number. The device number is the third field of the line, and the name is the
+/// first field after ` - `.
 fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
     let (mount, file_system) = line.split_once(" - ")?;
     (mount.split(' ').nth(2)? == device).then_some(())?;
@@ -239,8 +240,8 @@ impl fmt::Display for Fault {
 
 impl Error for Unsuitable {}
 
-/// Returns whether a directory is the top directory of a mounted file system; false if that cannot
-/// be determined.
+/// Returns whether a directory is the top directory of a mounted file system. Returns false if the
+/// function cannot determine this.
 pub fn is_mount_point(path: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).ok().map(|about| about.dev());
     match (device(path), device(&path.join(".."))) {

@@ -1,9 +1,10 @@
-//! Suppression of the signals that the kernel sends to a thread whose write fails: SIGPIPE for a
-//! pipe without a reader, SIGXFSZ for a file that reaches the process's size limit (`ulimit -f`),
-//! and SIGTTOU for a terminal that belongs to another job.
+//! Suppression of the signals that the kernel sends to a thread whose write fails. There are three:
+//! SIGPIPE for a pipe without a reader, SIGXFSZ for a file that reaches the process's size limit
+//! (`ulimit -f`), and SIGTTOU for a terminal that belongs to another job.
 //!
-//! Each of these signals ends a program that does not expect the signal. The failed write also
-//! returns an error, and gpulimit needs only the error: see [`during`].
+//! Each of these signals ends or stops a program that has no handler for the signal. The failed
+//! write also returns an error. This error is all that gpulimit needs, so [`during`] suppresses the
+//! signal.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,9 +15,9 @@ use std::ptr::{null, null_mut};
 /// Size in bytes of the kernel's signal set, which `rt_sigtimedwait` expects as an argument.
 const KERNEL_SET: usize = 8;
 
-/// Runs `write` with SIGPIPE, SIGXFSZ and SIGTTOU blocked in the calling thread, and removes the
-/// signal that a failed `write` has raised. Signals from other processes and threads still reach
-/// the program.
+/// Runs `write` while SIGPIPE, SIGXFSZ and SIGTTOU are blocked in the calling thread. Then removes
+/// the signal that a failed `write` has raised. Signals from other processes and threads still
+/// reach the program.
 pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let held = set(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTTOU]);
     let mut before = set(&[]);
@@ -37,8 +38,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // timeout is zero, so the call does not wait for the signal, which is blocked. The old mask is
     // restored.
     unsafe {
-        // If the signal was already pending before the write, the kernel has merged the write's
-        // signal with it. The signal then belongs to the program and stays pending.
+        // If the same signal was already pending before the write, the kernel has merged the two
+        // signals into one. This pending signal belongs to the program, so it is not removed.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(
@@ -54,7 +55,7 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     written
 }
 
-/// Returns advice for the user after a write that failed because of the limit on file sizes; an
+/// Returns advice for the user if a write failed because of the limit on file sizes. Returns an
 /// empty text for other errors.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {

@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt;
 
 /// A process as the process describes itself.
 ///
-/// An identity is only for display and for asking the driver about the process's memory. Whether
-/// the process is alive is shown by its file lock.
+/// An identity is only for display and for asking the driver about the process's memory. It does
+/// not show whether the process is alive; the process's file lock shows that.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     /// The pid in the process's own pid namespace.
@@ -45,15 +45,16 @@ impl Identity {
     pub fn own_start_time() -> u64 {
         let mut stat = [0; 1024];
         let mut of = |path: &str| start_time(head(path, &mut stat));
-        // If `/proc` belongs to an outer pid namespace, where this process has another pid, the
-        // path that contains the pid does not exist.
+        // `/proc` may belong to an outer pid namespace, in which this process has another pid. The
+        // path with the process's own pid then does not exist.
         of(&first_thread("self", std::process::id()))
             .or_else(|| of("/proc/self/stat"))
             .unwrap_or(0)
     }
 
-    /// Returns whether the process has been killed or is exiting, and so will soon drop its file
-    /// lock; false if that cannot be determined, as for a process in another pid namespace.
+    /// Returns whether the process has been killed or is exiting. Such a process will soon drop its
+    /// file lock. Returns false if this cannot be determined, for example for a process in another
+    /// pid namespace.
     ///
     /// A killed process with much memory keeps its file lock for up to 30 ms (measured).
     pub fn is_ending(&self, own_pid_ns: u64) -> bool {
@@ -63,9 +64,9 @@ impl Identity {
         let mut stat = [0; 1024];
         let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
-            // If `/proc` does not show the process, either its parent has already reaped it, so
-            // that it is about to drop its file lock, or `/proc` hides the processes of other
-            // users.
+            // There are two reasons why `/proc` may not show the process. Its parent may have
+            // reaped it already; it is then about to drop its file lock. Or `/proc` hides the
+            // processes of other users.
             return !process::exists(self.pid);
         }
         if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
@@ -76,8 +77,8 @@ impl Identity {
             || has_kill_pending(head(&format!("/proc/{}/status", self.pid), &mut status))
     }
 
-    /// Returns whether both identities belong to one process, which may have called `exec` in
-    /// between.
+    /// Returns whether both identities belong to the same process. The process may have called
+    /// `exec` between the times at which the two identities were read.
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
         key(self) == key(other) && self.start_time != 0
@@ -90,11 +91,12 @@ impl Identity {
     }
 
     /// Returns the beginning of a process's command line. `pid` is the process's number in the
-    /// caller's pid namespace. `None` if the process has no command line, as a zombie, or if
-    /// `/proc` does not let the caller read the command line.
+    /// caller's pid namespace. Returns `None` if the process has no command line, for example
+    /// because it is a zombie. Also returns `None` if `/proc` does not let the caller read the
+    /// command line.
     ///
-    /// Waits for the lock and the pages of that process's memory; the user who owns that process
-    /// can make both waits last forever.
+    /// The read waits for the lock on that process's memory, and for the pages of that memory. The
+    /// user who owns that process can make both waits last forever.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
@@ -113,8 +115,8 @@ impl Identity {
     }
 }
 
-/// A process as the caller's `/proc` shows it: the parts of an [`Identity`] that other processes
-/// can see, even from an outer pid namespace.
+/// A process as the caller's `/proc` shows it. The fields are those parts of an [`Identity`] that
+/// other processes can see, even from an outer pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct SeenProcess {
     /// The pid in the process's own pid namespace.
@@ -124,8 +126,8 @@ pub struct SeenProcess {
     /// Start time of the process by the clock of the caller's time namespace, in ticks since boot;
     /// 0 if unknown.
     start_time: u64,
-    /// Whether the process is in the caller's time namespace, so that the process reads the same
-    /// start time for itself as the caller does.
+    /// Whether the process is in the caller's time namespace. If so, the process itself and the
+    /// caller read the same start time for the process.
     same_clock: bool,
 }
 
@@ -133,9 +135,9 @@ impl SeenProcess {
     /// Returns the pid that a process has in the caller's pid namespace; `None` if the process is
     /// not found in that namespace.
     ///
-    /// A process in an inner pid namespace has different pids in the inner and the caller's
-    /// namespace; `everybody` must then return all processes in `/proc`, among which this method
-    /// searches.
+    /// A process in an inner pid namespace has one pid there and another pid in the caller's
+    /// namespace. This method then searches among all processes in `/proc`, which `everybody` must
+    /// return.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -160,15 +162,16 @@ impl SeenProcess {
         Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
-    /// Returns the pid, in the caller's namespace, of the listed process that matches an identity
-    /// from another pid namespace. A listed process matches only if its namespace is known.
+    /// Searches the listed processes for the one that matches an identity from another pid
+    /// namespace. Returns the pid of that process in the caller's namespace. A listed process
+    /// matches only if its namespace is known.
     fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
         seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
             .map(|(pid, _)| pid)
     }
 
-    /// Returns the process that has this pid in the caller's pid namespace. If the process no
-    /// longer exists, it is assumed to have been in the caller's namespace.
+    /// Returns the process that has this pid in the caller's pid namespace. If no process has this
+    /// pid any more, the function assumes that the process was in the caller's namespace.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
         let stat = head(&first_thread(pid, pid), &mut stat);
@@ -188,9 +191,9 @@ impl SeenProcess {
         }
     }
 
-    /// Guesses the pid namespace of a process from its pid in the caller's namespace and its pid in
-    /// its innermost namespace: if both pids are equal, returns the caller's own namespace;
-    /// otherwise 0 for unknown.
+    /// Guesses the pid namespace of a process from two pids: its pid in the caller's namespace, and
+    /// its pid in its innermost namespace. If both pids are equal, returns the caller's own
+    /// namespace. Otherwise returns 0, which means unknown.
     fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
         if inner.is_none_or(|inner| inner == pid) {
             process::pid_ns()
@@ -205,8 +208,9 @@ impl SeenProcess {
     }
 
     /// Returns whether this process is the one that an identity describes. Unknown fields match any
-    /// value. The start times are not compared if the process is in another time namespace, because
-    /// the namespace shifts the start time that the process wrote into its slot of the ledger.
+    /// value. The start times are not compared if the process is in another time namespace. The
+    /// process has then written a start time into its slot of the ledger that its namespace has
+    /// shifted.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
@@ -272,14 +276,15 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     buffer.get(..len).unwrap_or(&[])
 }
 
-/// Returns the path of the `stat` file of a process's first thread, which contains the process's
-/// start time. The file `/proc/PID/stat` is not used, because qemu-user fakes it.
+/// Returns the path of the `stat` file of a process's first thread. This file contains the start
+/// time of the process. The file `/proc/PID/stat` contains it too, but qemu-user fakes that file.
 fn first_thread(process: impl fmt::Display, pid: u32) -> String {
     format!("/proc/{process}/task/{pid}/stat")
 }
 
-/// Returns a field of a `stat` file by its number in proc(5), from 3 on. Field 2, the program's
-/// name, may contain spaces and parentheses; the last `)` in the file ends field 2.
+/// Returns a field of a `stat` file by its number in proc(5); the number is 3 or more. Field 2 is
+/// the program's name, which may contain spaces and parentheses. The last `)` in the file ends
+/// field 2.
 fn field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
@@ -290,8 +295,8 @@ fn start_time(stat: &[u8]) -> Option<u64> {
     field(stat, 22)?.parse().ok()
 }
 
-/// Returns whether a `stat` file shows a dying process: the state (field 3) is zombie or dead, or
-/// the flags (field 9) contain PF_EXITING.
+/// Returns whether a `stat` file shows a dying process. The state (field 3) of such a process is
+/// zombie or dead, or its flags (field 9) contain PF_EXITING.
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
     matches!(field(stat, 3), Some("Z" | "X"))
@@ -317,8 +322,9 @@ fn has_kill_pending(status: &[u8]) -> bool {
 /// directory. `name` is the kernel's name for the process.
 fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
     let first = first(line);
-    // Some programs write their whole command line, separated by spaces, into the first argument.
-    // The function then returns the kernel's name for the process, which contains no arguments.
+    // Some programs overwrite their first argument with their whole command line, separated by
+    // spaces. The function then returns the kernel's name for the process, because this name
+    // contains no arguments.
     if first.is_empty() || first.contains(&b' ') {
         let mut program = [0; 64];
         for (to, &from) in program.iter_mut().zip(name.trim_ascii_end()) {
@@ -558,8 +564,8 @@ mod tests {
             None,
             "not in the list of processes"
         );
-        // A process that does not exist is found under its own pid, as is a process of another user
-        // that `/proc` hides.
+        // A process that does not exist is found under its own pid. The same holds for a process of
+        // another user that `/proc` hides.
         let gone = Identity {
             pid: 1 << 23,
             ..own

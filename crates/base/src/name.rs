@@ -1,5 +1,5 @@
-//! The rule for one component of a group's name, such as `alice` in `alice/job7`. Both the code
-//! that creates names and the code that reads names from files apply this rule.
+//! The rule for one component of a group's name, such as `alice` in `alice/job7`. The rule applies
+//! to names that gpulimit creates and to names that it reads from files.
 
 /// Largest length of one component of a group's name, in bytes.
 pub const LONGEST: usize = 64;

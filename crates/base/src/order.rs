@@ -1,9 +1,10 @@
-//! Sorting for the preloaded library `libgpulimit.so`. The sort takes a twentieth of the machine
-//! code of the standard library's sorts, which are compiled anew for each type. The library sorts
-//! only short lists, and rarely.
+//! Sorting for the preloaded library `libgpulimit.so`. The compiler makes a new copy of the
+//! standard library's sort for each type. The machine code of the sort in this module is a
+//! twentieth as long. The preloaded library sorts only short lists, and rarely, so speed matters
+//! less than size.
 
-/// Sorts `items` in place, so that `is_before(b, a)` is false for every `a` that ends up before
-/// `b`.
+/// Sorts `items` in place. If an item `a` ends up before an item `b`, then `is_before(b, a)` is
+/// false.
 ///
 /// The algorithm is a heap sort: it takes O(n log n) for every input and does not allocate. The
 /// sort is not stable.

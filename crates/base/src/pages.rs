@@ -1,5 +1,5 @@
-//! Memory that this process maps, and that is unmapped when its `Pages` value is dropped. Another
-//! process may truncate a mapped file: see [`lost`].
+//! Mapped memory of this process. Dropping the `Pages` value unmaps the memory. The module [`lost`]
+//! handles mapped files that another process truncates.
 #![allow(unsafe_code)]
 
 pub mod lost;
@@ -14,7 +14,8 @@ use std::ptr::{self, NonNull};
 pub struct Pages {
     start: NonNull<libc::c_void>,
     len: usize,
-    /// Watches for truncation of the mapped file; only for a mapped file whose content is read.
+    /// The watch for truncation of the mapped file. `None` for memory without a file, for a mapping
+    /// whose content is never read, and if too many mappings are watched already.
     watch: Option<Watch>,
 }
 

@@ -1,12 +1,12 @@
-//! Reading of files in `/proc`. These files contain text that users choose, such as the names of
-//! programs, mounts and control groups, which may consist of almost any bytes.
+//! Reading of files in `/proc`. These files contain names that users choose, such as the names of
+//! programs, mounts and control groups. The names may consist of almost any bytes.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced, so that a process cannot escape
-/// detection by a name that is not UTF-8.
+/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced. An error for such bytes would
+/// let a process escape detection by choosing a name that is not UTF-8.
 ///
 /// # Errors
 /// Any error of the system.

@@ -1,5 +1,5 @@
-//! Reading of small files in a directory where other users may write: the read neither waits for
-//! another process nor exceeds a given length.
+//! Reading of small files in a directory in which other users may create files. The read never
+//! waits for another process, and never returns more than a given length.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -14,8 +14,8 @@ pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let file = OpenOptions::new()
         .read(true)
-        // O_NONBLOCK is for a FIFO that another user may have put at the path: opening a FIFO would
-        // otherwise wait for a writer.
+        // Another user may have put a FIFO at the path. Without O_NONBLOCK, opening the FIFO would
+        // wait for a writer.
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
         .open(path)
         .map_err(|error| match error.raw_os_error() {

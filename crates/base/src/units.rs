@@ -32,7 +32,8 @@ pub enum Extent {
 const SMALLEST_REST: u64 = 1 << 20;
 
 impl fmt::Display for Extent {
-    /// Writes the extent in the form that parses back as the same extent: the size, or `-2GiB`.
+    /// Writes the extent as a size such as `2GiB`, or as `-2GiB` for all but 2 GiB. Parsing this
+    /// form gives the same extent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(size) => size.fmt(f),
@@ -88,8 +89,8 @@ impl Size {
 }
 
 impl fmt::Display for Size {
-    /// Writes the size in the shortest exact form, which parses back as the same size: `4GiB`,
-    /// `1536MiB`, `4097`, `12.5%`, `max`.
+    /// Writes the size in its shortest exact form: `4GiB`, `1536MiB`, `4097`, `12.5%`, `max`.
+    /// Parsing this form gives the same size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Max => f.write_str("max"),
@@ -181,15 +182,15 @@ fn shift(unit: &str) -> Option<u32> {
 /// A decimal number at the beginning of a text.
 struct Number {
     whole: u128,
-    /// The digits after the decimal point as a number, and the power of ten that the number is to
-    /// be divided by.
+    /// The digits after the decimal point, as a number and its divisor. The divisor is a power of
+    /// ten.
     fraction: Option<(u128, u128)>,
     /// Length of the written number in bytes.
     length: usize,
 }
 
-/// Digits after the decimal point beyond this many are dropped: they cannot change a size by a
-/// byte.
+/// Number of digits after the decimal point that are used. Further digits are dropped, because they
+/// cannot change a size by a byte.
 const FRACTION_DIGITS: usize = 18;
 
 impl Number {
@@ -310,7 +311,7 @@ pub struct Gib(u64);
 
 impl Gib {
     /// Displays this byte count in the unit that fits another byte count, without the name of the
-    /// unit: the `3.6` of `3.6 of 4.0 GiB`.
+    /// unit. The result is, for example, the `3.6` in `3.6 of 4.0 GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,

@@ -1,9 +1,9 @@
-//! The versions of gpulimit's file formats. Builds of gpulimit work together if they use the same
-//! formats for the files that they share, whatever their release versions are.
+//! The versions of gpulimit's file formats. Two builds of gpulimit work together if they use the
+//! same formats for the files that they share. Their release versions may differ.
 //!
-//! Each file contains the version of its format, and a build that uses another format refuses the
-//! file. These constants let a program compare two builds before one build refuses the files of the
-//! other.
+//! Each file contains the version of its format. A build that uses another format refuses to read
+//! the file. With these constants a program can compare two builds first, and tell the user before
+//! a file is refused.
 
 /// Version of the ledger's format: the ledger's layout, and the protocol of the processes that use
 /// the ledger.
@@ -23,8 +23,8 @@ const fn format(number: u64) -> u64 {
     }
 }
 
-/// The version of this build, followed by its [`formats`] in parentheses, padded with zeros:
-/// `0.1.0 (ledger 2, limits 3, rules 1)`.
+/// The version of this build, followed by its [`formats`] in parentheses:
+/// `0.1.0 (ledger 2, limits 3, rules 1)`. The text is padded with zero bytes.
 ///
 /// `libgpulimit.so` exports this constant, so that other programs can read the version from the
 /// library's file without loading the library.

@@ -1,5 +1,5 @@
-//! Decompression of fat binary entries. `nvcc --compress-mode` compresses entries with LZ4 (in the
-//! mode `speed`, and always before CUDA 12.8) or with zstd.
+//! Decompression of fat binary entries. nvcc compresses the entries with LZ4 or with zstd. The
+//! option `--compress-mode=speed` selects LZ4; before CUDA 12.8, nvcc always uses LZ4.
 
 use super::{lz4, zstd};
 
@@ -25,16 +25,16 @@ impl Method {
 
     /// Decompresses `packed`. Returns `None` unless the result has the size that the entry states.
     pub fn decode(self, packed: &[u8], stated: u64) -> Option<Vec<u8>> {
-        /// Largest size in bytes that is decompressed. The largest cubin in NVIDIA's own libraries
-        /// has 105 MB; for larger ones gpulimit does not estimate the memory, but measures it after
-        /// loading.
+        /// Largest decompressed size in bytes: a larger entry is not decompressed. The largest
+        /// cubin in NVIDIA's own libraries has 105 MB. For an entry above this size gpulimit does
+        /// not estimate the memory, but measures the memory after loading.
         const MOST: u64 = 512 << 20;
         /// Largest number of bytes that one compressed byte can decompress to, in LZ4 and in zstd
         /// (a zstd block of 128 KiB in four bytes).
         const DENSEST: [u64; 2] = [256, 32 << 10];
         let size = usize::try_from(stated).ok()?;
-        // If the entry claims a larger size than its compressed bytes can decompress to, the entry
-        // is rejected before memory is allocated.
+        // The entry may claim a larger size than its compressed bytes can decompress to. Such an
+        // entry is rejected before memory is allocated for its content.
         let most = DENSEST[self as usize].saturating_mul(packed.len() as u64);
         if !(1..=MOST.min(most)).contains(&stated) {
             return None;

@@ -1,9 +1,9 @@
 //! Memory needs of a cubin, the ELF file that holds code for one GPU architecture. The variables of
-//! a cubin lie in sections with special names; its symbols tell which variables are managed, and
-//! which functions of the device's runtime are called.
+//! a cubin lie in sections with special names. The symbols of the cubin tell which variables are
+//! managed, and which functions of the device's runtime its code calls.
 //!
-//! The cubin is not trusted: parts that lie outside the file or contradict each other make the
-//! memory needs [unknown](Needs::unknown), while the parts that can be read still count.
+//! The cubin is not trusted. If some parts lie outside the file, or contradict each other, the
+//! memory needs are [unknown](Needs::unknown). The parts that can be read still count.
 
 use super::numbers::File;
 use super::{Needs, runtime};
@@ -31,9 +31,9 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the length of a cubin according to its ELF header: up to the end of its section and
-/// segment tables, which come last (in the output of ptxas 11 to 13). `None` if the length exceeds
-/// the address space.
+/// Returns the length of a cubin according to its ELF header. The cubin ends with its section table
+/// or its segment table: in the output of ptxas 11 to 13, nothing follows these tables. Returns
+/// `None` if the length exceeds the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
     let end = |table: usize, count: usize, each: usize| match header.half(count)? {
@@ -50,8 +50,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
     needs_within(cubin, &mut cubin.len())
 }
 
-/// Returns the memory needs of a cubin, but reads at most `left` bytes of headers and tables, and
-/// subtracts the number of bytes read from `left`. The tables of a cubin from a compiler do not
+/// Returns the memory needs of a cubin. Reads at most `left` bytes of headers and tables, and
+/// subtracts the number of bytes read from `left`. In a cubin from a compiler the tables do not
 /// overlap, so `left` is always enough for such a cubin.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
@@ -72,7 +72,7 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections that hold variables, in the order of their numbers. For each section: its
+    /// The sections that hold variables, in the order of their numbers. Each item has the section's
     /// number, its size according to its header, and its size according to the symbols in it. Both
     /// sizes include managed variables.
     globals: Vec<(u16, u64, u64)>,
@@ -108,7 +108,8 @@ impl Found {
                 None => self.broken = true,
             }
         }
-        // A cubin without symbols needs no memory, because the driver does not load it (measured).
+        // The driver does not load a cubin without symbols (measured), so such a cubin needs no
+        // memory.
         self.broken |= tables.is_empty();
         for number in tables {
             self.broken |= self.table(file, number, left).is_none();
@@ -150,8 +151,8 @@ impl Found {
             let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
             if symbol.half(6)? == 0 {
                 let name = strings.get(symbol.short_place(0)?..)?;
-                // A name that is longer than every name of a runtime function is not read to its
-                // end.
+                // A name that is longer than the longest name of a runtime function is not read to
+                // its end.
                 let name = name.get(..=runtime::LONGEST).unwrap_or(name);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 self.runtime = self.runtime.with(runtime::of(name));

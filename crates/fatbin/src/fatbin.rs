@@ -1,8 +1,9 @@
 //! Memory needs of a fat binary, which contains code images for different GPUs. Each image may be
 //! compressed.
 //!
-//! The layout of a fat binary is a header of 16 bytes, followed by entries, each of which has its
-//! own header and a payload (seen in the output of nvcc 11 to 13, and in NVIDIA's libraries).
+//! A fat binary begins with a header of 16 bytes, followed by entries. Each entry consists of a
+//! header of its own and a payload. This layout was seen in the output of nvcc 11 to 13, and in
+//! NVIDIA's libraries.
 
 use super::Needs;
 use super::compressed::Method;
@@ -70,8 +71,8 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
 }
 
 /// Returns the memory needs of a fat binary. The driver loads only one of the images that fit a GPU
-/// of these compute capabilities, so the largest needs among these images count. Uncompressed
-/// images count for every GPU, because reading them is cheap.
+/// of these compute capabilities. Therefore the largest needs among these images count. Reading an
+/// uncompressed image is cheap, so all uncompressed images count, whichever GPU they are for.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -83,8 +84,9 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     // If several images share compressed data, the data is decompressed only once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
-    // The images of an entry with several images each use a part of one payload. Without this
-    // bound, overlapping images could each be read to the payload's end.
+    // An entry with several images has one payload, of which each image uses a part. Many
+    // overlapping images could each be read up to the payload's end. Therefore `unread` bounds the
+    // number of bytes that are read for all images together.
     let mut unread = fatbin.len();
     for (number, entry) in entries.iter().enumerate() {
         let image = match entry.compressed {
@@ -132,8 +134,8 @@ impl Compressed {
     }
 }
 
-/// Appends the images of a fat binary to `entries`. Returns `None` if the fat binary is incomplete;
-/// the images found up to that point stay in `entries`.
+/// Appends the images of a fat binary to `entries`. Returns `None` if the fat binary is incomplete.
+/// The complete images at its beginning are then still in `entries`.
 fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
@@ -192,8 +194,9 @@ fn joined<'a>(
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
         let record = File(records.next()?);
-        // In the header of one of several images, this field is the offset of the image; in the
-        // header of an entry, the field is the header's size.
+        // Headers of entries and headers of images have this field at the same place. In the header
+        // of an image it is the offset of the image; in the header of an entry it is the size of
+        // the header.
         let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;
@@ -210,11 +213,11 @@ fn joined<'a>(
     Some(())
 }
 
-/// Returns, for each entry, whether the driver may choose its image for any of the GPUs. For each
-/// GPU, the driver chooses among the cubins with the GPU's major version and the highest minor
-/// version up to the GPU's. If there is no such cubin, the driver chooses among the PTX texts with
-/// the highest version up to the GPU's. If a version has several variants (`sm_90a`), all variants
-/// count.
+/// Returns for each entry whether the driver may choose the entry's image for one of the GPUs. For
+/// a GPU, a cubin fits if its major version is the GPU's and its minor version is not above the
+/// GPU's. The driver chooses a fitting cubin with the highest minor version. If no cubin fits, the
+/// driver chooses a PTX text with the highest version that is not above the GPU's. If a version has
+/// several variants (`sm_90a`), all variants count.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
@@ -257,8 +260,8 @@ mod tests {
         needs.variables
     }
 
-    /// Returns the bytes of the variables in the variant of `fixtures/variables.cu` whose array has
-    /// this many MiB, including a table of 4,000 bytes.
+    /// Returns the bytes that the variables of `fixtures/variables.cu` take if its array has this
+    /// many MiB. The bytes include a table of 4,000 bytes.
     fn version(mib: u64) -> u64 {
         // In PTX text the size of each variable is rounded up.
         (mib << 20) + if mib == 50 { 4096 } else { 4000 }
@@ -302,8 +305,8 @@ mod tests {
         frame
     }
 
-    /// The test ends quickly only if bytes are not read again for each image: with as many images
-    /// as an entry can name, it would otherwise take days.
+    /// The entry names as many images as an entry can. If the code read the same bytes again for
+    /// each image, this test would take days.
     #[test]
     fn overlapping_images_are_read_once() {
         const COUNT: usize = 60_000;
@@ -351,8 +354,8 @@ mod tests {
         }
         assert_eq!(compressed.decode(&packed, &mut left), None);
         assert_eq!(left, 1 << 20);
-        // A PTX image that is an entry of its own is also read while the bound on decompressed
-        // bytes allows, and its needs are otherwise unknown.
+        // A PTX image may also be an entry of its own. Such an image is read if the bound on
+        // decompressed bytes is not used up yet. Otherwise its needs are unknown.
         let entry = |stated: u64| {
             let mut header = [0u8; ENTRY];
             (header[0], header[4], header[28]) = (1, ENTRY as u8, 90);
@@ -374,8 +377,8 @@ mod tests {
     #[test]
     fn only_compressed_entries_are_chosen_by_gpu() {
         let mut plain = LZ4.to_vec();
-        // The PTX entry claims to be uncompressed. Its compressed bytes are read as text and
-        // declare no variables.
+        // The PTX entry is compressed but claims to be uncompressed. The compressed bytes are then
+        // read as PTX text, in which no variable is found.
         plain[16 + 40..16 + 48].copy_from_slice(&0x11u64.to_le_bytes());
         assert_eq!(all(&plain, &[80]).variables, version(100));
         assert_eq!(all(&plain, &[70]).variables, 0);

@@ -1,10 +1,11 @@
 //! Estimates of the GPU memory that a code image takes when the driver loads it.
 //!
-//! For most code, gpulimit measures the memory after the driver has loaded the code. But code with
-//! large `__device__` arrays, or with device `malloc`, `assert` or `printf`, must be refused before
-//! the driver takes the memory for them, so its memory is estimated from the image itself: a PTX
-//! text, a cubin (ELF), or a fat binary of these, compressed or not. The layouts of images come
-//! from the PTX ISA, and from binaries of nvcc 11 to 13.
+//! For most code, gpulimit measures the memory after the driver has loaded the code. This is too
+//! late for code with large `__device__` arrays, or with device `malloc`, `assert` or `printf`. A
+//! load of such code that exceeds the limit must be refused before the driver takes the memory.
+//! Therefore this crate estimates the memory from the image itself. An image is a PTX text, a cubin
+//! (ELF), or a fat binary of these, compressed or not. The layouts of images come from the PTX ISA,
+//! and from binaries of nvcc 11 to 13.
 
 mod compressed;
 mod cubin;
@@ -34,7 +35,8 @@ pub struct Needs {
     pub device_assert: bool,
     /// Whether the image's kernels use device `printf`.
     pub device_printf: bool,
-    /// Whether some part of the image could not be read, so that the image may need more memory.
+    /// Whether some part of the image could not be read. The image may then need more memory than
+    /// the other fields say.
     pub unknown: bool,
 }
 
@@ -62,7 +64,8 @@ impl Needs {
         self.device_malloc || self.device_assert || self.device_printf
     }
 
-    /// Returns the memory needs of an image that is one of two alternatives.
+    /// Returns memory needs for a case in which the driver loads one of two images, and it is not
+    /// known which. The bounds hold for both images.
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
@@ -94,8 +97,8 @@ impl Needs {
         .bounded()
     }
 
-    /// Returns these memory needs with sizes capped at 2^48 bytes, more than any GPU has, so that
-    /// adding sizes does not overflow.
+    /// Returns these memory needs with all sizes capped at 2^48 bytes. Sums of capped sizes do not
+    /// overflow. No GPU has that much memory.
     fn bounded(self) -> Needs {
         const MOST: u64 = 1 << 48;
         Needs {
@@ -186,8 +189,8 @@ mod tests {
         image
     }
 
-    /// Returns the memory needs of an image, and asserts that they are the same whether the image
-    /// lies in memory or in a file.
+    /// Returns the memory needs of an image. Asserts that the needs are the same for an image in
+    /// memory and for an image that is the content of a file.
     fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
         let file = needs_of_bytes(image, &gpus);
@@ -244,8 +247,8 @@ mod tests {
         }
     }
 
-    /// The test uses headers that no compiler writes: the parts of the image that such headers hide
-    /// are unknown, the other parts still count, and no byte outside the image is read.
+    /// The test uses headers that no compiler writes and that hide parts of the image. The hidden
+    /// parts are unknown, and the other parts still count. No byte outside the image is read.
     #[test]
     fn contradictory_headers_are_unknown() {
         let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
@@ -261,8 +264,8 @@ mod tests {
         ] {
             let mut image = whole.clone();
             put(&mut image, at, value);
-            // An image whose header claims a greater length than it has can only be tested as a
-            // file's content.
+            // This image's header claims a greater length than the image has. Such an image can
+            // only be tested as the content of a file, whose end is known.
             let needs = needs_of_bytes(&image, &Vec::new);
             assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
         }
@@ -290,8 +293,9 @@ mod tests {
         assert!(all(&image).unknown, "names of symbols outside the image");
     }
 
-    /// Builds a cubin for a test, with these symbols. Each symbol is given as its name, its section
-    /// (0 if defined in another file), and its size if it is a managed variable.
+    /// Builds a cubin for a test, with these symbols. Each symbol is given by three values: its
+    /// name; the number of its section, which is 0 if another file defines the symbol; and its size
+    /// if the symbol is a managed variable.
     fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
         for (name, own, managed) in list {
@@ -440,8 +444,8 @@ mod tests {
         let large = cubin(&[(".nv.global", 5000)]);
         for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
             let mut entries = vec![(2, 0x11, &[][..]); count];
-            // The memory needs of an empty cubin would be unknown, and PTX text is cheaper to read,
-            // so the images are PTX texts.
+            // The images are PTX texts, not empty cubins. The memory needs of an empty cubin would
+            // be unknown, and PTX text is cheaper to read.
             entries.fill((1, 0x11, b".version"));
             entries.insert(0, (2, 0x11, &large));
             entries.push((1, 0x11, b".global .b8 x[30000];"));
@@ -451,8 +455,8 @@ mod tests {
         }
     }
 
-    /// An algorithm that takes one step per byte for each of many sections, or for each of many
-    /// names, would take days for these test images.
+    /// These test images have many sections, or many names. An algorithm that reads all bytes again
+    /// for each section or for each name would take days for them.
     #[test]
     fn overlapping_tables_and_endless_names_are_read_once() {
         const SECTIONS: u16 = 40_000;

@@ -1,5 +1,5 @@
-//! Decompression of one LZ4 block as it lies in a fat binary: without a frame, and with the
-//! decompressed size stated in the header of the fat binary's entry.
+//! Decompression of one LZ4 block from a fat binary. The block has no LZ4 frame around it. The
+//! header of the fat binary's entry states the decompressed size.
 //!
 //! The layout of the data is the LZ4 block format.
 
@@ -7,12 +7,12 @@ use super::output::{Output, STEP};
 
 /// Length of an LZ4 match whose length code is 0.
 const SHORTEST_MATCH: usize = 4;
-/// The value of a four-bit length field that means that the length continues in the following
+/// A special value of a four-bit length field. It means that the length continues in the following
 /// bytes.
 const GOES_ON: usize = 15;
 
-/// Decompresses the LZ4 block `packed`. Returns `None` unless the result has exactly `size` bytes,
-/// and if memory is short.
+/// Decompresses the LZ4 block `packed`. Returns `None` if the result does not have exactly `size`
+/// bytes, or if memory is short.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut out = Output::new(size)?;
     let mut rest = packed;

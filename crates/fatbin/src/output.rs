@@ -1,8 +1,8 @@
 //! The output buffer of the LZ4 and zstd decoders, which has a fixed size and is written once from
 //! front to back.
 
-/// The step of short copies in bytes: a short copy writes whole steps, so it may write beyond the
-/// end of the copied bytes.
+/// The step of short copies, in bytes. A short copy always writes whole steps, so it may write more
+/// bytes than it was asked to copy.
 pub const STEP: usize = 16;
 
 /// The bytes that a decoder has written so far, and space for the bytes that are still missing.
@@ -64,8 +64,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends a copy of `count` bytes that begin `offset` bytes before the end of the output. The
-    /// copied bytes may include bytes that this same copy appends.
+    /// Appends a copy of `count` bytes of the output, beginning `offset` bytes before its end. If
+    /// `count` exceeds `offset`, the copied bytes include bytes that this same copy has appended.
     #[inline]
     pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
         if offset == 0 || offset > self.at || count > self.size - self.at {
@@ -80,8 +80,8 @@ impl Output {
                 (from, to) = (from + STEP, to + STEP);
             }
         } else {
-            // Each round copies all bytes that are already repeated, so the number of repeated
-            // bytes doubles.
+            // Each round copies the original bytes and all copies that earlier rounds have
+            // appended, so the copied length doubles with each round.
             let bytes = self.bytes.get_mut(start..end)?;
             let mut there = offset;
             while there < bytes.len() {

@@ -3,20 +3,21 @@
 //!
 //! The text is split into tokens, so that a comment, a string or white space can neither hide a
 //! declaration nor fake one. A declaration that cannot be parsed makes the needs
-//! [unknown](Needs::unknown). The accepted syntax was checked with ptxas 12.9: array dimensions are
-//! single numbers (decimal, hexadecimal, octal or binary), and functions may contain declarations.
+//! [unknown](Needs::unknown). The accepted syntax was checked with ptxas 12.9. Each array dimension
+//! is a single number: decimal, hexadecimal, octal or binary. Functions may contain declarations.
 
 use std::iter::Peekable;
 
 use super::Needs;
 use super::runtime::NAMES;
 
-/// The alignment of variables in bytes: two variables never share one aligned block of this size.
+/// The alignment of variables in GPU memory, in bytes. The driver never places two variables in the
+/// same aligned block of this size.
 const GRAIN: u64 = 256;
 /// Largest number of bytes that a texture, sampler or surface reference takes in GPU memory.
 const REFERENCE: u64 = 256;
-/// Largest number of `.extern` declarations that are matched with definitions. If a PTX text has
-/// more, its memory needs are unknown.
+/// Largest number of `.extern` declarations for which definitions are searched. If a PTX text has
+/// more `.extern` declarations, its memory needs are unknown.
 const MOST_EXTERNS: usize = 64;
 /// Directives that may stand before `.global` in a variable's declaration.
 const LINKAGE: [&[u8]; 4] = [b".visible", b".extern", b".weak", b".common"];
@@ -168,9 +169,9 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Returns whether a `.global` after the token `before` begins a variable's declaration. In an
-    /// instruction (`ld.global`, `cvta.to.global`) `.global` follows the instruction's name or a
-    /// modifier, and in a parameter `.global` follows `.ptr`.
+    /// Returns whether a `.global` after the token `before` begins a variable's declaration. There
+    /// are two other uses of `.global`. In an instruction (`ld.global`, `cvta.to.global`) it
+    /// follows the instruction's name or a modifier. In a parameter it follows `.ptr`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,
@@ -185,7 +186,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips the names after the directive `.target`, which no semicolon ends.
+    /// Skips the names after the directive `.target`. No semicolon ends this directive.
     fn target(&mut self) {
         while let Some(Token::Word([b'a'..=b'z' | b'A'..=b'Z' | b'_', ..]) | Token::Sign(b',')) =
             self.peek()
@@ -210,8 +211,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Records the use of a runtime function if `word`, which stands outside declarations, is its
-    /// name. A runtime function that is only declared takes no memory (measured).
+    /// Records the use of a runtime function if `word` is the function's name. `word` stands
+    /// outside declarations: a runtime function that is only declared takes no memory (measured).
     fn used(&mut self, word: &[u8]) {
         for ((name, use_of), called) in NAMES.iter().zip(self.called) {
             if called && word == *name {
@@ -222,7 +223,7 @@ impl<'a> Reader<'a> {
 
     /// Parses a variable's declaration after `.global`, such as
     /// `.attribute(.managed) .align 16 .v4 .f32 name[10][20] = {1, 2}, other;`. Returns `None` if
-    /// the text is not a declaration; the variables found up to that point still count.
+    /// the text is not a complete declaration. The variables before the error still count.
     fn declaration(&mut self) -> Option<()> {
         let (mut width, mut vector, mut align, mut is_managed) = (None, 1u64, 1u64, false);
         while let Token::Word(word @ [b'.', ..]) = self.peek()? {
@@ -339,8 +340,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds the variables that the text declares as defined in another text, unless this text
-    /// defines them too. The compiler reserves memory for each such variable once.
+    /// Adds the variables that the PTX text declares as defined in another text. Skips those that
+    /// the PTX text defines itself, because the compiler reserves memory for each variable only
+    /// once.
     fn add_externs(&mut self) {
         for variable in std::mem::take(&mut self.externs) {
             if !self.defined.contains(&variable.name) {

@@ -1,5 +1,5 @@
-//! Decompression of one zstd frame as it lies in a fat binary: without a dictionary, and with the
-//! decompressed size stated in the header of the fat binary's entry.
+//! Decompression of one zstd frame from a fat binary. The frame uses no dictionary. The header of
+//! the fat binary's entry states the decompressed size.
 //!
 //! The layout of the data is RFC 8878. An optional checksum is not verified, because the
 //! decompressed bytes are not trusted anyway.
@@ -17,8 +17,8 @@ use sequences::Sequences;
 /// Largest size of a zstd block in bytes, compressed or not.
 const MOST_OF_A_BLOCK: usize = 128 << 10;
 
-/// Decompresses the zstd frame `packed`. Returns `None` unless the result has exactly `size` bytes,
-/// and if memory is short.
+/// Decompresses the zstd frame `packed`. Returns `None` if the result does not have exactly `size`
+/// bytes, or if memory is short.
 pub fn decode(packed: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut rest = packed;
     if header(&mut rest)?.is_some_and(|content| content != size as u64) {
@@ -154,7 +154,8 @@ mod tests {
         let mut refused = 0;
         for number in 0..20_000 {
             let mut frame = PACKED.to_vec();
-            // Half of the damage is done at the front of the frame, which describes the codes.
+            // Half of the damage is done at the front of the frame, because the front describes the
+            // codes.
             let most = if number % 2 == 0 { 200 } else { frame.len() };
             for _ in 0..=random(2) {
                 frame[random(most)] = random(256) as u8;

@@ -30,7 +30,8 @@ pub enum Members {
 }
 
 impl Members {
-    /// Returns the permissions of those files of a group that its members open for writing.
+    /// Returns the permissions for a group's shared files: the files that the group's members open
+    /// for writing.
     const fn mode(self) -> u32 {
         match self {
             Self::Owner => 0o600,
@@ -43,9 +44,9 @@ impl Members {
 impl Access {
     /// Gives the owner and the members of the group access to the group's file `name`.
     ///
-    /// The permissions are set on the open file, and only if the file has the same owner as its
-    /// directory or the directory belongs to root. Another user therefore cannot have put a
-    /// different file there.
+    /// Sets the permissions on the open file, not by its name. Fails unless the file has the same
+    /// owner as its directory or the directory belongs to root. With this check, another user's
+    /// file of the same name is not changed.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());
@@ -73,7 +74,8 @@ impl Access {
         file.set_permissions(Permissions::from_mode(self.members.mode()))
     }
 
-    /// Gives the directory `sub`, which holds the groups below a group, to the group's owner.
+    /// Gives the directory `sub` to the group's owner. That directory holds the group's child
+    /// groups.
     pub(super) fn give_directory(&self, below: &Directory) -> io::Result<()> {
         match self.owner {
             Some(owner) => below.set_owner(owner),

@@ -1,9 +1,8 @@
-//! Makes the files of a group, and sets which users may run programs in the group and in the groups
-//! above it.
+//! Makes the group's file `lock` if the file does not exist.
 //!
-//! Owners and permissions are changed through open files, in an open directory ([`Descent`]). While
-//! root works in a group's directory, root has only the rights of the user who owns that directory.
-//! A link that a user puts into the directory of one group therefore cannot affect another group.
+//! Owners and permissions are changed through open files in an open directory ([`Descent`]). While
+//! root works in a group's directory, root has only the rights of that directory's owner. So a link
+//! that a user puts into the directory of one group cannot affect another group.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -22,15 +21,15 @@ impl Group {
             made => made.and_then(|file| access.give(&file)),
         };
         made.map_err(|error| match error.kind() {
-            // A removal of the group or a clean-up has taken away the directory, or the new lock
-            // file.
+            // Another process has removed the group's directory or its new lock file, in a removal
+            // of the group or a clean-up.
             ErrorKind::NotFound => self.missing(),
             _ => self.failed("create", error),
         })
     }
 
-    /// Makes the files of the group that are missing, and returns whether its limits file was made
-    /// by this call. The caller holds the group's lock.
+    /// Makes the missing files of the group. Returns whether this call made the group's limits
+    /// file. The caller holds the group's lock.
     pub(super) fn fill(
         &self,
         place: Descent,
@@ -52,14 +51,14 @@ impl Group {
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
-        // The groups above may belong to root or to another user. Root cannot change them with the
-        // lowered rights that it has while `place` lives.
+        // The groups above this group may belong to root or to another user. While `place` lives,
+        // root has lowered rights, and could not change these groups.
         drop(place);
         if !is_group {
             self.admit_above(access)?;
         }
         let _power = Descent::to(self)?;
-        // The limits file is made last, because a directory becomes a group by its limits file.
+        // A directory becomes a group by its limits file, so the limits file is made last.
         let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
         if new && limits.protects() {
             self.notify_parent();
@@ -73,8 +72,8 @@ impl Group {
         Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
     }
 
-    /// Lets the users of `access` run programs in the group and the groups above it, besides the
-    /// users who may already do so.
+    /// Lets the users of `access` run programs in the group and in the groups above it. Users who
+    /// may already do so keep that right.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
         self.change(|here| {
             access.give_file(here, LEDGER)?;
@@ -90,8 +89,8 @@ impl Group {
         change(&place.directory).map_err(|error| self.failed("change", error))
     }
 
-    /// Lets the users of `access` write the ledgers of all groups above this one, because a member
-    /// of a group is also charged in the groups above.
+    /// A member of a group is also charged in the groups above it. So the users of `access` need
+    /// write access to the ledgers of all these groups.
     fn admit_above(&self, access: Access) -> Result<(), GroupError> {
         let user = access.owner.filter(|uid| *uid != user::effective());
         for above in self.upwards().skip(1) {

@@ -1,7 +1,13 @@
-//! The steps that a group takes when a memory request does not fit, in this order: the process
-//! gives back its unused memory, dead members are cleaned away, the other members are asked for
-//! their unused memory (`contend` of the ledger), the request waits, processes are killed, the
-//! request is refused. The group's options say how many of these steps are taken.
+//! The steps of a group at its limit, taken in this order until a memory request fits:
+//!
+//! 1. The process gives back its unused memory.
+//! 2. Dead members are cleaned away.
+//! 3. The other members are asked for their unused memory (`contend` of the ledger).
+//! 4. The request waits.
+//! 5. Processes are killed.
+//! 6. The request is refused.
+//!
+//! The group's options say which of these steps are taken.
 
 use super::kill::{Target, Targets};
 use super::look;
@@ -20,22 +26,22 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long one request may look for processes to kill. The look takes a second for each process
-/// whose memory map cannot be read in time.
+/// How long one request may look for processes to kill. If a process's memory map cannot be read in
+/// time, the look at that process takes a second.
 const LOOKS: Duration = Duration::from_secs(4);
 /// The most times that a request starts over because the limits have changed since its start. After
-/// that the request is refused. A program would have to change the limits on purpose and without
-/// pause to reach this number.
+/// that many attempts the request is refused. To make a request reach this number, a program would
+/// have to change the limits on purpose and without pause.
 pub(super) const CHANGES: u32 = 1_000;
 /// The most rounds of killing for one request.
 const VICTIMS: u32 = 64;
 /// The most killed processes that the message about the kill names.
 const NAMED: usize = 3;
 /// The pause between two attempts of a waiting thread that has no place in the line. Only one
-/// thread of a process has a place in the line.
+/// thread of each process has a place.
 const NAP: Duration = Duration::from_millis(50);
 
-/// How many of a group's steps at its limit a request takes.
+/// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
     /// The request neither waits in line nor has processes killed, because the caller has another
@@ -48,8 +54,8 @@ pub enum Insistence {
 impl Member {
     /// Charges `bytes` in the group and in all groups above it, or in none of them.
     ///
-    /// If the request does not fit in one of these groups, the request may wait or have processes
-    /// killed, as the options of that group say.
+    /// If the request does not fit in one of these groups, that group's options decide what
+    /// happens: the request may wait, and processes may be killed for it.
     #[inline]
     pub fn charge(
         &self,
@@ -64,8 +70,8 @@ impl Member {
         charge(self, device, bytes, pressure, insistence, &())
     }
 
-    /// As [`Member::charge`], for bytes that are not in use yet: they are added to `idle` at the
-    /// moment when they are charged.
+    /// As [`Member::charge`], for bytes that are not in use yet. At the moment when the bytes are
+    /// charged, they are also added to `idle`.
     pub fn charge_ahead(
         &self,
         device: &MemberDevice,
@@ -110,7 +116,7 @@ fn charge<'a>(
     .map_err(|refused| request.refusal(refused))
 }
 
-/// The pressure (the callbacks of a request), with the generation of the limits at the start of the
+/// The callbacks of a request (`pressure`), and the generation of the limits at the start of the
 /// attempt. An attempt that waits for dead processes starts over when the limits change.
 struct Current<'a> {
     member: &'a Member,
@@ -173,8 +179,8 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Makes the refusal of the request by the group at `level` (0 is the process's own group),
-    /// with that group's current charge and limit.
+    /// Makes the error for a request that the group at `level` has refused, with that group's
+    /// current charge and limit. Level 0 is the process's own group.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -184,8 +190,9 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// If a group would be above its limit `high`, gives back this process's unused memory before
-    /// the process grows, and asks the other members to give back theirs.
+    /// Handles a request that would take a group above its limit `high`. Asks the group's other
+    /// members to give back unused memory, and gives back this process's unused memory before the
+    /// charge.
     fn restrain(&self) {
         let mut above = false;
         for (at, station) in self.member.levels.iter().enumerate() {
@@ -209,8 +216,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Returns the level of the group in which other requests already wait in line, if that group
-    /// has the option `on_limit=wait`. Level 0 is the process's own group.
+    /// Returns the level of a group with the option `on_limit=wait` in which other requests already
+    /// wait in line. Level 0 is the process's own group.
     fn line_ahead(&self) -> Option<usize> {
         let waits = |(at, station): &(usize, &Station)| {
             station
@@ -222,9 +229,9 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Tries to charge the request: reclaims unused memory, cleans up dead members and asks the
-    /// other members for their unused memory. Memory of other groups that `low` protects is taken
-    /// only if all of this is not enough.
+    /// Tries to charge the request. Reclaims unused memory, cleans up dead members, and asks the
+    /// other members for their unused memory. If all of this is not enough, also takes memory that
+    /// `low` protects for other groups.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |spared| {
             for _ in 0..CHANGES {
@@ -238,8 +245,8 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // The charge was granted under a limit that has changed since, so undo the charge
-                // and try again.
+                // The limit under which the charge was granted has changed since. So undo the
+                // charge and try again.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
@@ -277,8 +284,8 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group, unless the other members have nothing charged that they
-    /// could give back.
+    /// Waits in line for room in the group. Does not wait if the other members have nothing
+    /// charged, because they then cannot give back any memory.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
         let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
@@ -294,8 +301,8 @@ impl<'a> Request<'a, '_> {
         waited
     }
 
-    /// Waits until the request is granted, the time is over, a signal comes, or the other members
-    /// have nothing charged that they could give back.
+    /// Waits until the request is granted, the time is over, or a signal comes. Also stops when the
+    /// other members have nothing charged that they could give back.
     fn wait_in_line(
         &self,
         station: &Station,
@@ -304,8 +311,8 @@ impl<'a> Request<'a, '_> {
     ) -> Result<(), Refused> {
         let level = refused.level;
         let index = self.device.index[level];
-        // Dropping `signals` runs the program's handlers of pending signals, which may jump out of
-        // this function. No lock is held at that point.
+        // Dropping `signals` runs the program's handlers of pending signals. A handler may jump out
+        // of this function, so no lock may be held when `signals` is dropped.
         let signals = Deferred::new();
         let mut line = Line::join(&station.slot, index, until);
         self.record(EventKind::Wait, &refused);
@@ -339,12 +346,12 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills processes as the group's option `oom` says, and returns whether any process was
-    /// killed. The kill is recorded and reported before it happens, because this process may be one
-    /// of the killed ones.
+    /// Kills processes as the group's option `oom` says. Returns whether any process was killed.
+    /// Records and reports the kill before it happens, because this process may be one of those to
+    /// be killed.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
-        // A user may have tampered with the ledger to cause this refusal, so no process is killed
-        // for it.
+        // A user may have tampered with the ledger to cause this refusal. In that case no process
+        // is killed for the request.
         let station = self.station(level);
         if oom == Oom::None || station.slot.distrusts() {
             return false;
@@ -359,14 +366,14 @@ impl<'a> Request<'a, '_> {
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),
-            // A process never kills itself; its request is refused instead.
+            // If the largest process is this process, it does not kill itself: its request is
+            // refused instead.
             Oom::KillLargest => {
                 order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
                 processes.truncate(1);
                 processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
-            // This process comes last, so that it has killed the other processes of the group
-            // before it ends.
+            // This process is killed last. By then it has killed the other processes of the group.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),

@@ -1,9 +1,10 @@
 //! Classifies the content of a directory, to decide whether the directory is a group that gpulimit
 //! may remove.
 //!
-//! A user may have named any directory as the root by mistake, so a file's name alone does not make
-//! the file part of a group. A directory is proven to be a group by a file that begins with the
-//! magic number of a limits file or a ledger, of any version of gpulimit.
+//! A user may name any directory as the root by mistake. So a file's name alone does not make the
+//! file part of a group. What proves that a directory is a group is one file that begins with the
+//! magic number of a limits file or of a ledger. Any version of gpulimit may have written that
+//! file.
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
@@ -29,19 +30,19 @@ pub(super) enum Verdict {
 pub(super) struct Contents {
     /// Whether a file in the directory proves that the directory is a group.
     proven: bool,
-    /// Whether the directory has files that gpulimit makes but that do not prove alone that the
+    /// Whether the directory has files that gpulimit makes but that are, alone, no proof that the
     /// directory is a group.
     signs: bool,
     /// Whether the directory has a limits file, whose content an administrator may have written.
     pub limits: bool,
-    /// Whether the directory has a subdirectory for the groups below.
+    /// Whether the directory has a subdirectory for child groups.
     pub below: bool,
     /// The names of the group's files other than its limits, ledger and lock.
     pub others: Vec<OsString>,
     /// The names of the entries that gpulimit did not make, in no particular order.
     pub foreign: Vec<OsString>,
-    /// The name of a file of the group on which another program has a lease, so that the file's
-    /// first bytes cannot be read.
+    /// The name of a file of the group on which another program has a lease (`F_SETLEASE`). The
+    /// first bytes of such a file cannot be read.
     pub leased: Option<OsString>,
 }
 
@@ -104,12 +105,13 @@ impl Contents {
             }
         }
         // In a proven group, files with these names belong to the group, even if the files are
-        // damaged. In any other directory such files may be a user's own.
-        if !contents.proven {
+        // damaged. In any other directory such files may be a user's own. While a lease hides a
+        // file's content, the directory counts as a group.
+        if !contents.proven && contents.leased.is_none() {
             contents.foreign.append(&mut named);
         }
-        // Other processes may be making or removing the group at the same time. A file that has
-        // been removed or completed since the directory was listed belongs to the group.
+        // Other processes may be making or removing the group at the same time. So a file that was
+        // removed or completed after the directory was listed counts as a file of the group.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
@@ -120,9 +122,8 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Decides what kind of directory this is; `name` is the directory's own name. An empty
-    /// directory counts as a job's new group if `name` is that of a job's group, and as foreign
-    /// otherwise.
+    /// Decides what kind of directory this is. An empty directory counts as a job's new group if
+    /// its own name, `name`, is that of a job's group. Any other empty directory counts as foreign.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven || self.leased.is_some() {
@@ -140,8 +141,8 @@ impl Contents {
     }
 }
 
-/// Returns whether a directory has a limits file of a group: the limits file or the ledger begins
-/// with its magic number, or the caller may not read the limits file.
+/// Returns whether a directory has a limits file of a group. The limits file or the ledger must
+/// begin with its magic number. Also returns true if the caller may not read the limits file.
 pub(super) fn has_limits(directory: &Directory) -> bool {
     let there = directory.entry(LIMITS).ok().flatten();
     there.is_some_and(|limits| limits.kind == EntryKind::File)
@@ -149,8 +150,8 @@ pub(super) fn has_limits(directory: &Directory) -> bool {
             || head(directory, LEDGER).is_ok_and(Ledger::begins_with))
 }
 
-/// The prefixes of the names of gpulimit's own files in a root, besides the directories of groups.
-/// Drafts of these files have the same prefixes.
+/// The prefixes of the names of files that gpulimit makes directly in a root. Drafts of these files
+/// have the same prefixes.
 const IN_ROOT: [&str; 6] = [
     ".apply",
     ".rules",
@@ -169,8 +170,8 @@ pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     })
 }
 
-/// Returns whether the name is that of a removed file which a file system in user space (FUSE)
-/// keeps until the last mapping of the file is gone.
+/// Returns whether `name` is the name of a removed file. A file system in user space (FUSE) keeps a
+/// removed file under such a name until the last mapping of the file is gone.
 pub(super) fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".fuse_hidden")
 }
@@ -182,7 +183,7 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
 }
 
 /// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A file that is
-/// not found counts as a draft: it has got its final name since the directory was listed.
+/// not found counts as a draft, because it got its final name after the directory was listed.
 fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
     match head {
         Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),

@@ -1,10 +1,10 @@
-//! The size of a CUDA context on each GPU of this machine, stored in the root by the first process
-//! that measured it.
+//! The size of a CUDA context on each GPU of this machine. The first process that measures the size
+//! stores it in the root.
 //!
-//! The driver does not report this size. With the stored size a process can charge a context before
-//! the context is made, and need not measure it at once. The root has one small file per GPU. The
-//! stored size is only a hint: the next measurement corrects the process's charge, and a failure to
-//! write the file is not an error.
+//! The driver does not report this size. A process that finds the size in the root can charge a
+//! context before the context is made. It need not measure the size at once. The root has one small
+//! file per GPU. The stored size is only a hint: at the next measurement the process corrects its
+//! charge. A failure to write the file is not an error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;
@@ -126,8 +126,8 @@ mod tests {
             1,
             "nothing else is left behind"
         );
-        // Neither the stored size nor its draft replaces a file of the same name that gpulimit did
-        // not write.
+        // Files of these names exist that gpulimit did not write. Neither the stored size nor its
+        // draft may replace them.
         let draft = format!("{PREFIX}{device}.{}", std::process::id());
         for name in [format!("{PREFIX}{device}"), draft] {
             let path = root.join(&name);

@@ -10,8 +10,9 @@ use std::os::unix::fs::MetadataExt;
 /// A group's directory and its parent directory, both open and checked, reached from the root of
 /// groups without symbolic links.
 ///
-/// Until this value is dropped, the user root has only the rights of the first user who owns a
-/// directory on this path. Root then cannot do more in that user's directories than the user could.
+/// Until this value is dropped, the user root has lowered rights: those of the first user who owns
+/// a directory on this path. In that user's directories, root then cannot do more than the user
+/// could.
 #[derive(Debug)]
 pub(super) struct Descent {
     /// The open directory that contains the group's directory.
@@ -57,7 +58,7 @@ impl Descent {
         })
     }
 
-    /// Returns the user whose rights the user root has taken; `None` where root has its own rights,
+    /// Returns the user whose rights the user root has taken. `None` where root has its own rights,
     /// and where the caller is not root.
     pub fn user(&self) -> Option<u32> {
         self.power.as_ref().map(Lowered::user)

@@ -1,16 +1,16 @@
 //! Open directories, and operations on their entries that need no path.
 //!
-//! The kernel resolves a path anew in each system call, and a user who can write one of the
-//! directories in a path decides where the path leads. An open directory stays the directory that
-//! was checked. Every name here is a single path component, and symbolic links are not followed, so
-//! that work in a directory never leads out of it.
+//! The kernel resolves a path anew in each system call. A user who can write one of the directories
+//! in the path decides where the path leads. An open directory, in contrast, stays the directory
+//! that was checked. Every name in this module is a single path component, and symbolic links are
+//! not followed. So work in a directory never leads out of it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, Metadata, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -63,9 +63,32 @@ pub enum EntryKind {
     Other,
 }
 
+/// A file that [`Directory::begin_open`] opens.
+pub enum Opening {
+    /// The file had no lease, and is open.
+    Done(File),
+    /// A thread waits in `open` for the end of a lease on the file, and sends the result.
+    Waiting(mpsc::Receiver<rustix::io::Result<OwnedFd>>),
+}
+
+impl Opening {
+    /// Waits for the file, at most until `until`. Fails with `WouldBlock` where another program's
+    /// lease lasts longer.
+    pub fn finish(self, until: Instant) -> io::Result<File> {
+        match self {
+            Self::Done(file) => Ok(file),
+            Self::Waiting(opened) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let opened = opened.recv_timeout(left);
+                Ok(opened.map_err(|_| io::ErrorKind::WouldBlock)??.into())
+            }
+        }
+    }
+}
+
 impl Directory {
-    /// Opens the directory at this path. Symbolic links are followed in the path, except for its
-    /// last component.
+    /// Opens the directory at this path. Follows symbolic links in the path, but not in its last
+    /// component.
     ///
     /// Fails with `NotADirectory` where the path does not lead to a directory, or its last
     /// component is a symbolic link.
@@ -118,16 +141,16 @@ impl Directory {
         }
     }
 
-    /// Opens the regular file called `name`, for reading and writing where the caller may. While
-    /// another program has a lease (`F_SETLEASE`) on the file, waits at most until `until`. Fails
-    /// with `WouldBlock` where the lease lasts longer.
+    /// Begins to open the regular file called `name`, for reading and writing where the caller may,
+    /// also while another program has a lease (`F_SETLEASE`) on the file.
     ///
     /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
     /// file. It grants no new lease while another program waits in `open` or has the file open. So
-    /// the wait is one blocking call of `open`: between two attempts the lease's holder could take
-    /// a new lease. A thread makes the call, because `fs.lease-break-time` may also mean "never".
-    pub fn open_leased(&self, name: impl AsRef<OsStr>, until: Instant) -> io::Result<File> {
-        let name = name.as_ref();
+    /// the wait must be one blocking call of `open`: between two calls, the lease's holder could
+    /// take a new lease. A thread makes the call, because the setting `fs.lease-break-time` may
+    /// also mean "never". With one thread for each file, the caller can wait for several files at
+    /// once.
+    pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
             let denied = [
@@ -141,7 +164,7 @@ impl Directory {
         }
         match opened {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            opened => return opened,
+            opened => return opened.map(Opening::Done),
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let place = rustix::fs::openat(&self.file, component(name)?, flags, Mode::empty())?;
@@ -158,11 +181,7 @@ impl Directory {
             // result.
             let _ = done.send(rustix::fs::open(path, flags, Mode::empty()));
         })?;
-        let left = until.saturating_duration_since(Instant::now());
-        match opened.recv_timeout(left) {
-            Ok(file) => Ok(file?.into()),
-            Err(_) => Err(leased(Path::new(name))),
-        }
+        Ok(Opening::Waiting(opened))
     }
 
     /// Makes a file with exactly this mode, open for reading and writing. Fails with
@@ -258,8 +277,8 @@ impl Directory {
     }
 }
 
-/// Checks that a name is a single path component that does not lead out of its directory, and
-/// returns the name as a C string.
+/// Checks that a name is a single path component that does not lead out of its directory. Returns
+/// the name as a C string.
 fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
@@ -268,8 +287,8 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// Turns the error `ELOOP` into `ENOTDIR`: for a symbolic link in place of a directory the kernel
-/// returns one or the other, depending on which check comes first.
+/// Turns the error `ELOOP` into `ENOTDIR`. For a symbolic link in place of a directory the kernel
+/// returns either error, depending on which check it makes first.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),

@@ -10,8 +10,9 @@ use std::io;
 use std::path::PathBuf;
 
 impl Root {
-    /// Removes the drafts in the root and in the groups of `survey`, and returns their paths. A
-    /// draft stays where its group has members, and where the caller may not remove the draft.
+    /// Removes the drafts in the root and in the groups that `survey` lists. Returns the paths of
+    /// the removed drafts. A draft stays if its group has members or if the caller may not remove
+    /// it.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
         let in_root = self.remove_hints().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);
@@ -19,8 +20,9 @@ impl Root {
         in_root.into_iter().chain(in_groups).collect()
     }
 
-    /// Removes the drafts of the files that store the sizes of contexts. A process that is just
-    /// writing such a draft fails to store the size, and stores it at its next measurement.
+    /// Removes the drafts of the files that store the sizes of contexts. If a process is just
+    /// writing such a draft, it fails to store the size. It stores the size at its next
+    /// measurement.
     fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
         let names = Self::names(&root, &mut Survey::default(), &mut None)?;
@@ -46,8 +48,8 @@ impl Group {
         if drafts().map_err(failed)?.is_empty() {
             return Ok(Vec::new());
         }
-        // A process that makes files of a group holds the group's lock, so its drafts are not
-        // removed.
+        // A process that makes files of a group holds the group's lock. So the drafts of such a
+        // process are not removed.
         let Some(_alone) = Hold::alone_in(directory, LOCK).map_err(failed)? else {
             return Ok(Vec::new());
         };

@@ -44,14 +44,14 @@ pub enum GroupError {
         /// The names of the groups that exist in the root.
         known: Vec<String>,
     },
-    /// There are groups below the group.
+    /// The group has child groups.
     HasGroups {
         /// The name of the group.
         name: String,
-        /// The name of one of the groups below.
+        /// The name of one of the child groups.
         below: String,
     },
-    /// The directory of an existing or new group holds files that gpulimit did not make.
+    /// The directory of a group, or of a group to be made, holds files that gpulimit did not make.
     Foreign {
         /// The path of the first file that gpulimit did not make.
         path: PathBuf,
@@ -63,18 +63,18 @@ pub enum GroupError {
     },
     /// The group to be made would not belong to the user who owns the directory above it.
     Delegated {
-        /// The name of the group to be made.
+        /// The group to be made would not belong to the user who owns its parent directory.
         name: String,
-        /// The user who owns the directory above the group.
+        /// The user who owns the parent directory.
         owner: u32,
     },
-    /// The group cannot get another owner, because a group below it belongs to another user.
+    /// The group cannot get another owner, because one of its child groups belongs to another user.
     OwnedBelow {
         /// The name of the group that is to change its owner.
         name: String,
-        /// The name of the group below.
+        /// The name of the child group.
         below: String,
-        /// The user to whom the group below belongs.
+        /// The user to whom the child group belongs.
         owner: u32,
     },
     /// Another process has been making or removing the group for too long.
@@ -142,9 +142,9 @@ impl GroupError {
         }
     }
 
-    /// Returns whether the error is that a file of the group cannot be opened because another
-    /// program has a lease (`F_SETLEASE`) on the file; see
-    /// [`Group::past_leases`](super::Group::past_leases).
+    /// Returns whether the error says that another program has a lease (`F_SETLEASE`) on a file of
+    /// the group, so that the file cannot be opened.
+    /// [`Group::past_leases`](super::Group::past_leases) waits for the end of such leases.
     pub fn is_leased(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -165,8 +165,8 @@ impl GroupError {
 }
 
 impl GroupError {
-    /// Formats that the group does not exist, and which existing name the user probably meant, but
-    /// not how to make the group.
+    /// Formats the message that the group does not exist, with the existing name that the user
+    /// probably meant. The message does not say how to make the group.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);

@@ -1,11 +1,11 @@
-//! The lock on a group, which its members and its removal take.
+//! The lock on a group. Members of the group take it, and so does a process that removes the group.
 //!
-//! A process that makes or joins a group, or wants the group to stay, holds the lock together with
-//! other such processes (shared). A process that removes the group holds the lock alone
-//! (exclusive). So a group is never removed while a process is joining it. The lock is a `flock` on
-//! a file in the group's directory. Only users who may run programs in the group can open that
-//! file: if every user could take the lock, any user could keep members from joining. The kernel
-//! releases the lock when the process that holds it ends.
+//! Processes that make or join a group, or want the group to stay, hold the lock together (shared).
+//! A process that removes the group holds the lock alone (exclusive). So a group is never removed
+//! while a process is joining it. The lock is a `flock` on a file in the group's directory. Only
+//! users who may run programs in the group can open that file. Otherwise any user could take the
+//! lock and keep members from joining. The kernel releases the lock when the process that holds it
+//! ends.
 #![allow(unsafe_code)]
 
 use super::directory::{Directory, leased};
@@ -59,7 +59,7 @@ impl Hold {
     }
 
     /// As [`Hold::alone`], with the lock file called `name` in an open directory. Returns `None`
-    /// while another process has the lock; `WouldBlock` means that a program has a lease on the
+    /// while another process has the lock. Fails with `WouldBlock` if a program has a lease on the
     /// lock file.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
@@ -89,10 +89,10 @@ impl Hold {
 
     /// Locks an open file.
     ///
-    /// Returns `None` while another process has the lock. Also returns `None` if `there`, the
-    /// device number and inode that the lock file's name has now, are not those of `file`: the
-    /// group may have been removed, and even made again, between the opening and the locking of the
-    /// file.
+    /// Returns `None` while another process has the lock. Also returns `None` if the lock file's
+    /// name no longer leads to `file`: between the opening and the locking of the file, the group
+    /// may have been removed, and even made again. `there` returns the device number and inode of
+    /// the file that the name leads to now.
     fn lock(
         file: File,
         how: libc::c_int,

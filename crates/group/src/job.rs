@@ -35,8 +35,8 @@ pub enum JobState {
     Unseen,
 }
 
-/// The process for which a job's group was made, described so that another process that later gets
-/// the same pid is not taken for it.
+/// The process for which a job's group was made. Its description has more than the pid, because
+/// another process may later get the same pid.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
     /// The id of the machine's current boot; "-" where the id is unknown.
@@ -45,8 +45,8 @@ pub(super) struct Job {
     pid: u32,
     /// The inode of the process's pid namespace; 0 where it is unknown.
     pid_ns: u64,
-    /// The start time of the process in clock ticks since boot, as the process's time namespace
-    /// counts them; 0 where the start time is unknown.
+    /// The start time of the process in clock ticks since boot, as the clock of the process's time
+    /// namespace counts them; 0 where the start time is unknown.
     start: u64,
     /// The inode of the process's time namespace; 0 where it is unknown. Start times of different
     /// time namespaces cannot be compared.
@@ -112,8 +112,8 @@ impl Job {
     }
 
     /// Returns whether a process in the pid namespace `pid_ns` may be the recorded process.
-    /// `pid_ns` is `None` where the kernel does not show the namespace, as for other users'
-    /// processes.
+    /// `pid_ns` is `None` where the kernel does not show the namespace, for example for another
+    /// user's process.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
     }
@@ -168,7 +168,8 @@ impl Seen {
 /// is first needed.
 ///
 /// Listing the processes reads several files per process, and a user can have thousands of recorded
-/// jobs. So one list serves all records of jobs that were read before the list was made.
+/// jobs. So all records of jobs share one list. The records must have been read before the list is
+/// made.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
@@ -239,8 +240,9 @@ impl Record {
         }
     }
 
-    /// Returns whether the job's process lives. The record must have been read before `everybody`
-    /// lists the processes, so that a process that is recorded later is not missed.
+    /// Returns whether the job's process lives. The caller must have read the record before
+    /// `everybody` lists the processes. Otherwise the list could lack a process that was recorded
+    /// after the listing.
     pub fn state(&self, everybody: &Everybody) -> JobState {
         match self {
             Self::Job(job) => job.state(everybody),
@@ -306,8 +308,8 @@ impl Group {
         }
     }
 
-    /// Returns whether this is a job's group whose job and members have all ended. The next
-    /// clean-up removes such a group.
+    /// Returns whether this group was made for a job and is no longer used: the job and all members
+    /// have ended. The next clean-up removes such a group.
     pub fn has_ended(&self) -> bool {
         Self::ended(std::slice::from_ref(self)) == [true]
     }
@@ -332,7 +334,8 @@ impl Group {
         }
         match self.ledger() {
             Ok(ledger) => !ledger.has_live(),
-            // A leased ledger does not tell whether the group has members.
+            // While another program has a lease on the ledger, gpulimit cannot read whether the
+            // group has members.
             Err(error) if error.is_leased() => false,
             // A ledger that cannot be opened may be of another version.
             Err(_) => !Ledger::is_used(&self.ledger_path()),

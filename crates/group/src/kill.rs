@@ -1,8 +1,8 @@
 //! Sends signals to the processes that hold slots of a ledger, and only to these processes.
 //!
-//! A user who may be charged in a ledger can write the pid of any process into the ledger. So a
-//! signal goes only to a process that has the ledger mapped as members do. If root sends the
-//! signal, the owner of the group must also be allowed to signal the process.
+//! A user who may be charged in a ledger can write the pid of any process into the ledger. So
+//! gpulimit sends a signal only to a process that has the ledger mapped as members do. If root
+//! sends the signal, the owner of the group must also have the right to signal the process.
 #![allow(unsafe_code)]
 
 use super::access::{Access, Members};
@@ -15,19 +15,19 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A process of a group. A signal to this value reaches this process or none, even if the kernel
-/// has given the pid to another process.
+/// A process of a group. A signal to this value reaches only this process, even if the kernel has
+/// given its pid to another process.
 #[derive(Debug)]
 pub struct Target {
     /// The process's pid in the caller's pid namespace.
     pub pid: u32,
-    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds: a signal
-    /// then goes by pid, right after gpulimit has checked the process.
+    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds. A signal
+    /// then goes to the pid, right after gpulimit has checked the process behind the pid.
     descriptor: Option<OwnedFd>,
 }
 
-/// A function that tells, for each process number in `/proc`, whether the process is a member of a
-/// ledger. `TimedOut` means that the process's memory map could not be read in time.
+/// A function that takes the number of a process in `/proc`, and returns whether the process is a
+/// member of a ledger. `TimedOut` means that the process's memory map could not be read in time.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
 /// The member processes of one ledger, to which signals may be sent.
@@ -52,7 +52,7 @@ impl<'a> Targets<'a> {
         })
     }
 
-    /// Finds the processes that hold slots, by the identities that the slots state.
+    /// Finds the processes that hold slots. Each slot states the identity of its process.
     ///
     /// `NotFound`: the process has ended, or cannot be seen from here, or the process that the slot
     /// names is not a member. `PermissionDenied`: the caller may not see whether the process is a
@@ -77,9 +77,10 @@ impl<'a> Targets<'a> {
 
     /// Finds the processes that hold these slots, as [`Self::named`].
     ///
-    /// If the process that a slot names cannot be found, returns two more lists: the members that
-    /// none of the slots name, each of which holds one of the remaining slots, and the pids of
-    /// processes that may be such members but whose memory maps could not be read in time.
+    /// If some slots name processes that cannot be found, returns two more lists. The first list
+    /// has the members that no slot names; each of them holds one of the remaining slots. The
+    /// second list has the pids of processes that may be such members, but whose memory maps could
+    /// not be read in time.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -88,7 +89,8 @@ impl<'a> Targets<'a> {
         let (mut unnamed, mut silent) = (Vec::new(), Vec::new());
         if named.iter().any(Result::is_err) {
             let found: Vec<u32> = named.iter().flatten().map(|target| target.pid).collect();
-            let others = SeenProcess::numbers().filter(|pid| !found.contains(pid));
+            let own = std::process::id();
+            let others = SeenProcess::numbers().filter(|pid| *pid != own && !found.contains(pid));
             let others: Vec<u32> = others.collect();
             let candidates = others.iter().map(|pid| Candidate::new(*pid)).collect();
             for (pid, proven) in others.iter().zip(self.prove(candidates)) {
@@ -176,7 +178,8 @@ impl Candidate {
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
         // If the kernel gave the pid to another process within one clock tick, the two processes
-        // would look the same. The kernel cannot make that many processes in one tick.
+        // would look the same. But the kernel gives a pid again only after the other pids, and it
+        // cannot make that many processes in one tick.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),
@@ -185,9 +188,9 @@ impl Candidate {
     }
 }
 
-/// Returns whether a process may get signals that root sends for a group: the group's owner could
-/// signal the process, or the process's user may run programs in the group. Compares the real and
-/// saved user ids of the process, as the kernel does for a signal.
+/// Returns whether root may send signals for a group to this process. Either the group's owner
+/// could signal the process, or the process's user may run programs in the group. Compares the real
+/// and saved user ids of the process, as the kernel does for a signal.
 fn may_be_signalled(access: &Access, status: &str) -> bool {
     let numbers = |name: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -3,12 +3,14 @@
 //! ```text
 //! lab/limits        the limits of the group; the file's owner administers the group
 //! lab/ledger        the charges of its processes; a user who may write the file can be a member
-//! lab/lock          locked shared by processes that come in, alone by a removal; members only
-//! lab/sub/          the groups below it, `lab/alice` in `lab/sub/alice`; its owner may make groups
+//! lab/lock          locked shared by processes that join, exclusively by a removal; only users who
+//!                   may be members can open the file
+//! lab/sub/          the child groups, such as `lab/alice` in `lab/sub/alice`; the owner of the
+//!                   directory may make child groups
 //! ```
-//! The ownership of these files is the permission model. The groups below are in a directory of
-//! their own so that this directory can belong to a user. A user who owned the directory of the
-//! group itself could replace the group's files.
+//! The ownership of these files is the permission model. The child groups are in a directory of
+//! their own, `sub`, so that `sub` can belong to a user. If the user owned the directory of the
+//! group itself, the user could replace the group's files.
 
 mod access;
 mod admission;
@@ -61,7 +63,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The name of the subdirectory of a group's directory that holds the groups below the group.
+/// The name of a subdirectory in a group's directory. The subdirectory holds the group's child
+/// groups.
 const BELOW: &str = "sub";
 /// The names of a group's files in its directory.
 const LIMITS: &str = "limits";
@@ -71,8 +74,8 @@ const LOCK: &str = "lock";
 const LIMITS_LOCK: &str = ".limits.lock";
 /// The name of the file that records the process for which a job's group was made.
 const JOB: &str = "job";
-/// The most drafts in one group for whose leases gpulimit waits. The number is bounded because a
-/// user can make any number of drafts.
+/// The most drafts in one group for which gpulimit waits until other programs' leases on the drafts
+/// end. A user can make any number of drafts, so the number is bounded.
 const MAX_DRAFTS: usize = 64;
 
 /// A group on disk.
@@ -129,7 +132,7 @@ impl Group {
         self.path.join(LEDGER)
     }
 
-    /// Returns the directory of the groups below this one.
+    /// Returns the directory that holds this group's child groups.
     pub fn below_path(&self) -> PathBuf {
         self.path.join(BELOW)
     }
@@ -143,7 +146,7 @@ impl Group {
         name::upwards(&self.name).map(|name| Self::at(&self.root, name))
     }
 
-    /// Returns the group directly above this one; `None` for a group at the top of the root.
+    /// Returns the parent group; `None` for a group at the top of the root.
     pub fn parent(&self) -> Option<Self> {
         name::parent(&self.name).map(|name| Self::at(&self.root, name))
     }
@@ -178,8 +181,8 @@ impl Group {
         Ok(now)
     }
 
-    /// Tells the members of the group above that the protection (`min` or `low`) of this group has
-    /// changed. If the caller may not write the ledger of the group above, its members notice the
+    /// Tells the members of the parent group that the protection (`min` or `low`) of this group has
+    /// changed. If the caller may not write the parent group's ledger, the members notice the
     /// change later.
     fn notify_parent(&self) {
         if let Some(parent) = self.parent()
@@ -194,13 +197,13 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Runs `act`. If `act` fails because another program has a lease (`F_SETLEASE`) on a file of
-    /// the group, or of a group above it, waits for the end of the leases, at most until `until`,
-    /// and runs `act` once more.
+    /// Runs `act`. This may fail because another program has a lease (`F_SETLEASE`) on a file of
+    /// the group or of a group above it. In that case waits for the end of the leases, at most
+    /// until `until`, and runs `act` once more.
     ///
-    /// For the commands of administrators: a lease must not keep them from changing or removing a
-    /// group. The preloaded library does not call this function, because the function starts
-    /// threads.
+    /// The commands of administrators call this function, because a lease must not keep an
+    /// administrator from changing or removing a group. The preloaded library does not call
+    /// this function, because the function starts threads.
     pub fn past_leases<T>(
         &self,
         until: Instant,
@@ -208,9 +211,31 @@ impl Group {
     ) -> Result<T, GroupError> {
         match act() {
             Err(error) if error.is_leased() => {
-                // Keep the files open while `act` runs: the kernel grants no new lease on an open
-                // file.
+                // Keep the files open while `act` runs, because the kernel grants no new lease on
+                // an open file.
                 let _open = self.await_leases(until)?;
+                act()
+            }
+            done => done,
+        }
+    }
+
+    /// Runs `act`, which opens the group's ledger and no other file, as [`Group::past_leases`]
+    /// does. Leases on other files are not waited for.
+    pub fn past_lease_on_ledger<T>(
+        &self,
+        until: Instant,
+        mut act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        match act() {
+            Err(error) if error.is_leased() => {
+                let failed = |error: io::Error| match error.kind() {
+                    ErrorKind::WouldBlock => GroupError::leased(&self.ledger_path()),
+                    _ => self.failed("open", error),
+                };
+                let Descent { directory, .. } = &Descent::to(self)?;
+                let opening = directory.begin_open(LEDGER.as_ref()).map_err(failed)?;
+                let _open = opening.finish(until).map_err(failed)?;
                 act()
             }
             done => done,
@@ -220,8 +245,11 @@ impl Group {
     /// Opens the files of the group and of the groups above it, and waits at most until `until`
     /// while other programs have leases on the files. Files that cannot be opened for another
     /// reason are left out.
+    ///
+    /// All files are waited for at the same time, and files without a lease stay open meanwhile: a
+    /// program that takes leases on two files in turns would otherwise always have one.
     fn await_leases(&self, until: Instant) -> Result<Vec<File>, GroupError> {
-        let mut open = Vec::new();
+        let mut openings = Vec::new();
         for group in self.upwards() {
             let Ok(Descent { directory, .. }) = &Descent::to(&group) else {
                 continue;
@@ -229,27 +257,27 @@ impl Group {
             let drafts = directory.names().into_iter().flatten().flatten();
             let drafts = drafts.filter(|name| contents::has_draft_name(name));
             let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
-            let names: Vec<_> = names.into_iter().chain(drafts.take(MAX_DRAFTS)).collect();
-            // Each thread's attempt to open a file makes the kernel break the lease on that file,
-            // so that all leases end at about the same time.
-            for name in &names {
-                drop(directory.open_file(name, true));
-            }
-            for name in names {
-                match directory.open_leased(&name, until) {
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        return Err(GroupError::leased(&directory.path().join(name)));
-                    }
-                    file => open.extend(file),
+            for name in names.into_iter().chain(drafts.take(MAX_DRAFTS)) {
+                if let Ok(opening) = directory.begin_open(&name) {
+                    openings.push((directory.path().join(name), opening));
                 }
+            }
+        }
+        let mut open = Vec::new();
+        for (path, opening) in openings {
+            match opening.finish(until) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(GroupError::leased(&path));
+                }
+                file => open.extend(file),
             }
         }
         Ok(open)
     }
 
-    /// Returns whether an open ledger is really the file of this group. A user can replace the
-    /// ledger in their own directory by a link to the ledger of another group, and the processes in
-    /// that ledger are not theirs.
+    /// Returns whether an open ledger is really the file of this group. In their own directory, a
+    /// user can replace the ledger by a link to the ledger of another group. The processes in that
+    /// other ledger are not the user's.
     #[cfg(not(all(test, loom)))]
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
@@ -266,9 +294,9 @@ impl Group {
         self.held(Hold::with_others(&self.lock_path()))
     }
 
-    /// As [`Group::hold`], for the group's directory that is open as `here`. Fails with
-    /// [`GroupError::Missing`] where the group whose directory is open was removed, even if a new
-    /// group has the same path now.
+    /// As [`Group::hold`], for a group whose directory is open as `here`. Fails with
+    /// [`GroupError::Missing`] if that group was removed, even if a new group has the same path
+    /// now.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
         self.held(Hold::with_others_in(here, LOCK))
     }
@@ -292,7 +320,7 @@ impl Group {
         }
     }
 
-    /// Makes the error for a group in which a program runs, or which a program is just joining.
+    /// Makes the error for a group in use: a program runs in the group, or is just joining it.
     fn in_use(&self) -> GroupError {
         GroupError::InUse {
             name: self.name.clone(),

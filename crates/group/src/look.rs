@@ -1,11 +1,10 @@
-//! Reads the memory map of another process, in a way that always ends, whatever the other process
-//! does.
+//! Reads the memory map of another process. The read always ends, whatever the other process does.
 //!
-//! A read of `/proc/PID/maps` waits for a lock on the other process's memory. The other process's
-//! user can keep that lock taken for ever, for example by a file system of their own that does not
+//! A read of `/proc/PID/maps` waits for a lock on the other process's memory. The user of that
+//! process can keep the lock taken for ever, for example by means of a file system that does not
 //! answer. Only a signal that ends the reading process ends the wait (since Linux 5.3). So a child
 //! process reads the file, with an alarm set. The preloaded library may not start a thread or
-//! another program for this; the child shares the memory of this process, as a child of
+//! another program for the read. The child shares the memory of this process, as a child of
 //! `posix_spawn` does.
 #![allow(unsafe_code)]
 
@@ -23,14 +22,14 @@ const SECONDS: libc::time_t = 1;
 /// makes system calls.
 const STACK: usize = (64 << 10) / 16;
 
-/// The exit status of the child: the process is not a member, or it is; any other value is an error
-/// number of the kernel.
+/// The exit statuses of the child: `NO` if the process is not a member, `YES` if it is. Any other
+/// exit status is an error number of the kernel.
 const NO: c_int = 0;
 const YES: c_int = 255;
 
-/// Returns a function that tells which processes are members of a ledger, for [`super::Targets`].
-/// After the time `end` the function reads no more memory maps, and answers `TimedOut` for the
-/// remaining processes.
+/// Returns a function that tells which processes are members of a ledger; [`super::Targets`] needs
+/// such a function. After the time `end` the function reads no more memory maps, and answers
+/// `TimedOut` for the remaining processes.
 pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, numbers| {
         let look = |number: &u32| match Instant::now() < end {
@@ -55,8 +54,9 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // The child must not run a signal handler of the program or be cancelled, because code of the
-    // program would then run in the child, in the memory of this process.
+    // A signal handler of the program must not run in the child, and the child must not be
+    // cancelled. Both would run code of the program in the child, which shares the memory of this
+    // process.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;

@@ -16,10 +16,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The most levels of groups: a group and the groups above it are at most this many.
+/// The most levels of groups: a group together with the groups above it has at most this many.
 pub const MAX_DEPTH: usize = 8;
 
-/// How often a process tries again to join a group that is removed and made again at the same time.
+/// How often a process tries again to join a group while other processes remove the group and make
+/// it again.
 const ATTEMPTS: u32 = 16;
 
 /// The membership of this process in a group and in the groups above it, which ends when the value
@@ -38,8 +39,8 @@ pub struct Member {
 pub struct MemberDevice {
     id: DeviceId,
     capacity: u64,
-    /// The device's index in the ledger of the process's own group, and in those of the groups
-    /// above it.
+    /// The device's index in each ledger: first in the ledger of the process's own group, then in
+    /// those of the groups above it.
     pub(super) index: [DeviceIndex; MAX_DEPTH],
 }
 
@@ -68,19 +69,19 @@ pub(super) enum Spared {
     Nothing,
 }
 
-/// One of the groups in which a process is charged (its own group and those above it): the group's
-/// limits, and this process's slot in the group's ledger.
+/// One of the groups in which a process is charged: its own group or a group above it. Has the
+/// group's limits, and this process's slot in the group's ledger.
 pub(super) struct Station {
     pub(super) name: Box<str>,
     pub(super) limits: Limits,
-    // This process's slot; dropped before the ledger that holds the slot.
+    // This process's slot. It is dropped before the ledger, which holds the slot.
     pub(super) slot: Slot,
     pub(super) ledger: Arc<Ledger>,
     bounds: [Remembered; MAX_DEVICES],
-    /// The protection (`min` and `low`) of the groups directly below this group.
+    /// The protection (`min` and `low`) of the group's child groups.
     protected: ProtectedGroups,
-    /// The number of the last request to the members for unused memory that this process has
-    /// answered.
+    /// Requests to the members for unused memory are numbered. This is the number of the last one
+    /// that this process has answered.
     answered: AtomicU64,
 }
 
@@ -128,8 +129,8 @@ impl Member {
             match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
-                // If the group's files were removed by hand while this process joined, this process
-                // would be charged in files that other processes do not see.
+                // The group's files may have been removed by hand while this process joined. This
+                // process would then be charged in files that other processes do not see.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
@@ -151,16 +152,16 @@ impl Member {
         &self.levels[0]
     }
 
-    /// Returns whether the files of the process's group, or of a group above it, were removed by
-    /// hand while this process was a member.
+    /// Returns whether files were removed by hand while this process was a member. Checks the files
+    /// of the process's group and of the groups above it.
     pub fn is_orphaned(&self) -> bool {
         self.levels
             .iter()
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// Returns the damage to the files of the process's group or of a group above it, if these
-    /// files are too damaged for further charges. All requests are then refused.
+    /// Returns the damage that forbids further charges: a file of the process's group, or of a
+    /// group above it, is too damaged. All requests are then refused.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -179,8 +180,8 @@ impl Member {
         })
     }
 
-    /// As [`Member::try_charge`], for bytes that are added to `idle` at the moment when they are
-    /// charged.
+    /// As [`Member::try_charge`], for bytes that are not in use yet. At the moment when the bytes
+    /// are charged, they are also added to `idle`.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Spared::High, |path| {
@@ -188,7 +189,7 @@ impl Member {
             })
     }
 
-    /// As [`Member::charge`], but makes a single attempt: does not reclaim or wait, and takes
+    /// As [`Member::charge`], but makes a single attempt, which does not reclaim or wait. Takes
     /// neither memory above the limit `high` nor memory that is protected for other groups.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
@@ -203,8 +204,8 @@ impl Member {
         });
     }
 
-    /// Updates the groups' peaks with their current usage, after bytes that were charged in advance
-    /// have come into use.
+    /// Updates the groups' peaks with their current usage. Called after bytes that were charged in
+    /// advance have come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
         self.on_path(device, Spared::Nothing, ledger::note_usage);
     }
@@ -216,24 +217,24 @@ impl Member {
         });
     }
 
-    /// Uncharges `bytes` that were charged in advance and not used. The bytes are removed from
-    /// `idle` at the same moment.
+    /// Uncharges `bytes` that were charged in advance and not used. Removes the bytes from `idle`
+    /// at the same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
         self.on_path(device, Spared::Nothing, |path| {
             ledger::uncharge_idle(path, bytes, idle);
         });
     }
 
-    /// Returns whether all requests of this process for the device have been granted or refused.
-    /// Only then do this process's charged and idle bytes match.
+    /// Returns whether every request of this process for the device has been either granted or
+    /// refused. While a request is undecided, this process's charged and idle bytes may not match.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
-        // The groups above the process's own group decide on a request before the process's own
-        // group.
+        // The groups above the process's own group decide on a request first. So a request that the
+        // process's own group has decided is decided everywhere.
         self.leaf().slot.is_decided(device.index[0])
     }
 
-    /// Runs `run` with the levels of a charge: one for the process's own group, and one for each
-    /// group above it, upwards.
+    /// Runs `run` with the levels of a charge. The process's own group is the first level. Each
+    /// group above it is one more level, from the own group upwards.
     #[inline]
     pub(super) fn on_path<T>(
         &self,
@@ -249,8 +250,8 @@ impl Member {
         }
     }
 
-    /// Returns the first `N` levels of the path; the last level is repeated where the path has
-    /// fewer.
+    /// Returns the first `N` levels of the path. If the path has fewer levels, repeats the last
+    /// one.
     #[inline]
     fn path<const N: usize>(&self, device: &MemberDevice, spared: Spared) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
@@ -274,8 +275,8 @@ impl Member {
         }
     }
 
-    /// Returns whether the memory of contexts is charged: yes, unless the process's group and all
-    /// groups above it have the option `count_context=no`.
+    /// Returns whether the memory of contexts is charged. It is charged unless the process's group
+    /// and all groups above it have the option `count_context=no`.
     pub fn counts_contexts(&self) -> bool {
         let counts = |station: &Station| station.limits.options().count_context;
         self.levels.iter().any(counts)
@@ -297,9 +298,9 @@ impl Member {
         limits.min().unwrap_or(u64::MAX)
     }
 
-    /// Returns whether another process has asked the members of the process's group, or of a group
-    /// above it, for unused memory since this function last returned true. Costs one load per
-    /// group.
+    /// Returns whether another process has asked for unused memory since this function last
+    /// returned true. Such a request goes to the members of the process's group, or of a group
+    /// above it. Costs one load per group.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -320,7 +321,7 @@ impl Member {
     }
 
     /// Returns whether the process's group, or a group above it, uses no more than its own `low` or
-    /// `min`. The members of such a group are not asked to give memory back.
+    /// `min`. Members of such a group are not asked to give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -334,8 +335,9 @@ impl Member {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
     }
 
-    /// Returns the bytes charged in the group that has the least free memory, among the process's
-    /// group and the groups above it; without any limit, the bytes charged in the process's group.
+    /// Returns the bytes charged in one group: the one with the least free memory among the
+    /// process's group and the groups above it. If none of them has a limit, returns the bytes
+    /// charged in the process's group.
     pub fn charged(&self, device: &MemberDevice) -> u64 {
         match self.tightest(device) {
             Some((_, charged)) => charged,
@@ -343,17 +345,18 @@ impl Member {
         }
     }
 
-    /// Returns the bytes that are charged but not in use in the group called `group`, which is the
-    /// process's group or one above it. `gpulimit show` does not count these bytes as usage.
+    /// Returns the bytes that are charged but not in use in one group. `group` is the name of the
+    /// process's own group or of a group above it. `gpulimit show` does not count these bytes as
+    /// usage.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// Returns the free and the charged bytes of the group that has the least free memory, among
-    /// the process's group and the groups above it; `None` where the groups have no limit. Memory
-    /// that is protected for other groups is not free.
+    /// Returns the free and the charged bytes of one group: the one with the least free memory
+    /// among the process's group and the groups above it. `None` where none of them has a limit.
+    /// Memory that is protected for other groups is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -377,8 +380,8 @@ impl Member {
         limited.min()
     }
 
-    /// Publishes in the ledgers how many bytes of this process belong to this category: the total,
-    /// not a change of it.
+    /// Publishes in the ledgers how many bytes of this process belong to this category. `bytes` is
+    /// the new total, not the change of the total.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
@@ -398,37 +401,37 @@ impl Member {
         self.each_slot(device, |slot, index| slot.publish_reclaimable(index, bytes));
     }
 
-    /// Marks `bytes` more (or, if negative, less) of this process's charge as shareable with other
-    /// processes.
+    /// Adds `bytes`, which may be negative, to the part of this process's charge that is marked as
+    /// shareable with other processes.
     pub fn mark_shared(&self, device: &MemberDevice, bytes: i64) {
         self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
     }
 
-    /// Turns `bytes` of this process's charge into orphans: this process has freed its share of
-    /// memory that another member may still use. Orphans stay charged until any member calls
-    /// [`Member::release_orphans`].
+    /// Turns `bytes` of this process's charge into orphans. Orphans are shared memory: this process
+    /// has freed its share, but another member may still use the memory. They stay charged until
+    /// any member calls [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
         self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
-    /// Returns the orphaned bytes that are still charged to this process: the largest figure of its
-    /// group and the groups above it.
+    /// Returns the orphaned bytes that are still charged to this process. Its group and the groups
+    /// above it may have different figures; the largest one is returned.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// Returns the orphaned bytes of all processes of a group: the largest figure of this process's
-    /// group and the groups above it.
+    /// Returns the orphaned bytes of all processes of a group. This process's group and the groups
+    /// above it may have different figures; the largest one is returned.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Uncharges orphans in the process's group and in every group above it. `keep` gets a group's
-    /// orphaned bytes and living processes, and returns how many bytes must stay charged. Returns
-    /// whether any bytes were uncharged.
+    /// Uncharges orphans in the process's group and in every group above it. For each group, `keep`
+    /// gets the orphaned bytes and the living processes, and returns how many bytes must stay
+    /// charged. Returns whether any bytes were uncharged.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -445,9 +448,9 @@ impl Member {
         released
     }
 
-    /// Returns the living processes of the highest group in which this process is charged, and of
-    /// all groups below that group. Processes that have charged nothing on this device are
-    /// included: they may use memory on the device that other processes have shared with them.
+    /// Returns the living processes of the highest group in which this process is charged. They
+    /// include the processes of all groups below that group, and processes that have charged
+    /// nothing on this device: these may use memory that other processes have shared with them.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -465,8 +468,8 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal in the process's group and in every group above it, and records the refusal
-    /// as an event in the group that refused.
+    /// Counts a refusal in the process's group and in every group above it. Records the refusal as
+    /// an event in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
@@ -477,9 +480,9 @@ impl Member {
         }
     }
 
-    /// Returns the size of a context in bytes, as last measured by a member of the group or of any
-    /// group in the root; 0 where no process has measured it. Reads a file of the root where the
-    /// ledger has no measured size.
+    /// Returns the size of a context in bytes; 0 where no process has measured it. The size is the
+    /// one that a member of the group, or of another group in the root, has measured last. Reads a
+    /// file of the root if the ledger has no measured size.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -526,11 +529,10 @@ impl Member {
 }
 
 impl Station {
-    /// Joins `group`, which is this process's own group, called `leaf`, or one of the groups above
-    /// it.
+    /// Joins `group`. This is the process's own group, called `leaf`, or a group above it.
     fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
-        // Check the file systems of both files, because either file may be a mount of its own.
+        // Either file may be a mount of its own. So check the file systems of both files.
         for file in [group.limits_path(), group.ledger_path()] {
             file_system::check(&file)?;
         }
@@ -548,13 +550,13 @@ impl Station {
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
         };
-        // A user may have cut the limits file or the ledger short between the opening and the
-        // mapping of the file.
+        // Between the opening and the mapping of the limits file or the ledger, a user may have cut
+        // the file short.
         station.damage().map_or(Ok(station), Err)
     }
 
-    /// Returns whether the path of the group's limits file or ledger leads to another file than the
-    /// mapped one. Charges and limits that other processes write to that file do not reach this
+    /// Returns whether the path of the group's limits file or ledger now leads to another file than
+    /// the mapped one. Changes that other processes make to that other file do not reach this
     /// process.
     fn is_unlinked(&self) -> bool {
         self.ledger.is_unlinked() || self.limits.is_unlinked()
@@ -626,14 +628,14 @@ impl Station {
     }
 }
 
-/// The limits and the protection on a device in bytes, as computed for one generation of the rules.
+/// The limits and the protection on a device, in bytes, computed for one generation of the rules.
 ///
-/// Protected by a sequence lock whose writers give up instead of waiting: a thread that finds
-/// another thread storing computes the values itself and does not store them.
+/// A sequence lock protects the values. Its writers give up instead of waiting: a thread that finds
+/// another thread storing values computes the values itself and does not store them.
 #[derive(Default)]
 struct Remembered {
-    /// Twice (the generation plus 1), plus 1 while a thread stores values; 0 before the first
-    /// values are stored.
+    /// `2 * (generation + 1)`, and 1 more while a thread stores values; 0 before the first values
+    /// are stored.
     stamp: AtomicU64,
     /// The values of max, high, low and min.
     words: [AtomicU64; 4],

@@ -8,8 +8,8 @@ pub(super) use gpulimit_base::name::is_part;
 pub enum Kind {
     /// A group that stays until a user removes it.
     Named,
-    /// A job's group, which is removed by a clean-up after the programs in it, and the command that
-    /// made it, have ended.
+    /// A job's group. A clean-up removes it after the programs in it, and the command that made it,
+    /// have ended.
     Job,
 }
 
@@ -44,7 +44,7 @@ pub fn check(name: &str) -> Result<(), GroupError> {
     }
 }
 
-/// Returns the name of the group directly above the group `name`; `None` at the top of the root.
+/// Returns the name of the parent of the group `name`; `None` at the top of the root.
 pub fn parent(name: &str) -> Option<&str> {
     name.rsplit_once('/').map(|(parent, _)| parent)
 }

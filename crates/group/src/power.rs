@@ -1,8 +1,8 @@
 //! Lowers the rights of the user root: in a user's directory, root then has no more power over
 //! files than that user.
 //!
-//! A user can put a symbolic link, or another directory, in the place of a directory that root has
-//! just checked. With lowered rights root then does only what the user could also have done.
+//! A user can replace a directory that root has just checked by a symbolic link or by another
+//! directory. With lowered rights root then does only what the user could also have done.
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
@@ -36,7 +36,7 @@ impl Rights {
     }
 }
 
-/// Lowered rights of this thread: until the value is dropped, the thread can do with files only
+/// Lowered rights of this thread. Until the value is dropped, the thread can do with files only
 /// what the given user could do. Other threads keep their rights. If a second value is made while a
 /// first one lives, the second must be dropped first.
 #[derive(Debug)]
@@ -48,11 +48,12 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of the first user who owns one of the directories from the
-    /// root down to the group's files. Returns `None` where all these directories belong to the
-    /// user root, and where the caller is not root.
+    /// Lowers root's rights to those of a user: the first user who owns one of the directories from
+    /// the root of groups down to the group's files. Returns `None` where all these directories
+    /// belong to the user root, and where the caller is not root.
     ///
-    /// Only root can change the path above that user's directory, so the user stays the right one.
+    /// Above the directory of that user, only root can change the path. So the path keeps leading
+    /// to the same user's directory.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {
         if user::effective() != 0 {
             return Ok(None);
@@ -99,15 +100,16 @@ impl Lowered {
 
 impl Drop for Lowered {
     fn drop(&mut self) {
-        // The errors are ignored: a thread that could give up these rights may take them back.
+        // Errors are ignored: a thread that was allowed to give up these rights is allowed to take
+        // them back.
         let _ = set(libc::SYS_setfsuid, self.before.user);
         let _ = set(libc::SYS_setfsgid, self.before.group);
         let _ = set_groups(&self.before.groups);
     }
 }
 
-/// Sets a file-system user or group id of this thread by a system call, because the C library's
-/// function would change all threads.
+/// Sets a file-system user or group id of this thread. Makes the system call itself, because the C
+/// library's function would change all threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
     // SAFETY: the call gets plain numbers. It returns the previous id, even if the id stays.
     unsafe { libc::syscall(call, libc::c_long::from(id)) };

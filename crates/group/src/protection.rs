@@ -1,5 +1,4 @@
-//! The protection (`min` and `low`) of the groups directly below a group, as a member of the group
-//! reads it.
+//! The protection (`min` and `low`) of a group's child groups, as a member of the group reads it.
 
 use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
 use gpulimit_limits::Limits;
@@ -10,17 +9,18 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Those groups directly below one of the groups on this process's path that have protected memory.
+/// Those child groups of one group that have protected memory. The group is on this process's path:
+/// it is the process's own group or a group above it.
 pub(super) struct ProtectedGroups {
-    /// The directory that holds the groups below.
+    /// The directory that holds the child groups.
     below: PathBuf,
-    /// The key of the group, among the groups below, to which this process belongs and whose
-    /// protection therefore does not limit the process; 0 where the process belongs to none of
-    /// them.
+    /// The key of the child group to which this process belongs; 0 where it belongs to none of
+    /// them. The protection of this child group does not limit the process.
     own: u64,
-    /// The value of [`Ledger::children`] plus 1 when `groups` was read; 0 before the first read.
+    /// The value of [`Ledger::children`] at the last read of `groups`, plus 1; 0 before the first
+    /// read.
     read_at: AtomicU64,
-    /// Whether any of the groups has protected memory.
+    /// Whether any of the child groups has protected memory.
     any: AtomicBool,
     groups: Mutex<Vec<(u64, Limits)>>,
 }
@@ -36,8 +36,8 @@ impl ProtectedGroups {
         }
     }
 
-    /// Returns the protection of the groups below; `None` where none of them has any. Costs two
-    /// loads.
+    /// Returns the protection of the child groups; `None` where none of them has protected memory.
+    /// Costs two loads.
     #[inline]
     pub(super) fn protection(&self, ledger: &Ledger) -> Option<&dyn Protection> {
         if self.read_at.load(Ordering::Acquire) != ledger.children().wrapping_add(1) {
@@ -46,8 +46,8 @@ impl ProtectedGroups {
         self.any.load(Ordering::Relaxed).then_some(self)
     }
 
-    /// Reads which of the groups below have protected memory. A group whose limits cannot be read
-    /// counts as unprotected.
+    /// Reads which of the child groups have protected memory. A child group whose limits cannot be
+    /// read counts as unprotected.
     #[cold]
     fn read(&self, ledger: &Ledger) {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);

@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most names that a clean-up reads below each directory that belongs to another user, so that
-/// the files of one user cannot make the clean-ups of other users slow.
+/// The most names that a clean-up reads below each directory of another user. Without this bound,
+/// the files of one user could make the clean-ups of other users slow.
 pub const MAX_USER_NAMES: usize = 4_096;
 
 /// The part of a root that a clean-up covers.
@@ -28,7 +28,7 @@ pub const MAX_USER_NAMES: usize = 4_096;
 pub enum Garbage<'a> {
     /// All groups of the root.
     Everywhere,
-    /// The groups directly below the named group, or at the top of the root.
+    /// The child groups of the named group; with `None`, the groups at the top of the root.
     Below(Option<&'a str>),
 }
 
@@ -42,8 +42,8 @@ pub struct Survey {
     pub unfinished: Vec<Group>,
     /// The files and directories that gpulimit did not make, at most [`Survey::MAX_FOREIGN`].
     pub foreign: Vec<PathBuf>,
-    /// The paths of other users' directories with more than [`MAX_USER_NAMES`] names, whose
-    /// remaining names were not read.
+    /// The paths of those directories of other users that have more than [`MAX_USER_NAMES`] names.
+    /// The names beyond this number were not read.
     pub cut_short: Vec<PathBuf>,
 }
 
@@ -93,7 +93,7 @@ impl Root {
         Ok(survey)
     }
 
-    /// Returns the sorted names in a directory, at most as many as the budget allows.
+    /// Returns the sorted names in a directory. Returns at most as many names as `budget` allows.
     pub(super) fn names(
         directory: &Directory,
         survey: &mut Survey,
@@ -174,7 +174,8 @@ impl Root {
             return false;
         };
         let mut has_foreign = false;
-        // Each directory that root has given to a user has a budget of its own.
+        // Each directory that root has given to a user has a budget of its own: the number of names
+        // to read below it.
         let outer = *budget;
         if let Ok(names) = Self::names(&below, survey, budget) {
             for part in names {
@@ -220,16 +221,16 @@ impl Root {
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
-        // A user who gives the name of a job's group may remove the group even if this process
-        // cannot see whether the job still runs.
+        // A user who gives the name of a job's group may remove that group. This process may not be
+        // able to see whether the job still runs; the removal is allowed even then.
         let may_end = |job: &Record| {
             group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
         };
         self.remove_if(&group, may_end, |_| true)
     }
 
-    /// Removes the groups of ended jobs anywhere below a group. A failure is not reported here: the
-    /// later removal of the group above fails and reports it.
+    /// Removes the groups of ended jobs anywhere below a group. Failures are not reported here. If
+    /// such a group stays, the later removal of the group above it fails and reports the failure.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
         self.remove_ended(below.unwrap_or_default());
@@ -238,8 +239,8 @@ impl Root {
     /// Removes the groups of ended jobs, in the whole root or directly below one group, and returns
     /// their names.
     ///
-    /// A job's group stays while its job or a member lives, while a process holds its lock, while
-    /// it has groups below it, and while the driver may still hold memory of its dead processes.
+    /// A job's group stays while one of these is true: its job or a member lives, a process holds
+    /// its lock, it has child groups, or the driver may still hold memory of its dead processes.
     pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
         let groups = match within {
             Garbage::Everywhere => {
@@ -255,11 +256,11 @@ impl Root {
         Ok(self.remove_ended(groups))
     }
 
-    /// Removes those of the groups whose jobs have ended, and returns their names. A group whose
-    /// job may still run stays.
+    /// Removes those of `groups` whose jobs have ended, and returns their names. A group whose job
+    /// may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
-        // Sort each group before the group above it, because a group must be removed before the
+        // A group can be removed only after the groups below it. So sort each group before the
         // group above it.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
@@ -267,8 +268,8 @@ impl Root {
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
-            // If the record has changed since the check, a process is making the group again, and
-            // the group is left to the next clean-up.
+            // If the record has changed since the check, a process is making the group again. The
+            // group is then left to the next clean-up.
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
@@ -302,8 +303,8 @@ impl Root {
         remove_held(group, &descent, alone, |_| true).map(|()| true)
     }
 
-    /// Removes a group, if `job` accepts the record of the group's job and `idle` accepts its
-    /// ledger.
+    /// Removes a group on two conditions: `job` accepts the record of the group's job, and `idle`
+    /// accepts the group's ledger.
     fn remove_if(
         &self,
         group: &Group,
@@ -315,8 +316,8 @@ impl Root {
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(());
         };
-        // The record is read only after the lock is taken, because a process that makes the group
-        // holds the lock until it has recorded the job.
+        // A process that makes the group holds the lock until it has recorded the job. So the
+        // record is read only after this process has taken the lock.
         if !job(&Record::of(&descent.directory)) {
             return Err(group.in_use());
         }
@@ -363,9 +364,9 @@ fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupErr
     let failed = |error| group.failed("remove", error);
     let Descent { directory, .. } = descent;
     if Contents::of(directory).map_err(failed)?.is_empty() {
-        // An empty directory can be removed without the lock: a process that is making a group in
-        // it either finds the directory gone, or has already made the lock file, and then the
-        // directory is not empty.
+        // An empty directory can be removed without the lock, even if a process is making a group
+        // in it. If that process has made the lock file, the directory is not empty and its removal
+        // fails. If not, the process finds the directory gone.
         return match remove_directory(group, descent) {
             Ok(()) => Ok(None),
             Err(error) => Err(failed(error)),
@@ -392,13 +393,14 @@ fn remove_held(
     let contents = own_contents(group, directory)?;
     check_below(group, directory)?;
     let ledger = match Ledger::open(&group.ledger_path()).map_err(GroupError::from) {
-        // gpulimit cannot read from a ledger with a lease whether the group has members.
+        // While another program has a lease on the ledger, gpulimit cannot read whether the group
+        // has members.
         Err(error) if error.is_leased() => return Err(error),
         ledger => ledger.ok(),
     };
     let removal = match &ledger {
         // The group may have members that run another version of gpulimit. If the group were
-        // removed and made again, these members would still charge in the old ledger.
+        // removed and made again, these members would still charge in the removed ledger.
         None if Ledger::is_used(&group.ledger_path()) => return Err(group.in_use()),
         Some(ledger) if !idle(ledger) => return Err(group.in_use()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
@@ -419,13 +421,14 @@ fn remove_held(
     // The ledger proves that the directory is a group, so the ledger stays until the other files
     // are gone.
     if_there(directory.remove_file(LEDGER)).map_err(failed)?;
-    // The lock file is removed last, because while it exists no process can join.
+    // No process can join while the lock file exists, because this process holds the lock. So the
+    // lock file is removed last.
     if_there(directory.remove_file(LOCK)).map_err(failed)?;
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // After the lock file was removed, another process has begun to make the group again, or to
-        // clean up. The directory now belongs to that process.
+        // After this process removed the lock file, another process has begun to make the group
+        // again, or to clean up. The directory now belongs to that other process.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -437,8 +440,8 @@ fn remove_held(
     Ok(())
 }
 
-/// Fails if the group's directory `sub` is not empty; called before any file of the group is
-/// removed.
+/// Fails if the group's directory `sub` is not empty, because the group then has child groups.
+/// Called before any file of the group is removed.
 fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     let below = match directory.open_directory(BELOW) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -469,8 +472,8 @@ fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     }
 }
 
-/// Removes the group's own empty directory, unless its name belongs to a different directory by
-/// now.
+/// Removes the group's own empty directory. If the directory's name leads to a different directory
+/// by now, that directory stays.
 fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     let Descent {
         parent, directory, ..
@@ -485,9 +488,9 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits a bounded time until a file system in user space (FUSE) has deleted the removed files that
-/// it keeps under another name until their last mapping is gone. This process has just dropped its
-/// own mappings.
+/// Waits a bounded time until a file system in user space (FUSE) has deleted the removed files.
+/// Such a file system keeps a removed file under another name until the file's last mapping is
+/// gone. This process has just dropped its own mappings.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     let has_hidden = || {

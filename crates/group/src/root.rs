@@ -17,10 +17,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The root for all users of a machine, which the user root makes.
+/// The root for all users of a machine. The user root makes this directory.
 pub const SYSTEM: &str = "/run/gpulimit";
 
-/// How often gpulimit tries again to make a group that another process removes at the same time.
+/// How often gpulimit tries again to make a group while another process removes it.
 const TRIES: u32 = 1_000;
 
 /// The directory that holds all groups of a user or of the machine.
@@ -51,10 +51,10 @@ impl Root {
     /// Finds the root for new groups: `GPULIMIT_ROOT`, else [`SYSTEM`] if the caller may make
     /// groups there, else `/dev/shm/gpulimit-<uid>`.
     ///
-    /// The user root makes [`SYSTEM`] together with the first group. Root does not use `/dev/shm`,
-    /// because there any user could take the name of root's directory first. Only in a user
-    /// namespace, and in a container whose `/run` cannot hold groups, does root use a directory in
-    /// `/dev/shm` as other users do.
+    /// The user root makes [`SYSTEM`] together with the first group. Root normally uses no
+    /// directory in `/dev/shm`, because any user could take the name of such a directory first.
+    /// Root uses one, as other users do, in a user namespace, and in a container whose `/run`
+    /// cannot hold groups.
     ///
     /// Refuses a directory that other users could tamper with, and a default directory that another
     /// user has made. The directory need not exist yet: it is made with the first group.
@@ -77,8 +77,8 @@ impl Root {
         Self::at(path)
     }
 
-    /// Finds the root that has a group of this name: [`SYSTEM`], else the caller's own root.
-    /// Without such a group returns the root that [`Root::locate`] finds.
+    /// Finds the root that has a group of this name. Looks in [`SYSTEM`] first, and then in the
+    /// caller's own root. If neither has the group, returns the root that [`Root::locate`] finds.
     pub fn locate_group(
         env: &dyn Fn(&str) -> Option<OsString>,
         name: &str,
@@ -91,8 +91,9 @@ impl Root {
         Self::locate(env)
     }
 
-    /// Returns the roots in which the caller looks for groups: [`SYSTEM`] if it exists, then the
-    /// caller's own root; only `GPULIMIT_ROOT` if that variable is set.
+    /// Returns the roots in which the caller looks for groups. If `GPULIMIT_ROOT` is set, this is
+    /// the only root. Otherwise the roots are [`SYSTEM`], if it exists, and then the caller's own
+    /// root.
     pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
         let own = Self::locate(env)?;
         let system = Path::new(SYSTEM);
@@ -127,7 +128,7 @@ impl Root {
         self.directories_below(None).map(with_limits)
     }
 
-    /// Returns the groups directly below `parent`, or at the top of the root, by name.
+    /// Returns the child groups of `parent`, or the groups at the top of the root, sorted by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         self.directories_in(parent).map(with_limits)
     }
@@ -137,8 +138,8 @@ impl Root {
         self.directories_below(Some(group)).map(with_limits)
     }
 
-    /// Returns every directory below `group`, or in the whole root, that could hold a group, each
-    /// before the directories below it.
+    /// Returns the directories that could hold groups: all those below `group`, or all those in the
+    /// root. Each directory comes before the directories below it.
     pub(super) fn directories_below(
         &self,
         group: Option<&Group>,
@@ -211,8 +212,8 @@ impl Root {
 
     pub(super) fn missing(&self, name: &str) -> GroupError {
         let known = self.groups().unwrap_or_default();
-        // A user who gives a wrong name does not mean the group of an ended job, so such groups are
-        // not suggested.
+        // Groups of ended jobs are not suggested, because a user who gives a wrong name does not
+        // mean such a group.
         let ended = Group::ended(&known);
         let known = known.into_iter().zip(ended).filter(|(_, ended)| !ended);
         GroupError::Missing {
@@ -222,8 +223,8 @@ impl Root {
         }
     }
 
-    /// Makes a group owned by the caller with these limits, or finds the existing group, whose
-    /// limits stay as they are. The group above it must exist.
+    /// Makes a group with these limits, owned by the caller. If the group exists, finds it and
+    /// leaves its limits as they are. The parent group must exist.
     ///
     /// The group cannot be removed before the returned [`Created`] is dropped. The permissions of
     /// the group's files do not depend on the umask.
@@ -231,8 +232,8 @@ impl Root {
         self.create_for(name, limits, Access::default())
     }
 
-    /// As [`Root::create`], for the users of `access`, who are then admitted to the groups above as
-    /// well.
+    /// As [`Root::create`], but the users of `access` may run programs in the group. They are then
+    /// admitted to the groups above it as well.
     ///
     /// In a directory that belongs to a user, all groups belong to that user.
     pub fn create_for(
@@ -252,8 +253,8 @@ impl Root {
             limits.options.count_context &= above.count_context;
         }
         // A clean-up by another process may remove the directory between any two steps, so try
-        // again. The second condition is needed because some file systems, such as procfs, refuse
-        // to make any name with the error that the name does not exist.
+        // again. The second condition is for file systems such as procfs: when asked to make a
+        // name, they fail with the error that the name does not exist.
         let is_in_directory = || group.path().parent().is_some_and(is_directory);
         let was_removed =
             |error: &GroupError| error.is_missing() || is_not_found(error) && is_in_directory();
@@ -305,9 +306,9 @@ impl Root {
         Group::at(&self.path, name).past_leases(until, act)
     }
 
-    /// Checks that a group can be given to the user `owner`. Fails if a group directly below
-    /// belongs to another user: root lowers its rights to those of one user, and with these it
-    /// could not change or remove the group of the other.
+    /// Checks that a group can be given to the user `owner`. Fails if a child group belongs to
+    /// another user. Root lowers its rights to those of one user, and with these rights it would
+    /// not be able to change or remove another user's child group.
     pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
         for below in self.directories_in(Some(group))? {
             let about = fs::symlink_metadata(below.path());
@@ -362,8 +363,8 @@ impl Root {
     /// Makes the root's directory, and returns `false` if a file or directory of that name exists.
     ///
     /// If the parent directory belongs to a user, the user root makes the new directory with that
-    /// user's rights, so that it belongs to the user. The permissions are set on the open
-    /// directory, so that they cannot go to another file.
+    /// user's rights. The new directory then belongs to the user. The permissions are set on the
+    /// open directory, not by its path, because the path could lead to another file by then.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
@@ -404,8 +405,8 @@ impl Root {
     /// it.
     fn modes(&self) -> Result<Modes, GroupError> {
         let about = check(&self.path)?;
-        // The user root may use a root that belongs to another user, but only if root gives its
-        // path, never as root's default.
+        // The user root may use a root that belongs to another user if root itself has given the
+        // path. As root's default such a directory is refused.
         if about.uid() != user::effective() && self.path == own_default() {
             return Err(GroupError::Unsafe {
                 path: self.path.clone(),

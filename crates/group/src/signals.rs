@@ -77,8 +77,8 @@ impl Drop for Deferred {
     }
 }
 
-/// Holds back all signals except SIGKILL and SIGSTOP, in this thread and in the processes that the
-/// thread makes, until the value is dropped.
+/// Holds back all signals except SIGKILL and SIGSTOP until the value is dropped. Does so in this
+/// thread and in the processes that the thread makes.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this
@@ -141,7 +141,8 @@ fn has(set: &libc::sigset_t, signal: c_int) -> bool {
 }
 
 /// Changes the signal mask of this thread and returns the previous mask. Uses `sigprocmask`, which
-/// does the same as `pthread_sigmask` for a thread and is in libc in all versions of glibc.
+/// does the same as `pthread_sigmask` for a thread. All versions of glibc have `sigprocmask` in
+/// libc.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
     // SAFETY: the call reads `set`, which the caller has borrowed, and writes `before`, a local

@@ -94,8 +94,8 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// If a process that makes a group loses the directory to a removal, it must not make files in a
-/// new directory under the lock of the old one.
+/// A process that makes a group can lose the group's directory to a removal. It must then not make
+/// files in a new directory under the lock of the old one.
 #[test]
 fn the_lock_of_a_removed_directory_is_not_taken_after_the_group_is_made_again() {
     let place = Place::new();
@@ -805,4 +805,27 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     assert!(is_running(&mut small));
     small.kill().expect("killed");
     small.wait().expect("killed");
+}
+
+#[test]
+fn a_process_is_not_among_the_unnamed_members_that_it_signals() {
+    let place = Place::new();
+    let group = place.group("lab", &[]);
+    let member = place.join("lab");
+    charge(&member, 1).expect("no limit");
+    let mut other = bystander(&place, 1);
+    let ledger = group.ledger().expect("readable");
+    let mut processes = ledger.processes(&NoWitness);
+    for process in &mut processes {
+        // No process can have this pid.
+        process.identity.pid = u32::MAX;
+    }
+    // Every process counts as a member here; no signal is sent.
+    let everybody = |_: &_, pids: &[u32]| pids.iter().map(|_| Ok(true)).collect();
+    let targets = Targets::of(&ledger, &everybody).expect("a ledger");
+    let (_, unnamed, _) = targets.all(&processes);
+    let is_there = |pid: u32| unnamed.iter().any(|target| target.pid == pid);
+    assert!(is_there(other.id()) && !is_there(std::process::id()));
+    other.kill().expect("killed");
+    other.wait().expect("killed");
 }

@@ -11,11 +11,11 @@ use std::os::unix::fs::MetadataExt;
 
 impl Root {
     /// Tests whether groups can be made in this root: makes a group with all its files, joins it,
-    /// and removes everything again. A root that does not exist is not made: the trial uses a
-    /// temporary directory beside it, with the same permissions.
+    /// and removes everything again. Does not make a root that does not exist. For such a root the
+    /// trial uses a temporary directory beside it, with the same permissions.
     ///
-    /// Returns `false` if only other users may make groups at the top of this root, so that a
-    /// failure of the caller's trial proves nothing.
+    /// Returns `false` if only other users may make groups at the top of this root. A failure of
+    /// the caller's trial would then prove nothing.
     pub fn try_out(&self) -> Result<bool, GroupError> {
         if self.exists() {
             return match self.try_group() {
@@ -34,8 +34,8 @@ impl Root {
         tried.and(removed).map(|()| true)
     }
 
-    /// Makes a temporary directory beside the root. Tries several names, because in a directory
-    /// such as `/dev/shm` other users may have taken any name that they could guess.
+    /// Makes a temporary directory beside the root. In a directory such as `/dev/shm` other users
+    /// may have taken any name that they could guess. So this function tries several names.
     fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
         const NAMES: u32 = 1_000;
         let me = Identity::of_self();

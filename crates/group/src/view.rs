@@ -1,7 +1,7 @@
 //! A container's view of the groups: a root that holds one group and the groups above it, for use
 //! in a container.
 //!
-//! The ledger, lock and limits in a view are hard links to the group's own files, so a process that
+//! The ledger, lock and limits in a view are hard links to the group's own files. So a process that
 //! joins the group in the view is a member of the group itself.
 
 use super::root::make_directory;
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 const DIRECTORY: u32 = 0o755;
 
 impl Group {
-    /// Makes a view of this group at the path `place`, which must not exist and must be on the
-    /// group's file system. Returns the paths of the ledgers in the view, which members write.
+    /// Makes a view of this group at the path `place`. This path must not exist and must be on the
+    /// group's file system. Returns the paths of those ledgers in the view that members write.
     ///
     /// The view has the files of this group and of the groups above it, but no groups below it. The
     /// sizes of contexts that the group's root has stored are copied into the view.

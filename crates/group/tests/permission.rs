@@ -381,7 +381,7 @@ fn hold_locks(root: &Path) {
     for group in ["lab/sub/bob", "lab"] {
         for name in ["limits", "lock", "ledger", ".limits.lock"] {
             // Alice may write these files of `lab`, because her programs are charged in `lab`. So
-            // she may also lock them, which is not a part of this test.
+            // she may also lock them. The test leaves these files out.
             if group == "lab" && matches!(name, "lock" | "ledger") {
                 continue;
             }
@@ -640,8 +640,8 @@ fn a_process_that_finds_all_slots_taken_is_refused() {
 // Attacks on the content of a ledger. Alice may write the ledger of her own group, because she is
 // charged in it.
 
-/// The offset and the length in bytes of that part of a ledger which holds the figures of devices
-/// and slots.
+/// The part of a ledger that holds the figures of devices and slots: its offset and its length in
+/// bytes.
 const WORDS: (u64, usize) = (16 << 10, 1 << 20);
 
 #[test]
@@ -678,8 +678,8 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
         assert_eq!(charged(), Some(0));
         assert!(!charge(2 * GIB), "3 GiB of 4 are taken");
         assert_eq!(charged(), Some(3 * GIB), "restored");
-        // After damage to the ledger no request is granted for a while, because other processes may
-        // have been granted too much.
+        // After damage to the ledger no request is granted for a while. Before the damage was
+        // found, other processes may have been granted too much.
         let granted = charge(GIB);
         // On a slow machine this while may already be over.
         if began.elapsed() < WHILE {
@@ -693,7 +693,8 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
     std::thread::sleep(WHILE + Duration::from_millis(100));
     assert!(charge(GIB), "the free memory is granted afterwards");
     assert!(!charge(GIB));
-    // If the count of slots were believed after this write, all sums over the slots would be 0.
+    // This write sets the count of slots to 0. If the count were believed, all sums over the slots
+    // would be 0.
     file.write_all_at(&[0; 8], 64).expect("written");
     assert!(!charge(GIB));
     assert_eq!(charged(), Some(4 * GIB), "the slots are counted again");

@@ -1,8 +1,9 @@
 //! The atomic operations of this crate; only this module uses `std::sync::atomic` directly.
 //!
-//! The ledger file consists of `AtomicU64` words of `std`. Under `--cfg loom` the words are those
-//! of the models in `model`, whose operations a model checker schedules one by one. The charge
-//! algorithm is generic over [`Word`], so that it can also run on loom's own atomics.
+//! The ledger file consists of `AtomicU64` words of `std`. Under `--cfg loom` the ledger consists
+//! of the words that `model` defines, and a model checker schedules the operations on these words
+//! one by one. The charge algorithm is generic over [`Word`], so that it can also run on loom's own
+//! atomics.
 
 #[cfg(all(test, loom))]
 pub(crate) use super::model::word::{AtomicU64, fence};

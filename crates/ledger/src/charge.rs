@@ -1,14 +1,14 @@
 //! The charge algorithm: a process first publishes its request for memory, and then checks the sum
 //! of all charges against the limit. The algorithm uses neither a lock nor a shared total.
 //!
-//! A process *publishes* a request: in one step it adds the requested units to its own word in the
-//! ledger, both as charged and as undecided. Only then does the process read the sum over all
-//! slots. If two processes race for the last bytes, at least one of them therefore sees the request
-//! of the other. If both see the request of the other, both withdraw their requests and look at the
-//! words again. It cannot happen that neither sees the request of the other.
+//! A process *publishes* a request: in one step it adds the requested units of memory to its own
+//! word in the ledger, both as charged and as undecided. Only then does the process read the sum
+//! over all slots. If two processes race for the last bytes, at least one of them therefore sees
+//! the request of the other. If both see the request of the other, both withdraw their requests and
+//! look at the words again.
 //!
-//! The code is generic over the place where the words lie, so that the model checker loom runs the
-//! same code.
+//! The code is generic over the kind of the words. The model checker loom therefore runs the same
+//! code on words of its own.
 
 use super::atomic::{Ordering, Word};
 
@@ -16,17 +16,18 @@ use super::atomic::{Ordering, Word};
 pub(super) const UNIT: u64 = 4096;
 /// Largest request in units of 4 KiB (4 TiB).
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// Largest number of charged units in a word (8 TiB): a word with more receives no further charge,
-/// so that concurrent requests of one process cannot carry from the charged half of the word into
-/// the undecided half. A carry would take three threads that request 4 TiB each at the same time.
+/// Largest number of charged units in a word (8 TiB). A word with more charged units receives no
+/// further charge. Otherwise concurrent requests of one process could overflow from the charged
+/// half of the word into the undecided half. Even so, three threads that request 4 TiB each at the
+/// same time could cause an overflow.
 const WORD_MAX: u64 = 1 << 31;
-/// Number of additional looks at a level's words before a request is refused, if successive looks
-/// differ because memory moves between slots.
+/// Number of additional looks at a level's words before a request is refused. Additional looks are
+/// needed if successive looks differ, because memory may be moving between slots.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// Number of looks that find undecided requests of other processes in the way, after which the
-/// algorithm checks whether these processes are alive.
+/// Number of looks that may find undecided requests of other processes in the way. After so many
+/// looks the algorithm checks whether these processes are alive.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
-/// Number of times that one request makes its own process give back idle memory.
+/// Largest number of times that a request makes its own process give back idle memory.
 const RECLAIMS: u32 = 16;
 
 /// Returns the charged units of a word, including undecided units.
@@ -55,33 +56,33 @@ const fn published(n: u64) -> u64 {
     n | n << 32
 }
 
-/// One device in the ledger of one level, as the charging process sees it. The levels lead from the
-/// process's own group up to the root group.
+/// One device in the ledger of one level, as the charging process sees it. The first level is the
+/// process's own group, the last level is the root group.
 pub(super) trait Rung {
     type Word: Word;
     /// Returns this process's own word in the ledger.
     fn own(&self) -> &Self::Word;
-    /// Returns the word that holds the number of slots that a sum has to read.
+    /// Returns the word that holds `high_water`: a sum over the slots reads this number of slots.
     fn high_water(&self) -> &Self::Word;
     /// Returns the words of the slots with an index below `high_water`, including this process's
     /// own.
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// Returns the limit in units, minus the units that are protected for other groups. Must be
-    /// called before reading the words that are compared with the limit.
+    /// Returns the limit in units, minus the units that are protected for other groups. Call this
+    /// method before reading the words whose sum is compared with the limit.
     fn max(&self) -> u64;
-    /// Returns whether the mapping of the ledger was replaced by zeros, so that the words just read
-    /// were not the shared ones. Call after reading the words.
+    /// Returns whether the mapping of the ledger was replaced by private zeros. Call this method
+    /// after reading words: if the result is true, the words were not those of the ledger.
     fn is_lost(&self) -> bool {
         false
     }
-    /// Records the usage after a grant, for the peaks: `total` units are granted to all processes,
-    /// `own` of them to this process.
+    /// Raises the peaks after a grant. `total` is the number of units that are granted to all
+    /// processes, and `own` is the number of those units that are granted to this process.
     fn note(&self, total: u64, own: u64);
     /// Begins a change of this process's own word. Call before the change, and call one of the next
-    /// three methods after it. Returns false if another process has changed this process's word;
-    /// the word is then repaired, and no request may be granted.
+    /// three methods after it. Returns false if another process has changed this process's word.
+    /// The method has then repaired the word, and the caller may not grant a request.
     fn begin(&self) -> bool;
     /// Ends a change that left the own word as it was at [`Self::begin`].
     fn withdrawn(&self);
@@ -95,8 +96,8 @@ pub(super) trait Rung {
 pub(super) trait Surroundings<R> {
     /// Gives back idle memory of this process; returns false if this process has none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the slots of dead processes at a level. Reports freed memory only for a bounded time,
-    /// so that the slow path ends.
+    /// Cleans the slots of dead processes at a level. The method reports freed memory only for a
+    /// bounded time: the slow path repeats while memory is freed, and must end.
     fn reap(&mut self, rung: &R) -> Reaped;
     /// Asks the other processes of a level to give back their idle memory. Returns false if no
     /// memory was given back, or if the time for asking is over.
@@ -114,8 +115,8 @@ pub(super) trait Surroundings<R> {
 pub(super) struct Reaped {
     /// Whether the cleaning freed memory or withdrew a dead process's undecided request.
     pub freed: bool,
-    /// Units that will be freed soon without an action of this process: units in slots that drain
-    /// or that another process is cleaning.
+    /// Units that will be freed soon without an action of this process. They lie in slots that
+    /// drain, or in slots that another process is cleaning.
     pub pending: u64,
 }
 
@@ -129,17 +130,17 @@ pub(super) struct Refusal {
 /// A counter of the memory that a process has charged but does not use.
 ///
 /// Both methods are called while the units of the request are undecided in the process's words.
-/// `settled` can therefore read a word and this counter so that it sees the request in both or in
-/// neither.
+/// Therefore `settled` can read a word and this counter together. It sees the request in both of
+/// them or in neither.
 pub trait Idle {
-    /// Adds the request's bytes to the counter: the request is granted, and its bytes are not used
+    /// Adds the bytes of a granted request to the counter, because the process does not use them
     /// yet.
     fn add(&self);
-    /// Removes the request's bytes from the counter: the process gives them back unused.
+    /// Removes the bytes of a request from the counter, because the process gives them back unused.
     fn remove(&self);
 }
 
-/// The counter for requests whose bytes are used as soon as they are charged: it counts nothing.
+/// A counter that counts nothing. For requests whose bytes are used as soon as they are charged.
 impl Idle for () {
     #[inline]
     fn add(&self) {}
@@ -151,8 +152,8 @@ impl Idle for () {
 /// Makes one attempt to charge `n` units at every level. On failure, returns the level at which the
 /// request exceeded the limit.
 ///
-/// The function is not `inline`, because each calling crate would then add a copy of it to the
-/// library.
+/// The function is not `inline`. Otherwise the library would contain a copy of the function for
+/// each crate that calls it.
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
@@ -160,8 +161,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     idle: &I,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
-        // The idle counter changes after the fence of the last level, so that a process that sees
-        // the counter's change also sees the request.
+        // The idle counter changes after the fence of the last level. A process that sees the
+        // change of the counter therefore also sees the request.
         idle.add();
         return Ok(());
     };
@@ -171,12 +172,13 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
         return Err(level);
     }
     let max = rung.max();
-    // Release order: if memory moves between slots, a process that sees the memory in this slot
-    // also sees that it has left its old slot.
+    // Release order is for memory that moves from another slot to this slot. A process that sees
+    // the memory in this slot then also sees that the memory has left the other slot.
     own.fetch_add(published(n), Ordering::Release);
-    // Of two processes that publish requests, the one whose fence comes second sees what the other
-    // has published. `high_water` is also read after the fence: a process whose slot is not yet
-    // below `high_water` will see this request after publishing its own first request.
+    // If two processes publish requests, the process whose fence comes second sees the request of
+    // the other process. `high_water` is also read after the fence. A process that then has no slot
+    // below `high_water` has not published a request yet. It will see this request after it has
+    // published its first request.
     R::Word::fence(Ordering::SeqCst);
     let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
@@ -186,9 +188,9 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
     match attempt(above, level + 1, n, idle) {
         Ok(()) => {
-            // The request stays undecided until it fits at all levels. If it were decided earlier
-            // and then withdrawn, another process could have counted it as granted and been refused
-            // because of it.
+            // The request stays undecided until it fits at all levels. If the request were decided
+            // earlier and withdrawn later, another process could count the request as granted in
+            // between. That process could then be refused for memory that nobody gets.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
             // The peak does not include undecided units of other processes or other threads.
@@ -210,7 +212,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
 /// Charges `n` units that the driver has already handed out, even if the limit does not allow them.
 pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        // The result of `begin` is ignored, because the driver has already handed out the memory.
+        // The driver has already handed out the memory, so the charge is made whatever `begin`
+        // returns.
         rung.begin();
         if word_is_full(rung, n) {
             rung.withdrawn();
@@ -230,8 +233,8 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// Gives back `n` units at every level, as [`uncharge`] does, and removes them from `idle`: they
-/// were charged ahead and not used.
+/// Gives back `n` units at every level, as [`uncharge`] does. The units were charged ahead and not
+/// used, so the function also removes them from `idle`.
 pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let Some((rung, above)) = rungs.split_first() else {
         R::Word::fence(Ordering::SeqCst);
@@ -243,16 +246,17 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // The order is SeqCst as in `take_out`: a process that begins to wait after the caller's check
-    // finds these units gone from the word.
+    // The order is SeqCst for the reason that `take_out` gives: the units must be gone from the
+    // word before the caller checks for waiting processes.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }
 
-/// Reads a word together with a figure that the word's process changes together with the word
-/// ([`Idle`]), so that both values are from one moment. Calls `again` between two looks, to let
-/// time pass; if `again` returns false, returns the last values although they may be from different
-/// moments. This happens if the process was stopped in the middle of a request.
+/// Reads a word together with a figure that belongs to it, such as the counter [`Idle`]. The owner
+/// of the word changes both during one request. The function repeats its look until both values are
+/// from one moment, and calls `again` between two looks, to let time pass. If `again` returns
+/// false, the function returns the last values, although they may be from different moments. This
+/// happens if the owner of the word was stopped in the middle of a request.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -278,11 +282,11 @@ pub(super) fn settled<W: Word>(
 /// units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // The number of granted units may be outdated if another thread gives back more than it has
-    // charged at the same time, which a correct caller never does.
+    // The number of granted units is outdated only if another thread gives back more than it has
+    // charged, at the same time. A correct caller never does that.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
-    // The units are taken out before the caller checks for waiting processes (SeqCst): a process
-    // that begins to wait after the caller's check finds these units gone from the word.
+    // The order SeqCst takes the units out before the caller checks for waiting processes. A
+    // process that begins to wait after this check therefore finds the units gone from the word.
     word.fetch_sub(n, Ordering::SeqCst);
     n
 }
@@ -371,9 +375,9 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
 /// The slow path of a charge, taken when the first attempt found that the request exceeds the limit
 /// of `level`.
 ///
-/// The loop of the slow path always ends. Every round but the first is either one of the
-/// [`RECLAIMS`] reclaiming rounds or allowed by `surroundings`, which bounds all other rounds in
-/// time. A request that still does not fit is then refused.
+/// The loop of the slow path always ends. After the first round there are at most [`RECLAIMS`]
+/// rounds that reclaim idle memory. All other rounds need the consent of `surroundings`, which
+/// consents for a bounded time only. A request that still does not fit is then refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -410,8 +414,8 @@ pub(super) fn contend<R: Rung>(
             },
             Verdict::Contended => {
                 contended += 1;
-                // An undecided request in the way may belong to a dead process, and then stays
-                // undecided until the process's slot is cleaned.
+                // An undecided request in the way may belong to a dead process. Such a request
+                // stays undecided until the dead process's slot is cleaned.
                 if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
                     continue;
                 }
@@ -438,9 +442,9 @@ pub(super) fn contend<R: Rung>(
                         }
                         continue;
                     }
-                    // One of the looks found room for the request. The request backs off as if
-                    // undecided requests were in the way, with a bound in time, because room may
-                    // come and go forever.
+                    // One of the looks found room for the request, so the request is tried again.
+                    // It first backs off as if undecided requests were in the way. The time of all
+                    // back-offs is bounded, because room may come and go forever.
                     Confirmed::Not => {}
                 }
             }
@@ -463,9 +467,9 @@ enum Confirmed {
 }
 
 /// Confirms that a request must be refused, with at least two looks at the level's words. One look
-/// may count memory twice if the memory moves from a low slot to a high slot during the look; two
-/// equal looks saw no movement. While successive looks differ, the function repeats them, up to
-/// [`LOOKS`] times, so that steady movement alone does not cause a refusal.
+/// may count memory twice if the memory moves from a low slot to a high slot during the look. Two
+/// equal looks show that no memory moved. While successive looks differ, the function looks again,
+/// up to [`LOOKS`] times. Memory that keeps moving therefore does not cause a refusal by itself.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

@@ -1,8 +1,9 @@
 //! The most recent events of a group, in a ring buffer in the group's ledger.
 //!
 //! Each writer draws an event number, and writes the event to the ring entry for that number
-//! without a lock. If a writer died halfway, or other writers went once around the ring meanwhile,
-//! the entry has a wrong stamp, and readers skip the entry.
+//! without a lock. Each entry has a stamp that tells which event it holds. A writer may die
+//! halfway, or other writers may go once around the ring while it writes. The entry then has a
+//! wrong stamp, and readers skip it.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
@@ -95,8 +96,8 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     let number = ring.head.fetch_add(1, Ordering::Relaxed);
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     entry.stamp.store(0, Ordering::Relaxed);
-    // The fence orders the stores: a reader that sees a new word of the event also sees the cleared
-    // stamp.
+    // The stamp was cleared before this fence, and the event is written after it. A reader that
+    // sees a word of the new event therefore also sees the cleared stamp.
     fence(Ordering::Release);
     let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
     let process = &happening.process;

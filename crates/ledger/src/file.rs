@@ -94,7 +94,7 @@ fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, F
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Gives the finished temporary file the ledger's name, unless a file with that name now exists.
+/// Gives the finished temporary file the ledger's name, unless another file already has that name.
 fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     match fs::hard_link(temporary, path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -203,8 +203,9 @@ impl Place {
         }
     }
 
-    /// Returns whether the path still leads to the opened file. Only a missing file or directory
-    /// proves that it does not; other errors prove nothing, so the result is then true.
+    /// Returns whether the path still leads to the opened file. Returns false if the path leads to
+    /// another file, or if the file or a directory of the path is missing. Returns true after all
+    /// other errors, because they prove nothing.
     pub(super) fn is_current(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(metadata) => FileId::of(&metadata) == self.id,

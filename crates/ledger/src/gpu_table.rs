@@ -1,14 +1,15 @@
 //! The table of the GPUs that processes of a group have used. Entries are inserted without a lock
 //! and never removed.
 //!
-//! The identity of a GPU consists of three words in its table entry, which are written in order,
-//! each once, by compare-and-swap. A process that finds an entry whose words so far match its own
-//! GPU writes the next word, whichever process began the entry. Therefore a process that dies
-//! halfway blocks no other process, and two processes that insert the same GPU end at the same
-//! entry. A process skips an entry only if one of the entry's words is set and differs from the
-//! word of its own GPU. Such a word never changes again, so all processes skip the same entries,
-//! and each GPU is in the table once. If a process dies while it inserts a GPU and no other process
-//! inserts that GPU again, the first words of that GPU's identity remain in one entry.
+//! The identity of a GPU consists of three words in its table entry. Each of these words is written
+//! once, by compare-and-swap, and the words are written in order. Suppose that a process finds an
+//! unfinished entry whose written words match its own GPU. The process then writes the next word,
+//! whichever process began the entry. Therefore a process that dies halfway blocks no other
+//! process, and two processes that insert the same GPU end at the same entry. A process skips an
+//! entry only if one of the entry's words is set and differs from the word of its own GPU. Such a
+//! word never changes again, so all processes skip the same entries, and each GPU is in the table
+//! once. If a process dies while it inserts a GPU, the entry stays unfinished until another process
+//! inserts the same GPU.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::GpuEntry;
@@ -53,8 +54,8 @@ fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     (words(&id) == read).then_some(id)
 }
 
-/// Writes the identity `wanted` into a table entry. Returns false if the entry has, or is being
-/// given, the identity of another GPU.
+/// Writes the identity `wanted` into a table entry. Returns false if a word of the entry is set and
+/// differs from `wanted`: the entry then belongs to another GPU.
 fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     id.iter().zip(wanted).all(|(word, wanted)| {
         match word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire) {
@@ -65,8 +66,8 @@ fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
 }
 
 impl Ledger {
-    /// Returns the index of a device in the table, and inserts the device if it is new. `capacity`
-    /// is the device's memory in bytes.
+    /// Returns the index of a device in the table. Inserts the device if the table does not contain
+    /// it. `capacity` is the device's memory in bytes.
     pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
         let path = || self.place.path.clone();
         let known = self.find_device(&id);
@@ -115,9 +116,9 @@ impl Ledger {
         identity(&self.header().gpus[index.get()])
     }
 
-    /// Returns the bytes that a CUDA context took on the device when a process of the group last
-    /// measured one; 0 if unknown. The figure is only a hint, because any process of the group can
-    /// write it.
+    /// Returns the bytes of GPU memory that a CUDA context took on the device, as a process of the
+    /// group last measured it. Returns 0 if no process has measured it. The figure is only a hint,
+    /// because any process of the group can write it.
     pub fn context_hint(&self, index: DeviceIndex) -> u64 {
         let entry = &self.header().gpus[index.get()];
         entry.context.load(Ordering::Relaxed)

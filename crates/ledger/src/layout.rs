@@ -7,10 +7,10 @@
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
 //!
-//! For each device, the words of all slots lie in consecutive cache lines, because a charge reads
-//! all of them. If each slot's words lay in a page of their own, these cache lines would compete
-//! for one set of the first-level cache, and each slot would need a TLB entry. Any change to the
-//! layout requires a new [`version::LEDGER`].
+//! A charge on a device reads the words of all slots for that device. These words therefore lie in
+//! consecutive cache lines. In a layout with a separate page for the words of each slot, all these
+//! cache lines would compete for one set of the first-level cache. Each slot would also need a TLB
+//! entry. Any change to the layout requires a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
@@ -22,21 +22,22 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 
 /// Number of devices for which one slot's words share a cache line.
 pub(super) const LINE_DEVICES: usize = 8;
-/// Number of blocks of devices, each of which shares cache lines.
+/// Number of blocks into which the devices are divided. A slot's words for the devices of one block
+/// share a cache line.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
-/// Number of 64-bit words for the owner's command in a slot.
+/// Number of 64-bit words in a slot for the name of the owner's program.
 pub(super) const COMMAND_WORDS: usize = 8;
 /// Number of 64-bit words in a slot for the name of the owner's group.
 pub(super) const BELOW_WORDS: usize = 72;
 /// Number of events in the ring buffer.
 pub(super) const EVENTS: usize = 95;
-/// Number of 64-bit words for the process's command in an event.
+/// Number of 64-bit words in an event for the name of the process's program.
 pub(super) const EVENT_COMMAND_WORDS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// The description of the file format at the beginning of the ledger file, written once, before the
-/// file gets its name.
+/// The description of the file format at the beginning of the ledger file. It is written only once,
+/// before the file gets its name.
 #[repr(C, align(64))]
 pub(super) struct Preface {
     pub magic: AtomicU64,
@@ -100,11 +101,11 @@ pub(super) struct Signals {
     /// Number of slots that have ever been claimed: every slot with a living owner has an index
     /// below this number. Never decreases.
     pub high_water: AtomicU64,
-    /// Counts changes of the groups directly below this group: created groups, removed groups, and
-    /// changes of a group's protection.
+    /// Counts changes of the child groups of this group: created groups, removed groups, and
+    /// changes of a child group's protection.
     pub children: AtomicU64,
-    /// Not 0 if a process may be waiting for memory; a process that gives memory back must then
-    /// wake the waiting processes. Each waiter changes the value.
+    /// Not 0 if a process may be waiting for memory. A process that gives memory back then wakes
+    /// the waiting processes. Each waiter changes the value.
     pub waiting: AtomicU64,
     /// Counts how often memory was given back while a process may have been waiting for memory. The
     /// low half is a futex.
@@ -167,8 +168,8 @@ pub(super) struct GpuEntry {
 pub(super) struct Header {
     pub preface: Preface,
     pub signals: Signals,
-    /// Time when the usage of each device was last recorded as above `high` (the group's soft
-    /// limit), in milliseconds of the boot clock.
+    /// For each device, the time at which a process last recorded that the usage was above `high`,
+    /// the group's soft limit. In milliseconds of the boot clock.
     pub above_high: [AtomicU64; MAX_DEVICES],
     spare_low: [AtomicU64; 16],
     /// The peak of each device: the largest usage in bytes that a granted request saw.
@@ -176,16 +177,16 @@ pub(super) struct Header {
     /// Number of refused requests for each device since the group was created.
     pub refusals: [AtomicU64; MAX_DEVICES],
     pub gpus: [GpuEntry; MAX_DEVICES],
-    /// Number of requests for each device that waited since the group was created; their total
-    /// waiting time is in `waited_ms`.
+    /// Number of requests for each device that have waited since the group was created. The total
+    /// time of their waits is in `waited_ms`.
     pub waits: [AtomicU64; MAX_DEVICES],
     pub waited_ms: [AtomicU64; MAX_DEVICES],
     spare_high: [AtomicU64; 64],
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices: each word has charged units in the low half and
-/// undecided units in the high half, in units of 4 KiB.
+/// The words of one slot for eight devices. The low half of each word counts charged units, the
+/// high half counts undecided units. A unit is 4 KiB.
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
@@ -203,11 +204,12 @@ pub(super) struct Owner {
     pub uid: AtomicU64,
     /// Time when the owner claimed the slot, in milliseconds of the boot clock.
     pub birth: AtomicU64,
-    /// Time when a process first found the slot's owner dead, in milliseconds of the boot clock; 0
-    /// if the owner was never found dead.
+    /// Time at which a process first found that the slot's owner is dead, in milliseconds of the
+    /// boot clock; 0 if no process has found that yet.
     pub dead_since: AtomicU64,
-    /// The key (`child_key`) of the group directly below the ledger's group that contains the
-    /// owner's group; 0 if the owner is in the ledger's group itself.
+    /// The key (`child_key`) of the child group that contains the slot's owner. The owner may be in
+    /// this child group or in any group below the child group. The key is 0 if the owner is in the
+    /// ledger's group itself.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
@@ -224,9 +226,9 @@ pub(super) struct DeviceStats {
     pub refusals: AtomicU64,
     /// Largest number of bytes that the slot's owner can give back when other members need memory.
     pub reclaimable: AtomicU64,
-    /// Memory that has left, or may leave, the owner, in units of 4 KiB: see `orphans`. The high
-    /// half counts units that other processes may also hold; the low half counts orphans, units
-    /// that have left the owner and are still charged in this slot.
+    /// Two counts of memory in units of 4 KiB: see `orphans`. The high half counts units that other
+    /// processes may also hold. The low half counts orphans: units that have left the owner and are
+    /// still charged in this slot.
     pub left: AtomicU64,
 }
 
@@ -281,12 +283,12 @@ pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
     bytes
 }
 
-/// Returns the offset in the file of a slot's page.
+/// Returns the file offset of a slot's page.
 pub(super) const fn slot_offset(slot: usize) -> u64 {
     (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
 }
 
-/// Returns the offset in the file of a slot's words for a block of devices.
+/// Every slot has words for each block of devices. Returns the file offset of these words.
 pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
     (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
 }

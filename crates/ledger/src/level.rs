@@ -20,8 +20,8 @@ pub struct Level<'a> {
     pub device: DeviceIndex,
     /// The limit of the level's group in bytes; `u64::MAX` if unlimited.
     pub max: u64,
-    /// The source that tells how many bytes are protected for groups below this level; `None` if
-    /// this level protects no memory.
+    /// The source that tells how many bytes are protected for the child groups of the level's
+    /// group; `None` if no memory is protected.
     pub protection: Option<&'a dyn Protection>,
     /// Whether the best-effort protection `low` is respected too.
     pub keeps_low: bool,
@@ -29,7 +29,7 @@ pub struct Level<'a> {
 
 /// The caller's means of making room in a full group. Used on the slow path only.
 pub trait Pressure {
-    /// Gives back memory that this process holds but does not use, and uncharges it; returns false
+    /// Gives back memory that this process holds but does not use, and uncharges it. Returns false
     /// if this process has no such memory. `device` is the device's index at the first level, the
     /// process's own group.
     fn reclaim(&self, device: DeviceIndex) -> bool;
@@ -40,12 +40,12 @@ pub trait Pressure {
     fn is_outdated(&self) -> bool {
         false
     }
-    /// Returns whether the request has become needless because another thread has made the same
-    /// request. A needless request stops waiting, and no process is killed for it.
+    /// Returns whether another thread has made the same request, so that this request is needless.
+    /// A needless request stops waiting, and no process is killed for it.
     fn is_needless(&self) -> bool {
         false
     }
-    /// Tells the user what is about to be done for the request.
+    /// Tells the user which action the charge is about to take to make room for the request.
     fn tell(&self, _line: std::fmt::Arguments<'_>) {}
 }
 
@@ -63,13 +63,14 @@ pub struct Refused {
 /// Charges `bytes` of GPU memory, rounded up to 4 KiB, at every level or at none. Call before
 /// asking the driver for the memory.
 ///
-/// A grant takes no lock, makes no system call and does not allocate. A refusal is final: the
-/// request does not fit beside the granted memory, no dead process's memory is left to clean, and
-/// this process has no idle memory to give back. A refusal takes up to a second if another process
-/// was stopped in the middle of a charge or a cleaning that stands in the way. If the memory of
-/// dead processes would make room, a refusal takes as long as their slots drain (a second without a
-/// witness, 30 s at most). If another process has lowered this process's charge in the ledger, no
-/// request of this process is granted for a second.
+/// A grant takes no lock, makes no system call and does not allocate. A refusal is final. The
+/// request then does not fit beside the granted memory, no slot of a dead process is left to clean,
+/// and this process has no idle memory to give back. A refusal may take time for two reasons.
+/// First, another process may be stopped in the middle of a charge or a cleaning that stands in the
+/// way. The refusal then takes up to a second. Second, the memory of dead processes may be large
+/// enough to make room. The refusal then comes after their slots have drained, which takes a second
+/// without a witness, and 30 s at most. If another process has lowered this process's charge in the
+/// ledger, no request of this process is granted for a second.
 ///
 /// `levels` must not contain the same slot and device twice.
 #[inline]
@@ -113,8 +114,8 @@ pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?S
     n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
 }
 
-/// Charges `bytes` that the driver has taken without a prior charge, whatever the limit. If usage
-/// is then above the limit, further requests are refused until usage is below the limit again.
+/// Charges `bytes` that the driver has taken without a prior charge, whatever the limit. Usage may
+/// then be above the limit. Further requests are refused until usage is below the limit again.
 pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
@@ -141,8 +142,8 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
-/// Uncharges `bytes` as [`uncharge`] does, and at the same moment removes them from `idle`. For
-/// bytes that were charged ahead and not used.
+/// Uncharges `bytes` that were charged ahead and not used. Works as [`uncharge`] does, and at the
+/// same moment removes the bytes from `idle`.
 pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
     for level in levels {
@@ -172,8 +173,8 @@ fn slow(
     })
 }
 
-/// Returns the first level whose limit is smaller than the request, so that waiting cannot help the
-/// request.
+/// Returns the first level whose limit is smaller than the request. Waiting cannot help a request
+/// that exceeds such a limit.
 fn unreachable_level(levels: &[Level<'_>], n: u64) -> Option<usize> {
     levels.iter().position(|level| n > level.max / UNIT)
 }
@@ -208,8 +209,8 @@ impl Rung for Level<'_> {
     {
         let index = self.device.get();
         let block = &self.slot.ledger().content().words[index / LINE_DEVICES];
-        // If `high_water` in the ledger file exceeds the number of slots that exist, all existing
-        // slots are read.
+        // A faulty process may have written a `high_water` above the number of slots into the
+        // ledger file. All slots are then read.
         let high_water = (high_water as usize).min(block.len());
         block[..high_water]
             .iter()
@@ -232,8 +233,9 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
-        // Memory that this process has charged ahead does not count as usage. The idle memory of
-        // other processes is not subtracted, because reading it here would cost too much.
+        // Memory that this process has charged ahead does not count as usage, so it is subtracted.
+        // The idle memory of other processes is not subtracted, because reading their figures here
+        // would cost too much.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let peaks = &self.slot.ledger().header().peaks;
@@ -273,22 +275,22 @@ fn raise(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// How long a request waits while undecided requests of other processes, or their cleaning of dead
-/// slots, stand in the way. A request is undecided for about a microsecond, so a longer obstacle is
-/// a process that was descheduled or stopped in the middle of a request.
+/// How long a request waits while other processes stand in the way, with undecided requests or by
+/// cleaning dead processes' slots. A request is undecided for about a microsecond. If a request is
+/// undecided for longer, its process was descheduled or stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request waits for other processes to give back the memory that it asked for. They
+/// How long a request waits after it has asked other processes for unused memory. These processes
 /// give memory back at their next call into the driver, which may come much later.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
-/// How long a request waits for dead slots to drain: slightly more than the longest time that a
-/// slot takes.
+/// How long a request waits for dead processes' slots to drain. This is slightly more than the
+/// longest time that a slot takes to drain.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are exiting but still hold their file lock. This
-/// bound is separate from that for draining, because a process whose first thread alone has ended
-/// looks like an exiting process.
+/// How long a request waits for processes that are exiting but still hold their file lock. Some of
+/// these processes only look as if they were exiting, because their first thread has ended but
+/// others run on. Therefore this bound is separate from the bound for draining.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The state of one request on the slow path.
@@ -331,8 +333,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
-        // The ledger cannot be opened if the program has used up its descriptors; without a
-        // descriptor, dead processes cannot be told from living ones.
+        // The ledger cannot be opened if the program has used up its descriptors. Without a
+        // descriptor, this process cannot find out which processes are dead.
         let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
@@ -354,9 +356,9 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             0
         };
         Reaped {
-            // Freed memory is reported for a bounded time only, so that the request ends: processes
-            // may die all the time, and other requests may take the memory that each of them
-            // leaves.
+            // Freed memory is reported for a bounded time only. Otherwise the request might never
+            // end: processes may die all the time, and other requests may take the memory that each
+            // of them leaves.
             freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }
@@ -366,9 +368,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let ledger = level.slot.ledger();
         let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
-        // The units that the request lacks. If the other processes together cannot give back that
-        // many units, they are not asked at all, because giving memory back would not help the
-        // request.
+        // The units that the request lacks. The other processes are asked only if they can give
+        // back that many units together. Less memory would not help the request.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
             // The level has room now, so the request is tried again. The number of such retries is
@@ -385,8 +386,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             if charge::look(level).granted() < before.granted() {
                 return true;
             }
-            // A process with idle memory has ended or has begun to use that memory, so the request
-            // cannot get enough any more.
+            // The idle memory has become too small for the request: a process with idle memory has
+            // ended, or has begun to use that memory.
             if reclaimable() < lacking {
                 return false;
             }

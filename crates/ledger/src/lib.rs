@@ -4,11 +4,12 @@
 //! Each process charges only in its own slot of the file, and the file holds no shared total. A
 //! dying process therefore leaves no half-finished change of a total behind, and a process that is
 //! stopped while charging holds no lock. The group's usage is the sum over all slots. A kernel file
-//! lock, which ends with its process, marks a slot as owned. Charging takes no lock; claiming a
-//! slot and cleaning a dead process's slot do (`lock`). The ledger counts bytes per device; it
-//! knows nothing of CUDA.
+//! lock, which ends with its process, marks a slot as owned. Charging takes no lock. Claiming a
+//! slot takes a lock, and so does cleaning a dead process's slot (`lock`). The ledger counts bytes
+//! per device; it knows nothing of CUDA.
 
-// The models' versions of `file`, `lock` and `os` do not use the items that only real files need.
+// Models have their own versions of `file`, `lock` and `os`. These do not use the items that only
+// real files need.
 #![cfg_attr(all(test, loom), allow(dead_code))]
 
 mod atomic;
@@ -137,8 +138,8 @@ impl DeviceIndex {
     /// Returns the index as a number: the position in the GPU table.
     #[inline]
     pub const fn get(self) -> usize {
-        // The index is always below `MAX_DEVICES`; the remainder shows that to the compiler, which
-        // can then leave out a check of bounds.
+        // The index is always below `MAX_DEVICES`, so the remainder does not change it. The
+        // remainder only shows the compiler that it can leave out a check of bounds.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -169,7 +170,7 @@ pub struct Cleaned {
     /// Number of dead processes' slots that were cleaned.
     pub cleaned: usize,
     /// Number of dead processes' slots that were not cleaned, because the driver may still hold
-    /// their memory.
+    /// memory of these processes.
     pub draining: usize,
 }
 
@@ -213,8 +214,9 @@ impl Ledger {
     }
 
     /// Returns whether the ledger at this path has a living member; false if that cannot be
-    /// determined. Also works for a ledger of another format, which cannot be opened: members of
-    /// all formats hold a lock on some byte of the file as long as they live.
+    /// determined. The function also works for a ledger of another format, although this program
+    /// cannot open such a ledger. Living members hold a lock on some byte of the file in every
+    /// format.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
@@ -245,14 +247,14 @@ impl Ledger {
         }
     }
 
-    /// Returns a number that changes whenever a group directly below this group is created or
-    /// removed, or the limits of such a group change. Costs one load.
+    /// Returns a number that changes whenever a child group of this group is created or removed, or
+    /// the limits of a child group change. Costs one load.
     pub fn children(&self) -> u64 {
         self.signals().children.load(Ordering::Acquire)
     }
 
-    /// Tells the members that a group directly below this group was created or removed, or that the
-    /// limits of such a group changed.
+    /// Tells the members that a child group of this group was created or removed, or that the
+    /// limits of a child group changed.
     pub fn children_changed(&self) {
         if self.map.writable() {
             self.signals().children.fetch_add(1, Ordering::AcqRel);
@@ -265,8 +267,9 @@ impl Ledger {
     }
 
     /// Asks the other members to give back memory that they hold but do not use. The members do so
-    /// at their next call into the driver. Returns false without asking if the members were asked
-    /// less than 200 ms ago, because members that give memory back all the time cannot work.
+    /// at their next call into the driver. Does not ask the members, and returns false, if they
+    /// were asked less than 200 ms ago. Members that give memory back all the time would not be
+    /// able to work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
@@ -400,9 +403,9 @@ impl Ledger {
         &self.header().signals
     }
 
-    /// Returns the number of slots that have ever been claimed: all living members' slots have a
-    /// lower index. The number is capped at [`MAX_SLOTS`], because any member can write any number
-    /// into the file.
+    /// Returns the number of slots that have ever been claimed. The index of every living member's
+    /// slot is lower than this number. The number is capped at [`MAX_SLOTS`], because any member
+    /// can write any number into the file.
     #[inline]
     fn high_water(&self) -> usize {
         let named = self.signals().high_water.load(Ordering::Acquire);

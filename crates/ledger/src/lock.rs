@@ -1,10 +1,10 @@
 //! File locks of the ledger; only this module takes such locks. They are open file description
-//! locks on one byte per slot that means "this slot has an owner" and one that means "this slot is
-//! being claimed or cleaned".
+//! locks. Each slot has two bytes: a lock on the first means "this slot has an owner", and a lock
+//! on the second means "this slot is being claimed or cleaned".
 //!
-//! Unlike POSIX record locks, these locks belong to the open file description, not to the process:
-//! they also exclude other threads of the same process, and closing another descriptor of the file
-//! does not drop them. No function of this module waits for a lock.
+//! POSIX record locks belong to a process; these locks belong to an open file description.
+//! Therefore they also exclude other threads of the same process, and closing another descriptor of
+//! the file does not drop them. No function of this module waits for a lock.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
@@ -75,7 +75,7 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
         }
     })
     .map_err(|error| match error.raw_os_error() {
-        // Here the kernel returns EINVAL only if it does not know the command, because it is too
+        // Here EINVAL has only one cause: the kernel does not know the command, because it is too
         // old for open file description locks.
         Some(libc::EINVAL) => io::Error::other(NO_LOCKS),
         _ => error,
@@ -107,9 +107,9 @@ pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Returns whether the file system keeps a lock after the descriptor is closed, as long as the open
-/// file description is mapped. `other` is another description of the same file, on which no other
-/// process holds locks.
+/// Tests the file system: returns whether it keeps a lock if the descriptor is closed while the
+/// file is still mapped. `other` is another open file description of the same file. No other
+/// process may hold locks on this file.
 pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
     if !try_lock(&file, Bytes::owner(0))? {
         return Ok(true);

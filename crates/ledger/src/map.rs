@@ -1,4 +1,4 @@
-//! Memory mappings: that of the ledger file, and a page that detects forked children.
+//! The memory mapping of the ledger file, and a memory page that detects forked children.
 //!
 //! A process that may write the ledger file can also truncate it. The mappings of all other
 //! processes are then [lost](Mapping::is_lost).
@@ -15,7 +15,8 @@ use std::mem::ManuallyDrop;
 ///
 /// The kernel wipes the mark's page in a forked child, also after a raw clone. A child of vfork, or
 /// of clone with CLONE_VM, shares the memory of its parent process and therefore counts as the
-/// parent. Kernels before 4.14 cannot wipe pages; on these kernels the mark compares pids.
+/// parent. Kernels before 4.14 cannot wipe pages. On these kernels the mark holds the pid of the
+/// process that made it, and compares this pid with the caller's.
 pub(super) struct Birthmark {
     pages: Pages,
     pid: u64,
@@ -43,8 +44,8 @@ impl Birthmark {
         unsafe { self.pages.start().cast().as_ref() }
     }
 
-    /// Returns whether this process itself made the mark, rather than a parent process that forked
-    /// it.
+    /// Returns whether this process made the mark. Returns false if this process is a forked child,
+    /// and a parent process made the mark.
     pub(super) fn is_ours(&self) -> bool {
         match self.word().load(Ordering::Relaxed) {
             Self::WIPES => true,
@@ -120,8 +121,8 @@ impl Mapping {
         self.writable
     }
 
-    /// Returns whether the ledger file was truncated; the mapped content is then private zeros.
-    /// Costs one load as long as no mapping of this process was ever lost.
+    /// Returns whether the ledger file was truncated. The mapped content then consists of private
+    /// zeros. Costs one load as long as no mapping of this process was ever lost.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         lost::any() && self.own.pages.is_lost()

@@ -1,15 +1,15 @@
 //! Detection of a ledger's members by the memory mappings that `/proc/PID/maps` shows.
 //!
-//! The mappings are proof, and the slots are not: any process that may charge in a ledger can write
-//! false owners into its slots, but no process can create a mapping in another process.
+//! Only the mappings prove who is a member. Any process that may charge in a ledger can write false
+//! owners into the ledger's slots. But no process can create a mapping in another process.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// A file as `/proc/PID/maps` identifies it: by device and inode. On some file systems `stat`
-/// reports a different device.
+/// A file as `/proc/PID/maps` identifies it: by device number and inode. On some file systems
+/// `stat` reports another device number for the same file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
 
@@ -80,8 +80,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Number of bytes that are read of each line of a `maps` file; only the end of a long path can
-/// exceed it.
+/// Number of bytes that are read of each line of a `maps` file. Only a line with a long path is
+/// longer; the end of the path is then not read.
 const LONGEST_LINE: usize = 256;
 
 /// Calls `take` with the parsed beginning of each line of a `maps` file. Does not allocate.
@@ -116,8 +116,9 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
 struct Seen {
     /// Whether the process has mapped the ledger's content for writing.
     content: bool,
-    /// Whether the process has mapped a page of the ledger without access, which keeps the lock of
-    /// a slot. A process that only reads the ledger, such as the controller, has no such page.
+    /// Whether the process has mapped a page of the ledger without read or write access. Such a
+    /// mapping keeps the lock of a slot. A process that only reads the ledger, such as the
+    /// controller, has no such mapping.
     anchor: bool,
 }
 
@@ -145,10 +146,11 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 }
 
 impl MappedFile {
-    /// Returns whether a process is a member of this ledger: the process has mapped the ledger's
-    /// content for writing, and a page without access, which keeps the lock of a slot.
+    /// Returns whether a process is a member of this ledger. A member has two mappings: one of the
+    /// ledger's content for writing, and one of a page without access, which keeps the lock of a
+    /// slot.
     ///
-    /// Waits for the lock on that process's memory, which the user of that process can hold
+    /// Waits for the lock on that process's memory. The user of that process can hold this lock
     /// forever. Does not allocate.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {

@@ -7,16 +7,17 @@
 //! There are two model checkers, because neither of them can check everything:
 //!
 //! - Loom, in [`weak`] for the charge algorithm and in [`slots`] for claiming and cleaning. Loom
-//!   tries every order of steps and every value that the memory model lets a load return. Processes
-//!   do not die.
-//! - The explorer, in [`deaths`]. It tries every order of steps, and lets a process die before any
-//!   of its steps, in a memory without reordering (sequential consistency). [`scenario`] defines
-//!   what the processes do and what must hold; [`explorer`] enumerates the orders.
+//!   tries every order of steps. For each load it tries every value that the memory model allows.
+//!   Processes do not die.
+//! - The explorer, in [`deaths`]. The explorer tries every order of steps, and lets a process die
+//!   before any of its steps. Its memory does not reorder operations (sequential consistency).
+//!   [`scenario`] defines what the processes do and what must hold; [`explorer`] enumerates the
+//!   orders.
 //!
 //! The module [`fault`] lists deliberate errors, each of which a checker must detect.
 //!
-//! With the environment variable `GPULIMIT_MODEL_DEEP=1` some scenarios have three processes with
-//! full programs instead of two, or two deaths instead of one.
+//! The environment variable `GPULIMIT_MODEL_DEEP=1` makes some scenarios larger: three processes
+//! with full programs instead of two, or two deaths instead of one.
 
 fn is_deep() -> bool {
     std::env::var_os("GPULIMIT_MODEL_DEEP").is_some()

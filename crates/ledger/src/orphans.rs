@@ -1,14 +1,15 @@
 //! Orphans: charges for memory that has left the process that charged it, and that another process
 //! of the group may now hold.
 //!
-//! An orphan stays charged in the slot where it was charged, so that it counts against the limit
-//! like any other charge, until a process has found out where the memory is: either the member that
-//! holds the memory has charged it, or no member holds it. The process that finds this out
-//! uncharges the orphan, in whichever slot it is, because the slot's owner may be asleep. This is
-//! the only change that a process makes in the word of another living process. The change only
-//! lowers the word, at most by the amount that the owner has marked as orphaned, and happens under
-//! the slot's claim lock, so that the slot cannot get another owner meanwhile. If the process dies
-//! in the middle of the change, the group stays overcharged until the slot's owner exits.
+//! An orphan stays charged in the slot where it was charged. It counts against the limit like any
+//! other charge. The orphan stays until a process finds out where the memory is: either the member
+//! that holds the memory has charged it, or no member holds it. The process that finds this out
+//! uncharges the orphan. It does so even in another process's slot, because the slot's owner may be
+//! asleep. This is the only change that a process makes in the word of another living process. The
+//! change only lowers the word, at most by the amount that the owner has marked as orphaned. The
+//! process holds the slot's claim lock during the change, so that the slot cannot get another owner
+//! meanwhile. If the process dies in the middle of the change, the group stays overcharged until
+//! the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -52,8 +53,8 @@ impl Ledger {
         }
     }
 
-    /// Returns the bytes charged in a slot that another process may still hold when the slot's
-    /// owner frees them.
+    /// Returns how many of the bytes charged in a slot may still be held by another process after
+    /// the slot's owner has freed them.
     pub(super) fn may_leave(&self, slot: usize, device: DeviceIndex) -> u64 {
         let left = &self.content().slots[slot].stats[device.get()].left;
         let shared = (left.load(Ordering::Relaxed) >> HALF) * UNIT;
@@ -62,8 +63,8 @@ impl Ledger {
 }
 
 impl Slot {
-    /// Marks `bytes` of this slot's charge as shareable with other processes, or unmarks them if
-    /// negative. `bytes` must be a multiple of 4 KiB.
+    /// Marks `bytes` of this slot's charge as memory that other processes may also hold. A negative
+    /// number removes such marks. `bytes` must be a multiple of 4 KiB.
     pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
@@ -71,7 +72,8 @@ impl Slot {
             .fetch_add(units << HALF, Ordering::AcqRel);
     }
 
-    /// Returns the orphaned bytes of this slot: they are charged here and have left this process.
+    /// Returns the orphaned bytes of this slot: the bytes that are charged in this slot although
+    /// the memory has left this process.
     pub fn orphaned(&self, device: DeviceIndex) -> u64 {
         orphaned(&self.stats(device).left)
     }
@@ -80,17 +82,17 @@ impl Slot {
     /// member may uncharge it.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         let units = bytes.div_ceil(UNIT);
-        // The orphaned units are removed from this process's own record before they are marked: as
-        // soon as they are marked, another member may take them out of the word without being taken
-        // for a faulty process.
+        // As soon as the units are marked, another member may take them out of the word. This
+        // process must not mistake that change for an error. Therefore the units are removed from
+        // this process's own record before they are marked.
         self.begin(device);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Uncharges orphans until `keep` bytes of the `seen` orphans are left, beginning with this
-    /// process's own. Slots whose orphans have changed since they were read are skipped. Returns
-    /// the bytes uncharged.
+    /// Uncharges orphans until `keep` bytes of the `seen` orphans are left. Begins with the orphans
+    /// in this process's own slot. Skips slots whose orphans have changed since `seen` was read.
+    /// Returns the bytes uncharged.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
         let mut released = 0;
@@ -239,7 +241,7 @@ mod tests {
             other.release_orphans(device, &scratch.orphans(device), 0),
             4 * UNIT
         );
-        // A new claim shows that the claim lock was released.
+        // The lock can be taken again, which shows that the claim lock was released.
         assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
     }
 

@@ -31,7 +31,7 @@ pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Lets other threads run for a moment, without a given time.
+/// Lets other threads run for a moment. The length of the moment is not specified.
 pub(super) fn yield_now() {
     std::thread::yield_now();
 }
@@ -44,9 +44,9 @@ pub(super) fn spin() {
 /// Reserves space on the file system for these bytes of the ledger file, so that accessing the
 /// bytes cannot fail for lack of space.
 ///
-/// The function does not call `posix_fallocate`: on a file system that cannot reserve space, the C
-/// library writes to the file instead, in a race with the members. On such a file system this
-/// function leaves the space unreserved.
+/// Some file systems cannot reserve space. On these, `posix_fallocate` of the C library would write
+/// to the file instead, in a race with the members. Therefore this function does not call it, and
+/// leaves the space unreserved.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open, and the call accesses no memory of this process.

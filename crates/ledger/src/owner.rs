@@ -29,7 +29,7 @@ impl Owner {
     }
 
     /// Returns the owner of a slot; `None` if the slot has no owner. If the caller does not hold
-    /// the claim lock, the result may mix two owners.
+    /// the claim lock, the result may have some fields of one owner and some of the next.
     pub(super) fn read(&self) -> Option<Identity> {
         let pid = self.pid.load(Ordering::Acquire) as u32;
         if pid == 0 {

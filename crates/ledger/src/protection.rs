@@ -1,25 +1,24 @@
 //! Protection of groups: memory that the growth of other groups must not take.
 //!
-//! Every slot in the ledger of a level tells which group directly below the level contains the
-//! slot's owner. A process can therefore compute, from the words of the level's ledger alone, how
-//! much of its protected memory each of these groups has not taken yet. All processes outside such
-//! a group must leave that much memory free.
+//! Memory of a group may be protected for a child group. Every slot in the group's ledger tells
+//! which child group contains the slot's owner. Therefore a process can compute from this ledger
+//! alone how much memory the members of a child group have charged. All processes outside the child
+//! group must leave the rest of its protected memory free.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
 use super::{DeviceIndex, Ledger};
 use std::fmt;
 
-/// A source that tells how much memory is protected at a level for the groups directly below that
-/// level.
+/// A source that tells how much memory is protected for the child groups of a group.
 pub trait Protection: fmt::Debug + Sync {
-    /// Returns the bytes of the device that are protected for groups that do not contain this
-    /// process, and that those groups have not taken yet. If `low` is true, the bytes include the
-    /// best-effort protection `low`.
+    /// Some memory of the device is protected for child groups that do not contain this process.
+    /// Returns the bytes of this memory that the members of those child groups have not charged
+    /// yet. If `low` is true, the bytes include the best-effort protection `low`.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
-/// Returns a key that identifies a group among the groups directly below the same parent group;
+/// Returns a key that identifies a group among all child groups of its parent group. The key is
 /// never 0.
 pub fn child_key(name: &str) -> u64 {
     // The hash function FNV-1a.
@@ -30,11 +29,12 @@ pub fn child_key(name: &str) -> u64 {
 }
 
 impl Ledger {
-    /// Returns how many of the `bytes` that are protected for a group directly below this group the
-    /// members of that group have not taken yet. `child` is the [`child_key`] of that group.
+    /// Returns the unused part of a child group's protected memory, in bytes. `bytes` of memory are
+    /// protected for the child group, and `child` is its [`child_key`]. The result is `bytes` minus
+    /// the bytes that the members of the child group have charged, and at least 0.
     ///
-    /// Call before publishing a request: units that are granted to the protected group later are
-    /// seen in the sum over all slots.
+    /// Call this method before publishing a request. If units are granted to the child group
+    /// afterwards, the request sees them in the sum over all slots.
     pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
         let slots = &self.content().slots;
         let taken: u64 = (0..self.high_water())

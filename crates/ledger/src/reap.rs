@@ -1,5 +1,5 @@
-//! Cleaning of dead processes' slots: a slot first drains, until the driver has freed the dead
-//! process's memory, and is then zeroed.
+//! Cleaning of dead processes' slots. A slot first drains: its charge stays until the driver has
+//! freed the dead process's memory. Then the slot is zeroed.
 //!
 //! A killed process's owner lock ends within milliseconds, but the driver needs up to 190 ms to
 //! free the process's memory (measured). The charge stays until the driver has freed the memory.
@@ -16,14 +16,15 @@ use gpulimit_base::process;
 /// A source that tells which memory the driver still holds for dead processes.
 pub trait Witness {
     /// Returns whether the driver still lists more than `covered` bytes of this dead process on the
-    /// device; `None` if that cannot be determined, so that a grace time decides. `covered` is not
-    /// 0 if the process continues as another program (`exec`), which has charged that many bytes.
+    /// device. Returns `None` if that cannot be determined; a grace time then decides. `covered` is
+    /// 0, unless the process has continued as another program (`exec`): then it is the number of
+    /// bytes that this other program has charged.
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
     /// Charges memory that a dead process has left to living members. Called when the driver has
-    /// freed the dead process's own memory; living members may still hold up to `bytes` of memory
-    /// that it shared. Charges the part that members hold and have not charged yet, and returns
-    /// true; returns false if that part cannot be determined.
+    /// freed the dead process's own memory. Living members may still hold up to `bytes` of memory
+    /// that the dead process shared with them. The method charges the part that members hold and
+    /// have not charged yet, and returns true. It returns false if that part cannot be determined.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
@@ -41,8 +42,8 @@ impl Witness for NoWitness {
 
 /// Milliseconds after which a dead process's slot counts as drained if no witness can tell.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Milliseconds after which a dead process's slot counts as drained, whatever the witness says: a
-/// driver that lists a dead process for so long lists it forever.
+/// Milliseconds after which a dead process's slot counts as drained, whatever the witness says. A
+/// driver that still lists a dead process after this time is assumed to list it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
 /// The result of an attempt to clean one slot.
@@ -77,8 +78,8 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // The claim lock is released only after the words are zero, because another process may claim
-    // the slot a moment later. If releasing fails, closing the file releases the lock.
+    // Once the claim lock is released, another process may claim the slot. Therefore the words are
+    // zeroed before. If releasing fails, closing the file releases the lock.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
@@ -144,14 +145,14 @@ fn record(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Returns whether a dead owner's slot has drained. When the owner is first found dead, stores the
-/// time. The caller holds the claim lock.
+/// Returns whether a dead owner's slot has drained. The first process that finds the owner dead
+/// stores the time. The caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let now = os::boot_ms();
     let mut since = owner.dead_since.load(Ordering::Relaxed);
-    // If the stored time is in the future, a process with another boot clock wrote it, or the file
-    // is damaged.
+    // A stored time in the future is wrong: a process with another boot clock has written it, or
+    // the file is damaged.
     if since == 0 || since > now {
         owner.dead_since.store(now, Ordering::Relaxed);
         since = now;
@@ -183,8 +184,8 @@ pub(super) fn has_drained(
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
             // After `exec`, the driver lists the memory of the old and the new program under one
-            // pid. The new program may not have allocated what it has charged yet, so the listed
-            // bytes may belong to the old program. The grace time then decides.
+            // pid. The new program may not yet have allocated all memory that it has charged. The
+            // listed bytes may then belong to the old program, so the grace time decides.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
@@ -194,9 +195,10 @@ pub(super) fn has_drained(
 }
 
 /// Returns the bytes that were charged by later programs of the process that owned the dead slot. A
-/// process that calls `exec` keeps its pid, under which the driver lists the memory of its old and
-/// its new program. If both programs have ended, only the later program's charge is subtracted for
-/// the earlier one, not the other way round.
+/// process that calls `exec` keeps its pid. The driver lists the memory of its old and its new
+/// program under this pid. When the old program's slot is examined, the new program's charge is
+/// therefore subtracted. The old program's charge is never subtracted for the new program's slot,
+/// even if both programs have ended.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -267,9 +269,9 @@ pub(super) struct Swept {
     pub busy: u64,
 }
 
-/// Cleans all dead processes' slots that have a charge on the device, except the slot `own`. With
-/// `await_ending`, the units of processes that are exiting but still hold their file lock count as
-/// pending.
+/// Cleans all dead processes' slots that have a charge on the device, except the slot `own`. Some
+/// processes are exiting but still hold their file lock. If `await_ending` is true, the units of
+/// these processes count as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,

@@ -5,16 +5,16 @@
 //! charge and uncharge. If another process has lowered the word, the difference is added to the
 //! word again.
 //!
-//! A thread changes the record and the word one after the other, so the two can only be compared
-//! while no other thread is between its two changes. The record itself detects such moments: beside
-//! the units, the record holds the number of threads that are between the two changes, and a count
-//! of how often a thread began a change.
+//! A thread cannot change the word and the record in one step. The two can only be compared while
+//! no thread is between these two changes. The record itself shows whether that is so. Beside the
+//! units, it holds the number of threads that are between the two changes. It also counts how often
+//! a thread began a change.
 
 use super::atomic::{Ordering, Word};
 
-/// Bits 0 to 31 are units; bits 32 to 47 are the number of threads that are between changing the
-/// record and changing the word; bits 48 to 63 count how often a thread began a change, and wrap
-/// around.
+/// A record has three parts. Bits 0 to 31 are units. Bits 32 to 47 are the number of threads that
+/// have begun and not yet ended a change. Bits 48 to 63 count how often a thread began a change,
+/// and wrap around.
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;
@@ -33,9 +33,10 @@ impl Record<loom::sync::atomic::AtomicU64> {
 }
 
 impl<W: Word> Record<W> {
-    /// Begins a change of the word. Call before changing the word. Returns how many units the word
-    /// lacks: 0 if only this process has changed the word, and also if that cannot be determined.
-    /// `charged` must read the units of the word with [`Ordering::Acquire`].
+    /// Begins a change of the word. Call this method before changing the word. Returns how many
+    /// units the word lacks. Returns 0 if only this process has changed the word, or if the method
+    /// cannot determine what the word lacks. `charged` must read the units of the word with
+    /// [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
         let now = self
@@ -70,8 +71,8 @@ impl<W: Word> Record<W> {
     /// Ends a change that took `n` units from the word.
     #[inline]
     pub(super) fn taken(&self, n: u64) {
-        // The subtraction is capped: subtracting units that were never recorded as added would
-        // borrow from the number of threads.
+        // The subtraction is capped at the recorded units. A larger subtraction would borrow from
+        // the bits that hold the number of threads.
         let n = n.min(self.0.load(Ordering::Relaxed) & UNITS);
         self.0.fetch_sub(THREAD + n, Ordering::AcqRel);
     }

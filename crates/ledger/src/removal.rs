@@ -3,8 +3,8 @@
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// A guard that prevents all processes from claiming a slot, until drop. A process that is
-/// prevented finds that the ledger file is gone, and opens the group anew.
+/// A guard that prevents all processes from claiming a slot, until drop. A process that could not
+/// claim a slot finds afterwards that the ledger file is gone, and opens the group anew.
 #[derive(Debug)]
 pub struct Removal {
     file: Description,
@@ -25,8 +25,8 @@ impl Ledger {
             return Err(in_use());
         }
         let removal = Removal { file };
-        // The owner locks are checked after the claim bytes are locked, because a process takes its
-        // owner lock only while it holds a claim lock.
+        // The claim bytes are locked before the owner locks are checked. A process takes its owner
+        // lock only while it holds a claim lock, so no owner lock can appear after the check.
         match lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? {
             true => Err(in_use()),
             false => Ok(removal),
@@ -36,8 +36,8 @@ impl Ledger {
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        // The unlock is explicit, because a child that was forked meanwhile may hold the open file
-        // description open.
+        // Closing the file does not always release the lock: a child that was forked meanwhile may
+        // hold the open file description open. Therefore the lock is released explicitly.
         let _ = lock::unlock(&self.file, Bytes::CLAIMS);
     }
 }

@@ -30,8 +30,8 @@ impl Scratch {
         let path = std::env::temp_dir().join(name);
         Ledger::create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));
-        // The two devices under test get indices above 1, so that a test fails if the code mistakes
-        // an index for a count.
+        // The two devices under test get indices above 1. A test then fails if the code uses an
+        // index where it needs a count.
         for filler in 100..109 {
             ledger
                 .device(DeviceId::gpu([filler; 16]), 1)
@@ -57,7 +57,7 @@ impl Scratch {
             .expect("a free slot")
     }
 
-    /// Makes the slot of a dead process, which has an owner but no file lock. The process has
+    /// Makes the slot of a dead process: the slot has an owner but no file lock. The process has
     /// charged `units`, of which `undecided` are undecided.
     pub fn dead(&self, identity: &Identity, units: u64, undecided: u64) -> usize {
         let slot = self.ledger.high_water();
@@ -106,7 +106,7 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     }
 }
 
-/// A process without idle memory, whose witness gives the stored answer about dead processes.
+/// A process without idle memory. Its witness gives the stored answer about dead processes.
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {

@@ -21,22 +21,22 @@ use std::time::Duration;
 
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
-/// A kernel file lock marks the slot as owned. A mapping keeps the lock, not a descriptor: closing
-/// all descriptors does not lose the lock, a forked child does not inherit the lock, and exec or
-/// any death of the process ends it. The slot must not be used in a forked child; dropping it in a
-/// forked child has no effect.
+/// A kernel file lock marks the slot as owned. A mapping keeps the lock, not a descriptor.
+/// Therefore closing all descriptors does not lose the lock, and a forked child does not inherit
+/// the lock. The lock ends with exec, and with any death of the process. The slot must not be used
+/// in a forked child; dropping it in a forked child has no effect.
 ///
-/// Dropping the slot uncharges all memory of this process at once, which is right only if the
-/// driver no longer holds memory for this process. If a process ends without dropping its slot, the
-/// slot drains first.
+/// Dropping the slot uncharges all memory of this process at once. Drop the slot only if the driver
+/// no longer holds memory for this process. If a process ends without dropping its slot, the slot
+/// drains first.
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
     /// This process's own record of its charges on each device, in private memory.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Time until which no request of this process is granted, in milliseconds of the boot clock; 0
-    /// if no other process was found to have changed this process's word; `u64::MAX` if the ledger
-    /// file is damaged.
+    /// Time until which no request of this process is granted, in milliseconds of the boot clock.
+    /// Set when another process has changed this process's word; otherwise 0. `u64::MAX` if the
+    /// ledger file is damaged.
     distrust: AtomicU64,
     // The mapping that keeps the owner lock. Dropped after the slot's words are zeroed.
     _owner: Anchor,
@@ -115,14 +115,14 @@ impl Slot {
     }
 
     /// Repairs this process's word and `high_water` after another process has changed them. Returns
-    /// whether a request may be granted. For a second no request is granted: other processes may
-    /// already have been granted the memory that seemed free, and the words of other processes may
-    /// have been changed too.
+    /// whether a request may be granted. After such a change no request is granted for a second,
+    /// for two reasons. The change made memory seem free, and other processes may have been granted
+    /// this memory. And the words of other processes may have been changed too.
     #[cold]
     fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
         // The ledger file stays damaged, so no request of this process is granted from now on.
-        // `high_water` is not repaired: while it is wrong, all members come to this code and see
-        // the damage.
+        // `high_water` is not repaired. While it is wrong, every member runs this code at its next
+        // request and detects the damage.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -138,7 +138,8 @@ impl Slot {
         let until = self.distrust.load(Ordering::Relaxed);
         let over = until <= now;
         if over {
-            // The time is not cleared if another thread has detected a new change meanwhile.
+            // Another thread may have detected a new change meanwhile. The exchange then fails and
+            // leaves the new time in place.
             let _ = self
                 .distrust
                 .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -146,8 +147,7 @@ impl Slot {
         over
     }
 
-    /// Returns whether this process recently found that another process had changed this process's
-    /// word.
+    /// Returns whether this process has recently detected that another process changed its word.
     pub fn distrusts(&self) -> bool {
         self.distrust.load(Ordering::Relaxed) > os::boot_ms()
     }
@@ -190,16 +190,16 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// How long no request of this process is granted after another process has changed this process's
+/// The time for which no request of this process is granted after another process has changed its
 /// word.
 const DISTRUST_MS: u64 = 1_000;
 /// Number of random slots that a process tries to claim before it tries all slots in order.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
-/// Number of slots with an owner that a claiming process checks for a dead owner before it raises
-/// `high_water`.
+/// A claiming process looks for slots with a dead owner before it raises `high_water`. It checks at
+/// most this number of slots.
 const PROBES: u32 = 16;
-/// Number of rounds through all slots that a claiming process makes while some slots are being
-/// claimed, cleaned or drained.
+/// Number of times that a claiming process tries all slots, if some slots are only being claimed,
+/// cleaned or drained.
 const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
@@ -208,13 +208,13 @@ impl Ledger {
     /// `below` is the name of the process's group relative to this ledger's group, such as
     /// `alice/job7`, or empty for the ledger's group itself.
     ///
-    /// Low slots are preferred, because every charge reads all slots up to the highest that was
-    /// ever claimed. If many processes start at once, all of them would try the lowest free slot.
-    /// Therefore each slot that a process loses to another process doubles the number of free slots
-    /// among which the process picks the next slot at random, so a thousand processes need only a
-    /// few attempts each. This doubling is bounded only by the number of slots: of four thousand
-    /// processes on two processors, more than a thousand may be suspended in the middle of a claim,
-    /// and they hold the lowest slots.
+    /// Every charge reads all slots up to the highest that was ever claimed, so low slots are
+    /// preferred. But if many processes start at once, all of them would try the lowest free slot.
+    /// Therefore a process picks its next slot at random among several free slots. Their number
+    /// doubles with each slot that the process loses to another process, so even a thousand
+    /// processes need only a few attempts each. The number is bounded only by the number of slots.
+    /// Of four thousand processes on two processors, more than a thousand may be suspended in the
+    /// middle of a claim, and they hold the lowest slots.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;
         if !self.map.writable() {
@@ -239,8 +239,9 @@ impl Ledger {
             distrust: AtomicU64::new(0),
             _owner: anchor,
         };
-        // From this point on only the mapping keeps the owner lock. If the file system had dropped
-        // the lock, other processes would take this process for dead and give its memory away.
+        // From this point on only the mapping keeps the owner lock. If the file system has dropped
+        // the lock nevertheless, other processes will take this process for dead and give its
+        // memory away.
         drop(owner);
         let held = lock::is_locked(&claim, Bytes::owner(index))
             .map_err(|error| LedgerError::io(&place.path, "lock", error))?;
@@ -249,8 +250,8 @@ impl Ledger {
             return Err(LedgerError::FileSystem(unsuitable));
         }
         // While a group is being removed, no process can claim a slot until the group's files are
-        // gone. A process that claims a slot of the removed ledger afterwards would be in no group,
-        // so it gets an error.
+        // gone. A process may claim a slot of the removed ledger afterwards. Such a process would
+        // be in no group, so it gets an error.
         self.check_current().map(|()| slot)
     }
 
@@ -321,8 +322,8 @@ impl Candidate<'_> {
                     Take::Busy | Take::Draining => soon = true,
                 }
             }
-            // A process that removes the group also holds all claim locks, so the slots may be busy
-            // because the group is gone.
+            // A process that removes the group holds all claim locks. The slots may therefore be
+            // busy because the group is being removed.
             self.ledger.check_current()?;
             if !soon {
                 break;
@@ -334,8 +335,9 @@ impl Candidate<'_> {
         })
     }
 
-    /// Chooses a random one of the first `crowd` slots that look free. If `crowd` is 1 and all
-    /// slots below `high_water` are taken, prefers a slot whose owner died without charges.
+    /// Chooses one of the first `crowd` slots that look free, at random. There is one exception: if
+    /// `crowd` is 1 and all slots below `high_water` look taken, the method prefers a slot whose
+    /// owner died without charges.
     fn pick(&self, crowd: usize, random: &mut Random) -> Result<Option<usize>, LedgerError> {
         let ledger = self.ledger;
         let nobody = |slot: &usize| {
@@ -380,8 +382,8 @@ impl Candidate<'_> {
     }
 
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
-        // The owner lock is checked before the claim lock is taken: most slots of a full ledger are
-        // owned, and the check does not disturb processes that clean slots.
+        // The owner lock is checked before the claim lock is taken. Most slots of a full ledger
+        // have an owner, and this check does not disturb processes that clean slots.
         if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
             return Ok(Take::Held);
         }
@@ -390,9 +392,10 @@ impl Candidate<'_> {
             return Ok(Take::Busy);
         }
         let taken = self.take_claimed(slot);
-        // The claim lock is released explicitly, because a child that was forked meanwhile may keep
-        // the open file description open. The release comes last, because other processes leave the
-        // slot alone until then.
+        // Closing the file does not always release the claim lock: a child that was forked
+        // meanwhile may keep the open file description open. Therefore the lock is released
+        // explicitly. The release comes last, because other processes leave the slot alone while
+        // the claim lock is held.
         lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
         taken
     }

@@ -103,8 +103,8 @@ fn members_are_asked_at_most_every_200_ms() {
         at.load(Ordering::Relaxed).abs_diff(just) < 60_000,
         "the time of it"
     );
-    // The times are those of members that were last asked now, a while ago, and in the future by
-    // another clock.
+    // The times are those at which the members were last asked: just now, a while ago, and in the
+    // future according to another clock.
     at.store(os::boot_ms(), Ordering::Relaxed);
     assert!(!scratch.ask_members());
     at.store(os::boot_ms() - 10_000, Ordering::Relaxed);

@@ -10,22 +10,23 @@ use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
 /// A group's usage of one device. The words of the ledger are read one after the other while
-/// members continue to charge, so the figures are not from one moment. `charged` never exceeds the
-/// memory granted at some moment plus the memory that moved between members during the reading.
+/// members continue to charge, so the figures are not from one moment. Memory that moves between
+/// members during the reading may be counted twice. Apart from that, `charged` never exceeds the
+/// memory that was granted at some moment.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
     /// Granted bytes of living processes, and of dead processes whose slots drain.
     pub charged: u64,
     /// Bytes of undecided requests at the time of reading; not part of `charged`.
     pub undecided: u64,
-    /// The peak: the largest usage that a granted request has seen since the group was created,
-    /// without the bytes that the requesting process had charged ahead. Never above the limit at
-    /// the time of the request.
+    /// The peak: the largest usage that a granted request has seen since the group was created. It
+    /// does not include bytes that the requesting process had charged ahead, and is never above the
+    /// limit at the time of the request.
     pub peak: u64,
     /// Number of refused requests since the group was created.
     pub refusals: u64,
-    /// Number of requests that waited since the group was created, for room in this group or in a
-    /// group above it.
+    /// Number of requests that have waited since the group was created. They waited for room in
+    /// this group or in one of its parent groups.
     pub waits: u64,
     /// Total time that requests waited since the group was created, in milliseconds.
     pub waited_ms: u64,
@@ -83,8 +84,8 @@ pub struct DeviceUsage {
     pub by: [u64; Category::COUNT],
     /// Bytes that the process has charged ahead but does not use.
     pub idle: u64,
-    /// The part of `charged` whose memory has left the process, perhaps for another member that has
-    /// not charged it yet. Included in [`Category::Vmm`].
+    /// The part of `charged` whose memory has left the process. Another member may hold this memory
+    /// and may not have charged it yet. Included in [`Category::Vmm`].
     pub orphaned: u64,
 }
 
@@ -154,7 +155,8 @@ impl Ledger {
 
     /// Returns the living members, and the dead members whose slots drain.
     pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        // If no descriptor of the ledger can be opened, no process can be found dead.
+        // The query for dead processes needs a descriptor of the ledger. If none can be opened, all
+        // processes count as living.
         let file = self.place.open(false).ok();
         let now = os::boot_ms();
         let mut patience = Patience::default();
@@ -188,9 +190,8 @@ impl Ledger {
     }
 }
 
-/// A bound on the total time for which one reading of a ledger waits for undecided requests.
-/// Deciding a request takes a microsecond, unless the process was descheduled or stopped in the
-/// middle of it.
+/// A bound on the total time for which one reading of a ledger waits for undecided requests. A
+/// request is decided within a microsecond, unless its process was descheduled or stopped.
 #[derive(Default)]
 struct Patience {
     looks: u32,
@@ -247,9 +248,9 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Returns the largest number of bytes that the members of a ledger, except the owner of slot
-/// `own`, could give back if asked. Members of groups that use no more than their `low` publish 0,
-/// because they are not asked.
+/// Returns the largest number of bytes that the members of a ledger could give back if asked. The
+/// owner of slot `own` does not count. A member whose group uses no more than its `low` is not
+/// asked, so it publishes 0.
 pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
         .filter(|slot| *slot != own)

@@ -1,21 +1,21 @@
 //! Waiting in line for memory of a full group.
 //!
 //! A waiting process draws a number, writes it into its own slot, and checks whether another
-//! process with a lower number waits for the same device. The line consists only of what the slots
-//! of living owners contain, so no process holds anything that others need. A waiter that has not
-//! checked the line for a while, because it was stopped, is skipped.
+//! process with a lower number waits for the same device. The line consists only of the numbers in
+//! the slots of living owners, so no process holds a lock that others need. A stopped waiter does
+//! not check the line. After a while the other waiters skip it.
 //!
-//! A process that gives memory back reads the word `waiting` after its charge is gone; a waiter
-//! sets `waiting` before it reads the charges. Therefore at least one of the two processes sees the
-//! change of the other, and a sleeping waiter is woken.
+//! A process that gives memory back first removes its charge, and then reads the word `waiting`. A
+//! waiter first sets `waiting`, and then reads the charges. Therefore at least one of the two
+//! processes sees the change of the other, and no waiter sleeps while there is room for it.
 
 use super::atomic::{Ordering, fence};
 use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
-/// Longest time that a waiter sleeps before it checks the line again, for changes that wake no
-/// waiter, such as the death of a member.
+/// Longest time that a waiter sleeps before it checks the line again. Some changes wake no waiter,
+/// such as the death of a member.
 const NAP: Duration = Duration::from_millis(100);
 /// Milliseconds after which a waiter that has not checked the line is skipped.
 const ABSENT_MS: u64 = 2_000;
@@ -42,8 +42,8 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Takes the last place in line. `None` if another thread of this process waits in the same
-    /// group, because a process has only one place in each line.
+    /// Takes the last place in line. A process has only one place in each line, so the result is
+    /// `None` if another thread of this process waits in the same group.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
         let ticket = slot
             .ledger()
@@ -81,8 +81,8 @@ impl<'a> Line<'a> {
             .seen
             .store(os::boot_ms(), Ordering::Relaxed);
         self.returned = signals.returned.load(Ordering::SeqCst);
-        // The value of `waiting` changes each time. A process that finds no sleeping waiter resets
-        // `waiting` to 0 only if the value has not changed meanwhile.
+        // Each waiter gives `waiting` a new value. A process that finds no waiter resets `waiting`
+        // to 0, but only if no waiter has changed the value meanwhile.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if os::now() >= self.until {
@@ -113,8 +113,8 @@ impl Drop for Line<'_> {
 
 impl Ledger {
     /// Returns whether another process waits for memory of the device. If so, a new request of this
-    /// slot must stand in line. If no process waits for any device, clears the word `waiting`,
-    /// which announces waiters.
+    /// slot must stand in line. The word `waiting` announces waiters; the function clears it if no
+    /// process waits for any device.
     pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
         let waiting = &self.signals().waiting;
         let before = waiting.load(Ordering::SeqCst);
@@ -148,8 +148,8 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         {
             continue;
         }
-        // The number of a dead waiter stays in its slot until the slot is cleaned, so the owner
-        // lock shows whether the waiter is alive.
+        // The number of a dead waiter stays in its slot until the slot is cleaned. Therefore the
+        // number counts only if the owner lock shows that the waiter is alive.
         let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
         if !file
             .as_ref()
@@ -181,7 +181,7 @@ fn wake(ledger: &Ledger) {
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
-    // A waiter that is awake, and about to check the line again, still has a place in line,
+    // A waiter may be awake, and about to check the line again. It then has a place in line,
     // although no thread sleeps on the futex.
     if os::futex_wake_all(&signals.returned) == 0
         && !ledger.content().slots[..ledger.high_water()]
@@ -189,8 +189,8 @@ fn wake(ledger: &Ledger) {
             .any(is_in_line)
     {
         // The exchange fails if a process has begun to wait meanwhile, because that process has
-        // changed the word `waiting`. If the process changes the word only afterwards, the word is
-        // not 0 again.
+        // changed the word `waiting`. A process that begins to wait after the exchange sets the
+        // word anew.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);

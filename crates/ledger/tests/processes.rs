@@ -1,5 +1,5 @@
-//! Tests of the ledger between real processes, which are killed, stopped or forked, or close
-//! descriptors that do not belong to them.
+//! Tests of the ledger between real processes. Some of these processes are killed, stopped or
+//! forked, and some close descriptors that do not belong to them.
 //!
 //! The test binary starts itself as the other processes: with `LEDGER_ROLE` set, the test `role`
 //! plays that role. The memory that the processes have really taken is recorded in a second mapping
@@ -180,12 +180,13 @@ impl Drop for Actor {
     }
 }
 
-/// A simulated device with twelve blocks of memory, each of which one process can own: one word
-/// holds the owner of every block in five bits.
+/// A simulated device with twelve blocks of memory. Each block has at most one process as its
+/// owner. One word holds the owners of all blocks, in five bits per block.
 ///
-/// All owners are in one word, so that every change happens at one moment: a process that is killed
-/// at any instruction either has taken a block or has not. If the ledger grants memory to a process
-/// that then finds no free block on this device, the process has passed the limit.
+/// All owners are in one word, so that every change happens at one moment. A process that is killed
+/// at any instruction either has taken a block or has not. The device has as many blocks as the
+/// limit allows. If the ledger grants memory to a process and this device has no free block, the
+/// limit was exceeded.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -547,11 +548,11 @@ fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_
         actor.tell("");
         actor.says("holding");
         assert_eq!(member.charged(), 10 * KIB4);
-        // The old program's charge is not given back at once: the driver may not list the new
-        // program's memory yet, so the listed bytes may belong to the old program.
+        // The old program's charge is not given back at once. The driver may not list the new
+        // program's memory yet. The listed bytes may then belong to the old program.
         let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
-        // After the grace time the charge may be given back; the machine was then too slow for this
-        // test, which tries again.
+        // After the grace time the charge may be given back. If that has happened, the machine was
+        // too slow for this test, and the test tries again.
         if began.elapsed() < GRACE {
             assert_eq!(draining, 1);
             break (scratch, member, actor);
@@ -697,8 +698,8 @@ fn joining_a_full_ledger_is_an_error() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // The lock is released explicitly: a process that another test forks at this moment holds the
-    // descriptor until it executes another program.
+    // The lock is released explicitly. Another test may fork a process at this moment, and this
+    // process holds a copy of the descriptor until it executes another program.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")
@@ -961,8 +962,8 @@ fn orphans_are_charged_until_a_member_gives_them_back() {
         (sleeping.slot.charged(device), other.charged()),
         (2 * KIB4, 2 * KIB4)
     );
-    // The owner of the slot does not distrust its word, because other processes may uncharge its
-    // orphans.
+    // Other processes may uncharge the orphans of the slot. Therefore the owner does not take this
+    // change of its word for an error.
     sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
     assert_eq!(other.charged(), 3 * KIB4);
     sleeping.uncharge(3 * KIB4);

@@ -88,7 +88,7 @@ impl fmt::Display for LimitsError {
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the limits file {} has file format {found}, this gpulimit reads file format \
+                "the limits file {} has file format {found}, but this gpulimit reads file format \
                  {FORMAT}: use the same version of gpulimit for all programs, or remove the \
                  group when no program runs in it",
                 path.display()

@@ -1,5 +1,5 @@
-//! Limits that depend on the size of a GPU ("all but 2 GiB"), turned into bytes for the GPUs of the
-//! machine.
+//! Limits that depend on the size of a GPU ("all but 2 GiB"). This module turns them into bytes for
+//! the GPUs of the machine.
 
 use super::{Key, LimitSet, Selector};
 use gpulimit_base::device::DeviceId;
@@ -63,12 +63,12 @@ impl fmt::Display for ExtentError {
 impl Error for ExtentError {}
 
 impl LimitSet {
-    /// Sets one key of the rule for `selector` to an extent, turned into bytes for `gpus`, which
-    /// are all GPUs of the machine.
+    /// Sets one key of the rule for `selector` to an extent. Turns the extent into bytes for
+    /// `gpus`, which are all GPUs of the machine.
     ///
     /// A limits file cannot express "all but 2 GiB", so the extent is turned into bytes now. With
-    /// [`Selector::All`] the rule for all GPUs gets the smallest result. A GPU whose result is
-    /// different, or that already has a rule of its own, gets its result in a rule of its own. With
+    /// [`Selector::All`] the rule for all GPUs gets the smallest result. A GPU gets a rule of its
+    /// own with its own result if that result is different, or if the GPU already has a rule. With
     /// `each` every GPU gets a rule of its own, for callers that see only some of the GPUs.
     pub fn set_extent(
         &mut self,
@@ -173,7 +173,7 @@ mod tests {
         };
         let said = ask(Selector::All, 2, &[]);
         assert!(
-            said.contains("-2GiB") && said.contains("not known"),
+            said.contains("-2GiB") && said.contains("cannot find out which GPUs"),
             "{said}"
         );
         let said = ask(Selector::Device(A), 2, &[(B, Some(GIB))]);

@@ -17,12 +17,12 @@ pub enum Key {
     /// The soft limit. While the group uses more, its members give back their unused memory before
     /// they charge more, and an event is recorded. Default: no limit.
     High,
-    /// Soft protection: the group's members are not asked to give back unused memory while the
-    /// group uses no more than this size, and other groups get this memory only after all other
-    /// memory is taken. Default: 0.
+    /// Soft protection. While the group uses no more than this size, its members are not asked to
+    /// give back unused memory. Other groups get this memory only after all other memory is taken.
+    /// Default: 0.
     Low,
-    /// Hard protection: other groups below the same ancestor can never charge this memory. Default:
-    /// 0.
+    /// Hard protection. Other groups that share an ancestor with this group can never charge this
+    /// memory. Default: 0.
     Min,
 }
 
@@ -57,8 +57,8 @@ impl fmt::Display for Key {
     }
 }
 
-/// The sizes in one rule, by key. A key that the rule for one GPU does not set has the value from
-/// the rule for all GPUs.
+/// The sizes in one rule, by key. If the rule for one GPU does not set a key, the value from the
+/// rule for all GPUs holds.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Values([Option<Size>; Key::COUNT]);
 
@@ -80,7 +80,7 @@ impl Values {
             .filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Returns these sizes; keys without a size in `self` get their sizes from `other`.
+    /// Returns these sizes. A key without a size in `self` gets its size from `other`.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|key| self.0[key].or(other.0[key])))
     }
@@ -209,8 +209,8 @@ pub struct Options {
     pub wait_timeout: Duration,
     /// `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
-    /// Whether the memory of CUDA contexts is charged to the group. Default: yes; the limit then
-    /// covers what `nvidia-smi` shows for the group's processes.
+    /// Whether the memory of CUDA contexts is charged to the group. Default: yes. The limit then
+    /// covers all memory that `nvidia-smi` shows for the group's processes.
     pub count_context: bool,
 }
 
@@ -424,8 +424,9 @@ impl FromStr for Setting {
     }
 }
 
-/// Returns whether `text` is probably a misspelling of `known`: at most two letters are wrong,
-/// missing or extra, or `text` is the cgroup's longer name, such as `memory.max` for `max`.
+/// Returns whether `text` is probably a misspelling of `known`. At most two letters may be wrong,
+/// missing or extra. The longer name of the key in the kernel's memory cgroup, such as `memory.max`
+/// for `max`, also counts.
 pub fn is_near(text: &str, known: &str) -> bool {
     let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {

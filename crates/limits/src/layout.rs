@@ -1,15 +1,16 @@
-//! The layout of a limits file, and the way in which a reader gets consistent content while a
-//! writer changes the file.
+//! The layout of a limits file. A reader gets consistent content even while a writer changes the
+//! file.
 //!
-//! The file has two banks of rules and a word `active` that counts the changes; the lowest bit of
-//! the count says which bank is valid. A writer fills the bank that is not valid and then increases
-//! the count, so a writer that is killed leaves the valid bank unchanged. A reader reads `active`
-//! before and after it reads the valid bank. That bank is written again only after the next change
-//! has been counted, so if the count is the same both times, the reader has not seen half a change.
+//! The file has two banks of rules, one of which is valid, and a word `active` that counts the
+//! changes. The lowest bit of the count says which bank is valid. A writer fills the other bank and
+//! then increases the count. So a writer that is killed leaves the valid bank unchanged. A reader
+//! reads `active` before and after it reads the valid bank. If the count is the same both times,
+//! the reader has not seen half a change: the valid bank is written again only after the next
+//! change has been counted.
 //!
 //! Each bank has a checksum over its words and over the count of the change that made it valid. The
-//! checksum reveals any other program's stray write to the file. Damaged limits allow no memory;
-//! they never mean "no limit".
+//! checksum reveals it if another program has written to the file by mistake. Damaged limits allow
+//! no memory; they never mean "no limit".
 //!
 //! Numbers are in the machine's byte order, because the file never leaves the machine.
 
@@ -44,7 +45,8 @@ pub(super) struct File {
 #[repr(C)]
 struct Bank {
     rules: AtomicU64,
-    /// The group's options, from this word to `uncounted_context`; zeros are the defaults.
+    /// The group's options: this word and the following words, up to `uncounted_context`. Zeros are
+    /// the defaults.
     on_limit: AtomicU64,
     /// `wait_timeout` in milliseconds, plus 1.
     wait_timeout: AtomicU64,
@@ -101,8 +103,8 @@ const TAG_MAX: u64 = 3;
 const LOOKS: u32 = 1_000;
 
 impl File {
-    /// Returns the number of changes to the file so far. While the number stays the same, the rules
-    /// do too.
+    /// Returns the number of changes to the file so far. While this number stays the same, the
+    /// rules stay the same.
     pub(super) fn generation(&self) -> u64 {
         self.active.load(Ordering::Acquire)
     }
@@ -111,7 +113,7 @@ impl File {
     /// (the generation) at which the bank had this content.
     ///
     /// The inner `None` means that the bank is damaged. The outer `None` means that the file
-    /// changed during every attempt, which a well-behaved writer does not cause.
+    /// changed during every attempt. A well-behaved writer does not cause that.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -172,8 +174,9 @@ impl File {
     /// holds the lock for writers.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // The bank that is written here was the valid one before the last change. A reader that
-        // sees one of the new words must also see the count of that last change, and so read again.
+        // The bank that is written here was valid before the last change, so a reader may still be
+        // reading it. If that reader sees one of the new words, it must also see the count of the
+        // last change, and so read again.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
         for (word, value) in bank.words().zip(bank_words(set, next)) {
@@ -195,8 +198,8 @@ impl File {
     }
 }
 
-/// Returns the words of a bank that holds `set`, up to the last used entry. Change number `changes`
-/// makes the bank valid, which its checksum includes.
+/// Returns the words of a bank that holds `set`, up to the last used entry. The bank's checksum
+/// includes `changes`, the number of the change that makes the bank valid.
 fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
     let options = &set.options;
     let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -242,8 +245,9 @@ fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>()
     words
 }
 
-/// Returns the checksum of the words of a bank that change number `changes` makes valid. Each step
-/// of the calculation can be undone, so a change of a single word always changes the checksum.
+/// Returns the checksum of the words of a bank. `changes` is the number of the change that makes
+/// the bank valid. Each step of the calculation can be undone, so a change of a single word always
+/// changes the checksum.
 fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
     words.fold(changes ^ MAGIC, |sum, word| {
         (sum ^ word)

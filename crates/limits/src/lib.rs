@@ -1,5 +1,5 @@
-//! The limits of a group: a small file that members map read-only, and that the group's
-//! administrator changes while programs run.
+//! The limits of a group: a small file. Members map it read-only, and the group's administrator
+//! changes it while programs run.
 
 mod error;
 mod extent;
@@ -82,8 +82,8 @@ impl LimitSet {
         }
     }
 
-    /// Returns the size of a key that holds for a device: from the device's own rule, else from the
-    /// rule for all GPUs; `None` where neither rule sets the key.
+    /// Returns the size that a key has for a device. Takes it from the device's own rule, else from
+    /// the rule for all GPUs; `None` where neither rule sets the key.
     pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
         self.get(Selector::Device(device), key)
             .or_else(|| self.get(Selector::All, key))
@@ -153,8 +153,8 @@ const CUT_SHORT: &str = "cut short";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Limits {
-    /// Creates a limits file with exactly the permissions `mode`; a process that is killed in this
-    /// function never leaves a half-written file at `path`.
+    /// Creates a limits file with exactly the permissions `mode`. If the process is killed in this
+    /// function, no half-written file is left at `path`.
     ///
     /// Returns `false` if `path` exists already; the existing file stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
@@ -164,8 +164,8 @@ impl Limits {
         }
         let (file, draft) = Draft::new(path).map_err(&failed)?;
         let write = |mut file: File| {
-            // Write the whole file, so that every page of it exists. If the file had a hole and the
-            // file system were full, SIGBUS would end the processes that read the hole.
+            // If the file had a hole and the file system were full, SIGBUS would end every process
+            // that reads the hole. So write the whole file, and every page of it exists.
             held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
@@ -193,7 +193,7 @@ impl Limits {
     }
 
     /// Returns whether the path no longer leads to the mapped file. [`Limits::write`] changes the
-    /// file at the path, so this mapping would not show the change.
+    /// file at the path, and this mapping would not show such a change.
     pub fn is_unlinked(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(about) => (about.dev(), about.ino()) != self.id,
@@ -209,8 +209,8 @@ impl Limits {
         &self.path
     }
 
-    /// Returns the number of changes to the limits so far. While the number stays the same, the
-    /// limits do too. Costs one load.
+    /// Returns the number of changes to the limits so far. While this number stays the same, the
+    /// limits stay the same. Costs one load.
     pub fn generation(&self) -> u64 {
         self.map.generation()
     }
@@ -245,7 +245,7 @@ impl Limits {
         }
     }
 
-    /// Applies `change` to the limits in the file at `path`; members see all of the change or none
+    /// Applies `change` to the limits in the file at `path`. Members see all of the change or none
     /// of it.
     ///
     /// Returns the new limits. Waits a bounded time while another writer changes the file.
@@ -273,9 +273,9 @@ impl Limits {
     }
 }
 
-/// Opens the file that writers of the limits lock, a file beside the limits file. The lock is not
-/// on the limits file, because a user who may read a file may also lock it, and other users may
-/// read the limits file.
+/// Opens the file that writers of the limits lock. It is a file of its own beside the limits file.
+/// Other users may read the limits file, and a user who may read a file may also lock it. So the
+/// limits file itself is not locked.
 fn writers_lock(path: &Path) -> Result<File, LimitsError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let path = path.with_file_name(format!(".{name}.lock"));
@@ -344,8 +344,8 @@ impl Draft {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600);
             match options.open(&draft) {
-                // A killed process has left a file of this name, or a process in another pid
-                // namespace has the same pid: try the next name.
+                // A file of this name exists: a killed process has left it, or a process in another
+                // pid namespace has the same pid. Try the next name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => return Ok((file, Self(draft))),
@@ -508,7 +508,7 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("has file format 1, this gpulimit reads file format 3");
+        refused("has file format 1, but this gpulimit reads file format 3");
         poke(16, 12);
         refused("wrong size");
         // A new limits file has its rules in the second bank.
@@ -536,8 +536,9 @@ mod tests {
             .open(place.at("limits"))
             .expect("opened");
         let good = layout::File::bytes(&set());
-        // The offsets of the count of changes, of the number of rules, and of the parts of a rule.
-        // Without the checksum, some of the values below would mean "no limit".
+        // The offsets that the test damages: the count of changes, the number of rules, and the
+        // parts of a rule. Without the checksum, some of the values written there would mean "no
+        // limit".
         let bank = 128 + 4160;
         for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
             for value in [0, 2, 77, u64::MAX] {

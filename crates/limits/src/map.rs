@@ -40,7 +40,7 @@ impl Deref for Map {
 /// Tries to take the lock for writers on the open file description behind `file`. Returns false if
 /// another writer has the lock.
 ///
-/// The lock ends when `file` is closed, or when this process dies.
+/// The lock ends when `file` is closed or when this process dies.
 pub(super) fn try_lock(file: &fs::File) -> io::Result<bool> {
     // SAFETY: `flock` consists of plain integers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! Finds the group of a process that a rule of the administrator matches.
+//! Finds the group that the administrator's rules assign to a process.
 
 use super::facts::Facts;
 use super::rules::{Assigned, Rules, Source};
@@ -17,8 +17,8 @@ pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError>
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
 }
 
-/// Returns the group that `rule` assigns, or the group below it that the environment names or asks
-/// for.
+/// Returns the group that `rule` assigns. If the environment names or asks for a group below that
+/// group, returns the group below.
 ///
 /// The group is always in the root that holds the rules; `GPULIMIT_ROOT` has no effect on a process
 /// with a rule.
@@ -35,8 +35,8 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            // A variable of another tool says that there is no limit, so only the limit of the
-            // assigned group holds.
+            // A variable of another tool says that there is no limit. The limit of the assigned
+            // group still holds.
             Asked::NoLimit => (rule.group.clone(), None),
             Asked::Unset => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
@@ -52,8 +52,8 @@ pub(super) fn below(
     })
 }
 
-/// Returns the name of the group below the assigned group that `name` means: its whole name, or the
-/// part after the assigned group's name.
+/// Returns the name of the group that `name` means. This group is below the assigned group. `name`
+/// is its whole name, or the part after the assigned group's name.
 fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, PolicyError> {
     if is_within(&name, &rule.group) {
         return Ok(name);

@@ -1,5 +1,5 @@
-//! Compiles a policy file: fills placeholders in for every user and unix group, replaces names of
-//! users and unix groups by their numbers, and finds contradictions.
+//! Compiles a policy file. Fills placeholders in for every user and unix group, and replaces names
+//! of users and unix groups by their numbers. Also finds contradictions in the file.
 
 mod access;
 mod coverage;
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use template::{Binding, Holes};
 
-/// The word for a rule's `group` key that exempts processes from limits.
+/// The value of a rule's `group` key that exempts processes from limits.
 const NONE: &str = "none";
 
 /// A group that the policy file asks for.
@@ -29,7 +29,8 @@ pub struct PlannedGroup {
     pub name: String,
     /// The group's limits; keys that the group does not set have the values of `[defaults]`.
     pub settings: Settings,
-    /// The group's owner; `None` means the user who applies the policy.
+    /// The group's limits. If the group does not set a key, the limits have the value from
+    /// `[defaults]`.
     pub owner: Option<u32>,
     /// The users who may run programs in the group, besides its owner.
     pub members: Members,
@@ -170,8 +171,8 @@ impl Compiler<'_> {
     }
 }
 
-/// Returns whether a rule has no condition, such as a user, that says which processes the rule
-/// matches.
+/// Returns whether a rule has no condition, such as a user. A condition says which processes the
+/// rule matches.
 fn has_no_condition(stanza: &RuleStanza) -> bool {
     [
         &stanza.user,
@@ -184,7 +185,7 @@ fn has_no_condition(stanza: &RuleStanza) -> bool {
     .all(Option::is_none)
 }
 
-/// Returns whether a rule matches every process, so that the rules after it never apply.
+/// Returns whether a rule matches every process. The rules after such a rule never apply.
 fn holds_always(stanza: &RuleStanza) -> bool {
     let some = |list: &Option<At<Vec<String>>>| {
         list.as_ref()

@@ -9,7 +9,7 @@ impl Rules {
     /// Returns the group that the first matching rule names; `None` where no rule matches the
     /// process, or where the first matching rule exempts it.
     ///
-    /// In a user namespace user ids prove nothing, so there the first rule must be one without
+    /// In a user namespace user ids prove nothing. There the first rule must be one without
     /// conditions, such as the rule in a container's view of the groups.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace

@@ -1,5 +1,5 @@
-//! The errors of finding and joining the group that the administrator's rules or the environment
-//! variables ask for.
+//! The errors of finding and joining a process's group. The administrator's rules or the
+//! environment variables ask for this group.
 
 use super::rules::{Assigned, RulesError};
 use gpulimit_base::device::DeviceId;
@@ -30,8 +30,8 @@ pub enum PolicyError {
         /// The GPUs that this process sees.
         known: Vec<(u32, DeviceId)>,
     },
-    /// An environment variable names a GPU by a text with which several UUIDs begin, or sets two
-    /// limits for one GPU.
+    /// An environment variable names a GPU by a text that fits the UUIDs of several GPUs, or sets
+    /// two limits for one GPU.
     Ambiguous {
         /// The name of the variable.
         variable: String,
@@ -67,7 +67,7 @@ pub enum PolicyError {
     Assigned {
         /// The rule that matches the process.
         rule: Assigned,
-        /// The rule's group, or the group below the rule's group that the environment names.
+        /// The rule's group. If the environment names a group below the rule's group, that group.
         group: String,
         /// The reason why the group cannot be used.
         error: Box<GroupError>,

@@ -12,8 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 /// The properties of a process that rules are compared with.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Facts {
-    /// Whether the process is in a user namespace other than the machine's initial one, where the
-    /// process itself can forge the other properties.
+    /// Whether the process is in a user namespace other than the machine's initial one. In such a
+    /// namespace the process itself can forge the other properties.
     pub in_user_namespace: bool,
     /// The real user id of the process.
     pub uid: u32,
@@ -81,9 +81,9 @@ impl Facts {
             let ids = facts.cgroups.iter().flat_map(|path| containers(path));
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
-                // A cgroup namespace hides the container's id in the cgroup's path. The container
-                // engine also mounts files into the container, and the paths of their sources
-                // contain the id.
+                // In a cgroup namespace, the cgroup's path does not show the container's id. So the
+                // id is taken from the process's mounts: the container engine mounts files into the
+                // container, and the paths of their sources contain the id.
                 let text = fs::read(format!("{process}/mountinfo"))
                     .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
@@ -106,8 +106,8 @@ fn is_in_initial_namespace() -> Result<bool, RulesError> {
 /// Returns the ids of the containers that a process is in. `pid` is the process's number in the
 /// caller's pid namespace.
 pub fn containers_of(pid: u32) -> Vec<String> {
-    // A process can have any number of mounts with names of any length, and callers read these
-    // files for every process of the machine. So at most this many bytes of a file are read.
+    // Callers read these files for every process of the machine. A process can have any number of
+    // mounts, with names of any length. So at most this many bytes of a file are read.
     const LONGEST: u64 = 4 << 20;
     let read = |file: &str| {
         let mut bytes = Vec::new();
@@ -142,8 +142,8 @@ fn containers(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter_map(|part| {
         let name = part.strip_suffix(".scope").unwrap_or(part);
         let (before, id) = name.rsplit_once('-').unwrap_or(("", name));
-        // The cgroup of `conmon` holds the engine's own process for a container, which is not in
-        // the container.
+        // The cgroup of `conmon` holds the engine's own process for a container. That process is
+        // not in the container.
         (is_id(id) && !before.ends_with("conmon")).then_some(id)
     })
 }

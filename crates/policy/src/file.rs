@@ -1,8 +1,9 @@
 //! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
 //! rules that put processes into them.
 //!
-//! The file is read in two steps, so that all its mistakes are reported at once, each with its
-//! line: serde reads each stanza into a type, and this module checks the texts in the stanza.
+//! The file is read in two steps: serde reads each stanza into a type, and then this module checks
+//! the texts in the stanza. In this way all mistakes of the file are reported at once, each with
+//! its line.
 
 mod stanza;
 
@@ -17,8 +18,8 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-/// A mistake in a policy file, or a user, unix group or GPU in the file that this machine does not
-/// have.
+/// A mistake in a policy file. Also a user, unix group or GPU in the file that this machine does
+/// not have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mistake {
     /// The path of the policy file.
@@ -50,8 +51,8 @@ pub struct At<T> {
 /// The limits of one group, or the defaults of the policy file for keys that groups do not set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Settings {
-    /// The sizes by key and by GPU, where the GPU is named as in the policy file; `all` stands for
-    /// the GPUs that the file does not name.
+    /// The sizes by key and by GPU. A GPU is named as in the policy file; `all` stands for the GPUs
+    /// that the file does not name.
     pub sizes: Vec<(Key, At<String>, Extent)>,
     /// The values of keys that hold for the group as a whole; the values have been checked.
     pub options: Vec<(OptionKey, String)>,
@@ -204,7 +205,8 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        // The rules are read last, because `[defaults]` may stand after them in the file.
+        // The rules take a default from `[defaults]`, which may stand after them in the file. So
+        // the rules are read last.
         for stanza in rules.into_iter().flatten() {
             let span = stanza.span();
             match stanza.into_inner() {

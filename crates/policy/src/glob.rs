@@ -5,8 +5,8 @@
 /// of the pattern's and the text's lengths.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut read) = (0, 0);
-    // The position of the last `*` in the pattern, and the end of the text that this `*` matches so
-    // far.
+    // The position of the last `*` in the pattern, and the position in the text up to which this
+    // `*` matches so far.
     let mut star: Option<(usize, usize)> = None;
     while let Some(byte) = text.get(read) {
         match (pattern.get(at), star) {

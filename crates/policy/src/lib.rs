@@ -1,10 +1,10 @@
 //! Finds the group that a process belongs to, from the administrator's rules and from environment
 //! variables.
 //!
-//! The sources of a group, strongest first: the administrator's rules, `GPULIMIT_GROUP`,
+//! The sources of a process's group, strongest first: the administrator's rules, `GPULIMIT_GROUP`,
 //! `GPULIMIT_MAX`, then the variables of other tools. If a rule matches the process, the
 //! environment can only choose a group below the one that the rule assigns. A value that cannot be
-//! understood is an error: a requested limit is never silently left out.
+//! understood is an error, because a requested limit must never be silently left out.
 
 mod assigned;
 #[cfg(feature = "file")]
@@ -51,8 +51,8 @@ macro_rules! job_variables {
     };
 }
 
-/// The environment variables that ask for a group made for this job alone. A process that starts
-/// with one of them and without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`], so that its
+/// The environment variables that ask for a group made for this job alone. A process may start with
+/// one of them and without [`GROUP`]. It then sets [`GROUP`] to [`own_job_group_name`], so that its
 /// child processes join the same group.
 pub const JOB_VARIABLES: &[&str] = job_variables!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
@@ -157,16 +157,17 @@ pub fn own_job_group_name() -> String {
 }
 
 impl Assignment {
-    /// Returns whether the group is exactly the one that the rule assigns, not a group below it
-    /// that the environment has chosen.
+    /// Returns whether the group is exactly the one that the rule assigns. Returns false for a
+    /// group below it that the environment has chosen.
     pub fn is_by_rule_alone(&self) -> bool {
         self.rule
             .as_ref()
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Returns whether a process that cannot join the group may run without a limit. Always false
-    /// for a group that the environment chose: a user could choose one that cannot be joined.
+    /// Returns whether a process that cannot join the group may run without a limit. A user could
+    /// choose a group that cannot be joined. So the answer is always false for a group that the
+    /// environment chose.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -175,8 +176,8 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group, after making the group if `create` has limits for
-    /// it.
+    /// Makes this process a member of its group. If `create` has limits for the group, makes the
+    /// group first.
     ///
     /// `gpus` returns the GPUs by CUDA ordinal, and `capacity` the memory of one in bytes. Both are
     /// called only if the request depends on them.
@@ -210,7 +211,8 @@ impl Assignment {
             Vec::new()
         };
         let limits = request.resolve(&gpus, capacity)?;
-        // This job can run even if the clean-up of ended jobs' groups fails.
+        // This job can run even if the clean-up of ended jobs' groups fails. So the error is
+        // ignored.
         let _ = self
             .root
             .collect_garbage(Garbage::Below(parent(&self.group)));

@@ -60,14 +60,14 @@ pub struct LimitRequest {
     pub rules: Vec<(RequestSelector, Extent)>,
     /// The name of the variable.
     pub variable: String,
-    /// Whether limits for GPUs that this process does not see are ignored: true for variables of
-    /// other tools, which may list all GPUs of the machine.
+    /// Whether limits for GPUs that this process does not see are ignored. True for variables of
+    /// other tools, because these may list all GPUs of the machine.
     pub lenient: bool,
 }
 
 impl LimitRequest {
     /// Turns the request into limits for `gpus`, which are GPUs with their CUDA ordinals.
-    /// `capacity` returns the memory in bytes of the GPU with a given ordinal.
+    /// `capacity` gets an ordinal, and returns the memory of that GPU in bytes.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],
@@ -78,8 +78,8 @@ impl LimitRequest {
             true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
             false => Vec::new(),
         };
-        // Limits for single GPUs are set last, so that they replace the rules that the limit for
-        // all GPUs has added.
+        // The limit for all GPUs can add rules for single GPUs. Limits for single GPUs are set
+        // last, so that they replace these rules.
         let mut named: Vec<Selector> = Vec::new();
         let rules = |spread: bool| {
             let rules = self.rules.iter();
@@ -111,8 +111,8 @@ impl LimitRequest {
                 return Err(self.ambiguous(selector, again.copied().collect()));
             }
             named.push(target);
-            // The last argument makes a rule for each GPU, because another process of the job may
-            // see other GPUs.
+            // Another process of the job may see other GPUs. So the last argument asks for a rule
+            // for each GPU.
             set.set_extent(target, Key::Max, *extent, &capacities, true)
                 .map_err(|error| PolicyError::Extent {
                     variable: self.variable.clone(),

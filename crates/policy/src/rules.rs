@@ -20,12 +20,12 @@ use std::path::{Path, PathBuf};
 /// The name of the file in a root that holds the compiled rules. A group cannot have this name.
 pub const FILE: &str = ".rules";
 
-/// The administrator's policy file, from which `gpulimit apply` makes the compiled rules. A program
-/// in a container may not see the root with the rules; the existence of this file then tells the
-/// program that rules should exist.
+/// The administrator's policy file, from which `gpulimit apply` makes the compiled rules. In a
+/// container, a program may not see the root with the rules. If the policy file exists, the program
+/// still knows that there should be rules.
 pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
-/// The most bytes of a rules file that are read; a longer file is damaged.
+/// The most bytes of a rules file that are read. A longer file counts as damaged.
 pub const LONGEST: u64 = 4 << 20;
 
 /// What happens to a program that cannot join the group that a rule assigns.
@@ -61,8 +61,8 @@ pub type Range = (u32, u32);
 pub struct UnixGroups {
     /// The ids of the unix groups, which are compared with the unix groups of the process.
     pub gids: Vec<u32>,
-    /// The ids of the users who are members of the unix groups. They are compared as well, because
-    /// a process can hide its unix groups by means of a user namespace.
+    /// The ids of the users who are members of the unix groups. A process can hide its unix groups
+    /// by means of a user namespace, so its user id is compared as well.
     pub members: Vec<Range>,
 }
 
@@ -177,8 +177,9 @@ impl Rules {
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
         // In a user namespace that does not map the machine's root, files of root show the user id
-        // `UNMAPPED`. Files of a user to whom subordinate ids give this user id look the same; but
-        // a user who can mount such files could also run the program without the preloaded library.
+        // `UNMAPPED`. The files of another user look the same if subordinate ids give that user
+        // this id. But a user who can mount such files could also run the program without the
+        // preloaded library.
         let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         let owner = match is_initial {
             true => source.owner,
@@ -222,8 +223,9 @@ impl Rules {
         }
     }
 
-    /// Fails if this process is in a user namespace, the machine has a policy file, and the path of
-    /// the machine's root of groups leads to another directory.
+    /// Fails if the machine's rules are hidden from this process. They are hidden if three things
+    /// are true: this process is in a user namespace, the machine has a policy file, and the path
+    /// of the machine's root of groups leads to another directory.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,
@@ -248,7 +250,7 @@ pub(crate) fn is_in(ranges: &[Range], number: u32) -> bool {
         .any(|(first, last)| (*first..=*last).contains(&number))
 }
 
-/// Opens a file; if the path leads to a FIFO, does not wait for its writer.
+/// Opens a file. If the path leads to a FIFO, does not wait for the FIFO's writer.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)

@@ -169,7 +169,9 @@ fn a_signal_ends_the_plugin_while_kubelet_hangs() {
         assert!(node.plugin.terminate().success());
         let said = node.plugin.said();
         assert!(
-            !said.iter().any(|line| line.contains("no answer in time")),
+            !said
+                .iter()
+                .any(|line| line.contains("did not answer in time")),
             "{said:?}"
         );
     }

@@ -14,8 +14,8 @@ pub struct In<T>(*const T);
 
 /// The address of a code image (a cubin, PTX or fatbin), or 0. Same ABI as `const void *`.
 ///
-/// An `Image` comes only from a CUDA call of the program, so the memory behind the address may be
-/// read until that call returns.
+/// An `Image` comes only from a CUDA call of the program, so gpulimit may read the memory behind
+/// the address until that call returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);
@@ -79,7 +79,8 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// Returns a pointer to the array element that lies `index` elements further on.
+    /// Returns a pointer to the array element `index` elements after the one that this pointer
+    /// leads to.
     pub fn at(self, index: usize) -> Self {
         Out(self.0.wrapping_add(index))
     }
@@ -123,7 +124,7 @@ impl<T: Copy> Out<T> {
 }
 
 impl<T: Copy + Ord> Out<T> {
-    /// Lowers the value that the pointer leads to to `most`, where the value is larger than `most`.
+    /// Replaces the value behind the pointer by `most`, if the value is larger than `most`.
     pub fn reduce(self, most: T) {
         if let Some(value) = self.read() {
             self.write(value.min(most));

@@ -1,8 +1,8 @@
-//! The arrays and mipmapped arrays of the process by handle, and the memory that the driver
-//! requires for arrays of a given descriptor.
+//! The arrays and mipmapped arrays of the process, found by their handles. This file also remembers
+//! how much memory the driver requires for an array with a given descriptor.
 //!
-//! The entry of an array is removed before the driver is asked to destroy the array, because the
-//! driver may hand out the same handle for a new array during that call.
+//! The entry of an array is removed before the driver is asked to destroy the array. During that
+//! call, the driver may already hand out the same handle for a new array.
 
 use parking_lot::Mutex;
 
@@ -28,9 +28,9 @@ pub struct Handle {
 pub enum Memory {
     /// The array has this many bytes of device memory for itself.
     Own(u64),
-    /// The array shares 2 MiB blocks with other arrays, or its position is unknown, so
-    /// [`Packed`](super::packed::Packed) counts its memory. The array takes at least `least` and at
-    /// most `most` bytes.
+    /// [`Packed`](super::packed::Packed) counts the memory of the array, because the array shares 2
+    /// MiB blocks with other arrays or because its position is unknown. The array takes at least
+    /// `least` and at most `most` bytes.
     Packed { least: u64, most: u64 },
 }
 
@@ -79,7 +79,7 @@ impl Arrays {
     }
 
     /// Returns the bytes that an array of this shape requires on the device: the remembered number,
-    /// or else the number that `ask` returns.
+    /// or the number that `ask` returns where none is remembered.
     pub fn required(
         &self,
         device: Ordinal,

@@ -1,20 +1,22 @@
 //! The 2 MiB blocks of device memory that `cuMemAlloc` holds.
 //!
-//! The address of an allocation tells which blocks it lies in. In every mix of sizes that was
-//! measured, the physical memory of the process was exactly 2 MiB × the number of distinct 2
-//! MiB-aligned blocks that its live allocations touch. An allocation of up to 2 MiB (a small one)
-//! lies in one block, which it shares with other small allocations where the block has room
-//! (measured: 1,048,577 bytes beside 700,000). A larger allocation starts on a block boundary and
-//! shares no block. So allocations need no entries of their own: the entry of a block counts the
-//! live small allocations in it, and the first block of a large allocation says how many blocks the
-//! allocation spans.
+//! The address of an allocation tells which blocks it lies in. The physical memory of the process
+//! is exactly 2 MiB × the number of distinct 2 MiB-aligned blocks that its live allocations touch.
+//! This held in every mix of sizes that was measured. An allocation of up to 2 MiB (a small one)
+//! lies in one block, and shares it with other small allocations as long as the block has room. For
+//! instance, allocations of 1,048,577 and 700,000 bytes lay in one block (measured). A larger
+//! allocation starts on a block boundary and shares no block. So the map has an entry for each
+//! block and none for each allocation. The entry of a block counts the live small allocations in
+//! the block. The entry of a large allocation's first block says how many blocks the allocation
+//! spans.
 //!
 //! Order of removal: a small allocation is removed from the map *after* the driver has freed it.
-//! The block stays recorded during the free, so a thread that is given an address in the same block
-//! meanwhile finds the block counted. A large allocation is removed *before* the driver is called,
-//! because the driver may hand out its address again during the call. A small allocation in a block
-//! that another process may have open is also removed before the call: the other process keeps the
-//! block alive, and the driver may hand out the address again in another block.
+//! The block stays recorded while the driver frees the allocation. If the driver gives another
+//! thread an address in the same block meanwhile, that thread finds the block counted. A large
+//! allocation is removed *before* the driver is called, because the driver may hand out its address
+//! again during the call. Another process may have the block of a small allocation open. The small
+//! allocation is then removed before the call too: the other process keeps the old block alive,
+//! while the driver may hand out the same address again in a new block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -76,8 +78,9 @@ struct Block {
     /// The number of blocks of the large allocation that starts at this block; 0 when no large
     /// allocation starts here.
     large: u64,
-    /// Whether other processes may have memory of this block open: index `SMALL` is for the block
-    /// of small allocations, and index `LARGE` for the large allocation that starts at the block.
+    /// Whether other processes may have memory of this block open. Index `SMALL` says so for a
+    /// block of small allocations. Index `LARGE` says so for the large allocation that starts at
+    /// the block.
     shared: [bool; 2],
 }
 
@@ -117,7 +120,8 @@ impl Blocks {
     }
 
     /// Records a small allocation at `address`. Returns true when the block of that address held no
-    /// allocation before; only then `context` is called, which tells the context of the block.
+    /// allocation before. Only in this case calls `context`, which returns the context of the
+    /// block.
     #[inline]
     pub fn enter_small(
         &self,
@@ -141,7 +145,7 @@ impl Blocks {
         true
     }
 
-    /// Removes a small allocation that the driver has freed from its block.
+    /// Removes from its block a small allocation that the driver has already freed.
     #[inline]
     pub fn leave_small(&self, address: DevicePtr) -> Departure {
         let block = address / BLOCK;
@@ -163,9 +167,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Returns an address in the memory that the driver exports together with `address`, because
-    /// the driver exports whole blocks: the start of the block where a large allocation starts at
-    /// that block, else `address` itself. `None` where the block is unknown.
+    /// The driver exports whole blocks. Returns an address that stands for the exported memory
+    /// around `address`. If a large allocation starts at the block of `address`, that is the start
+    /// of the block; otherwise it is `address` itself. `None` where the block is unknown.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -176,7 +180,7 @@ impl Blocks {
         })
     }
 
-    /// Notes that other processes may open the allocation that starts at `address` from now on; a
+    /// Notes that from now on other processes may open the allocation that starts at `address`. A
     /// small allocation is exported with its whole block. Returns the device and the bytes of the
     /// exported memory at its first export, and `None` at later exports.
     pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
@@ -226,8 +230,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Puts back a small allocation that was removed but that the driver has not freed. Returns
-    /// true when its block had no entry any more.
+    /// Puts back a small allocation that was removed, because the driver has not freed it. Returns
+    /// true when the block of the allocation had no entry any more.
     pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
@@ -276,12 +280,12 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Removes all blocks of the destroyed context `context`. Calls `gone` with the device, the
-    /// number of blocks, and whether other processes may have these blocks open.
+    /// Removes all blocks of the destroyed context `context`. Calls `gone` with three values: the
+    /// device, the number of blocks, and whether other processes may have these blocks open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
-            // A loop over `extract_if` in this function would keep the compiler from inlining
-            // `remove` into the hooks.
+            // This function does not loop over `extract_if`: with such a loop the compiler would no
+            // longer inline `remove` into the hooks.
             shard.lock().retain(|_, block| {
                 let stays = block.context != context;
                 if !stays {
@@ -318,8 +322,9 @@ mod tests {
     fn an_address_handed_out_again_before_the_old_owner_left_is_counted_once() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
-        // The driver has freed the only allocation of the block and has given its address to a
-        // second thread, before the first thread removes its allocation from the map.
+        // The driver frees the only allocation of the block, which belongs to a first thread, and
+        // gives its address to a second thread. Only then does the first thread remove the
+        // allocation from the map.
         assert!(!blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.leave_small(BASE), Departure::Held);
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));

@@ -1,9 +1,10 @@
-//! The book of one GPU: the bytes that this process has charged there, and how many of these bytes
-//! are in use in each category. The process publishes these figures in the group's ledger.
+//! The book of one GPU: the bytes that this process has charged for the GPU, and how many of these
+//! bytes each category of memory uses. The process publishes these figures in the group's ledger.
 //!
 //! The book does not call CUDA and does not decide which bytes to uncharge. Spare blocks, memory
-//! pools, graphs and the driver's own memory change its figures. [`Device`](super::device::Device)
-//! knows all of these, and therefore which bytes the process can give back in a full group.
+//! pools, graphs and the driver's own memory change the figures of the book.
+//! [`Device`](super::device::Device) knows all of these parts. So `Device` decides which bytes the
+//! process can give back in a full group.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -12,15 +13,18 @@ use gpulimit_ledger::{Category, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
 
-/// Bytes that stay charged beyond the driver's own memory while the process has a CUDA context: the
-/// driver sometimes takes a 2 MiB block in calls that are not expected to take memory.
+/// Bytes that stay charged beyond the driver's own memory while the process has a CUDA context.
+/// They are needed because the driver sometimes takes a 2 MiB block in a call that is not expected
+/// to take memory.
 pub const RESERVE: u64 = 4 << 20;
 
-/// The most times that the group's free bytes and this process's charged but unused (idle) bytes
-/// are read again because a request of another thread changed them between the two reads.
+/// The free bytes of the group and the idle bytes of this process (charged but unused) are read one
+/// after the other. If a request of another thread changes them in between, both are read again.
+/// This is the most times that they are read again.
 const SETTLING: u32 = 64;
 
-/// The most times that a thread publishes a figure again because other threads change it.
+/// A thread publishes a figure again when another thread has changed the figure meanwhile. This is
+/// the most times that it does so.
 const SHOWINGS: u32 = 1_000;
 
 /// The charges of this process on one GPU.
@@ -39,8 +43,8 @@ pub struct Book {
     /// The number of changes of the field `idle` so far.
     idle_changes: AtomicU64,
     /// Idle bytes (charged, not in use) that other requests of this process cannot use: bytes that
-    /// pools keep for their own reuse, bytes paid ahead for launches of graphs, and bytes set aside
-    /// for contexts.
+    /// pools keep for their own reuse, bytes charged in advance for launches of graphs, and bytes
+    /// set aside for contexts.
     headroom: AtomicI64,
 }
 
@@ -59,8 +63,8 @@ impl Book {
         }
     }
 
-    /// Returns the smallest limit among the group and its ancestors, in bytes; `u64::MAX` where
-    /// none of them has a limit.
+    /// Returns the smallest of the limits of the group and its ancestors, in bytes. Where none of
+    /// them has a limit, returns `u64::MAX`.
     pub fn max(&self) -> u64 {
         self.member.max(&self.device)
     }
@@ -71,8 +75,8 @@ impl Book {
     }
 
     /// Returns the bytes that this process could still allocate: the free bytes of the group plus
-    /// the idle bytes of this process, less the idle bytes that must stay idle (the driver's
-    /// reserve, the pools' headroom and the bytes set aside for contexts).
+    /// the idle bytes of this process. Idle bytes that must stay idle are not included: the
+    /// driver's reserve, the pools' headroom and the bytes set aside for contexts.
     pub fn free(&self) -> u64 {
         for _ in 0..SETTLING {
             if let Some(free) = self.settled_free() {
@@ -83,8 +87,8 @@ impl Book {
         self.seen_free()
     }
 
-    /// Returns the same bytes as [`Book::free`]; `None` where a request of another thread changed
-    /// the charged and idle bytes while they were read.
+    /// Returns the same bytes as [`Book::free`]; `None` if a request of another thread has changed
+    /// the charged or the idle bytes while this function read them.
     pub(super) fn settled_free(&self) -> Option<u64> {
         // While a request is under way, the ledger marks its charge as undecided, and the request
         // increments `idle_changes`.
@@ -108,8 +112,8 @@ impl Book {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// Charges `bytes` that are in use at once. In a full group, `pressure` says which bytes the
-    /// process can give back first.
+    /// Charges `bytes` and counts them as in use from the start. In a full group, `pressure` says
+    /// which bytes the process can give back first.
     #[inline]
     pub fn charge(
         &self,
@@ -151,7 +155,8 @@ impl Book {
     }
 
     /// Charges memory that the driver has already given to the process, even above the group's
-    /// limit. The group's requests are then refused until its usage is below the limit again.
+    /// limit. Above its limit, the group refuses every request until its usage is below the limit
+    /// again.
     pub fn charge_over(&self, bytes: u64) {
         self.member.charge_unchecked(&self.device, bytes);
     }
@@ -172,8 +177,8 @@ impl Book {
         }
     }
 
-    /// Updates the group's peak with its present usage. Call after bytes that were charged ahead
-    /// have come into use.
+    /// Updates the group's peak with its present usage. Call after bytes that were charged in
+    /// advance have come into use.
     pub fn note_usage(&self) {
         self.member.note_usage(&self.device);
     }
@@ -222,7 +227,7 @@ impl Book {
         used.map_or(0, |used| used.load(Ordering::Acquire))
     }
 
-    /// Sets the size of the driver's own memory in this process, which went from `before` to
+    /// Sets the size of the driver's own memory in this process, which has changed from `before` to
     /// `after` bytes.
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
@@ -238,8 +243,8 @@ impl Book {
         }
     }
 
-    /// Returns the bytes for which calls of this process gave a size (the named bytes): the bytes
-    /// in use that NVML's figure for this process includes, without the driver's own memory.
+    /// Returns the *named* bytes: the bytes in use for which calls of this process gave a size and
+    /// which NVML's figure for this process includes. The driver's own memory is not named.
     pub fn named(&self) -> u64 {
         Category::ALL
             .iter()
@@ -253,9 +258,9 @@ impl Book {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Returns the idle bytes of this process, which are charged and not in use. The counter may be
-    /// negative for a moment, when one thread counts bytes as used before another thread has
-    /// counted them as idle; this function then returns 0.
+    /// Returns the idle bytes of this process, which are charged and not in use. One thread may
+    /// count bytes as used before another thread has counted them as idle. The counter is then
+    /// negative for a moment, and this function returns 0.
     fn idle(&self) -> u64 {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
@@ -265,8 +270,8 @@ impl Book {
         self.adjust_idle(bytes as i64);
     }
 
-    /// Subtracts `bytes` that have come into use from the idle bytes, which are charged and not in
-    /// use.
+    /// Subtracts `bytes` from the idle bytes (charged, not in use), because these bytes have come
+    /// into use.
     pub fn remove_idle(&self, bytes: u64) {
         self.adjust_idle((bytes as i64).wrapping_neg());
     }
@@ -288,8 +293,8 @@ impl Book {
         );
     }
 
-    /// Publishes how many bytes other members may ask this process to give back. Not called during
-    /// a charge, because this function reads the figures of the whole group.
+    /// Publishes how many bytes other members may ask this process to give back. This function
+    /// reads the figures of the whole group, so it is not called during a charge.
     fn show_reclaimable(&self) {
         publish(
             || self.reclaimable(self.idle()),
@@ -297,8 +302,8 @@ impl Book {
         );
     }
 
-    /// Returns the most bytes that this process could give back to the group when `idle` bytes are
-    /// charged and not in use.
+    /// `idle` bytes are charged and not in use. Returns the most bytes that this process could give
+    /// back to the group.
     fn reclaimable(&self, idle: u64) -> u64 {
         // Pools and graphs may have reserved more bytes than are in use. Only the driver knows how
         // many, so all bytes of pools and graphs count as reclaimable.
@@ -306,7 +311,7 @@ impl Book {
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
-    /// Changes by a signed amount the number of idle bytes (charged, not in use) that other
+    /// Adds `change`, which may be negative, to the idle bytes (charged, not in use) that other
     /// requests of this process cannot use.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
@@ -314,7 +319,7 @@ impl Book {
         }
     }
 
-    /// Marks `bytes` of this process's charge as memory that other processes may hold too.
+    /// Marks `bytes` of this process's charge as shared: other processes may hold this memory too.
     pub fn mark_shared(&self, bytes: u64) {
         self.member.mark_shared(&self.device, bytes as i64);
     }
@@ -342,11 +347,11 @@ impl Book {
     }
 }
 
-/// Publishes `figure` in the ledger with `show`. Threads may publish in another order than that in
-/// which they changed the figure, so each thread publishes again until the figure has not changed
-/// meanwhile: the thread that publishes last writes the right value. If the figure changes all the
-/// time, the thread stops after a bounded number of attempts, and the thread that changes the
-/// figure next corrects the ledger.
+/// Publishes `figure` in the ledger with `show`. Threads may publish a figure in another order than
+/// they changed it. So each thread publishes again until the figure has not changed meanwhile. Then
+/// the thread that publishes last writes the right value. If the figure changes all the time, the
+/// thread stops after a bounded number of attempts. The ledger is then corrected by the next thread
+/// that changes the figure.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();
@@ -357,8 +362,8 @@ fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     }
 }
 
-/// Bytes that are charged ahead: idle from the moment in which the ledger grants them until the
-/// ledger takes them back.
+/// Bytes that are charged in advance. They count as idle from the moment when the ledger grants
+/// them, and no longer when the ledger takes them back.
 struct Ahead<'a>(&'a Book, u64);
 
 impl Idle for Ahead<'_> {

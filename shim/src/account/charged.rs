@@ -1,5 +1,5 @@
-//! The charge for one call, as a guard: dropping the guard uncharges the bytes, also on a panic,
-//! unless the call has taken the memory.
+//! The charge for one call, as a guard: dropping the guard uncharges the bytes unless the call has
+//! taken the memory.
 
 use super::device::Device;
 
@@ -14,7 +14,7 @@ pub struct Charged<'a> {
 
 impl<'a> Charged<'a> {
     /// Makes a guard for `bytes` that have just been charged on `device`. `is_idle`: the bytes were
-    /// charged ahead and count as idle (not in use).
+    /// charged in advance and count as idle (not in use).
     #[inline]
     pub fn new(device: &'a Device, bytes: u64, is_idle: bool) -> Self {
         Charged {
@@ -56,7 +56,7 @@ impl Drop for Charged<'_> {
 #[inline(never)]
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
-        // After a panic it is unknown whether the driver was called, so the bytes stay charged
+        // After a panic it is unknown whether the driver was called. So the bytes stay charged
         // until a measurement shows whether they are used (`Process::recover`).
         (true, true) => device.driver_part.keep(bytes),
         (true, false) => {

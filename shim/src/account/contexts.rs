@@ -9,8 +9,8 @@ use super::book::Book;
 use crate::abi::{Context, Out};
 use crate::driver::cuda;
 
-/// The bits of a context's flags that say how a thread waits for the GPU, and their value
-/// `CU_CTX_SCHED_BLOCKING_SYNC`.
+/// The bits of a context's flags that say how a thread waits for the GPU. With the value
+/// `CU_CTX_SCHED_BLOCKING_SYNC` in these bits, the thread sleeps.
 const SCHED_MASK: u32 = 7;
 const SCHED_BLOCKING_SYNC: u32 = 4;
 
@@ -18,22 +18,23 @@ const SCHED_BLOCKING_SYNC: u32 = 4;
 /// GPU.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Notes the flags of a new context, which say whether threads sleep while they wait for the GPU.
+/// Notes from the flags of a new context whether its threads sleep while they wait for the GPU.
 pub fn note_flags(flags: u32) {
     if flags & SCHED_MASK == SCHED_BLOCKING_SYNC {
         SLEEPS.store(true, Ordering::Relaxed);
     }
 }
 
-/// Returns whether a thread of this process may sleep while it waits for the GPU. Calls that wait,
-/// such as `cuMemFree`, are then cancellation points of the thread (measured, H200, 580.159).
+/// Returns whether a thread of this process may sleep while it waits for the GPU. If so, calls that
+/// wait for the GPU, such as `cuMemFree`, are cancellation points of the thread (measured, H200,
+/// 580.159).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
 }
 
-/// Returns the current context of the calling thread, 0 for none. Where a green context is current,
-/// this is the context that the green context is part of.
+/// Returns the current context of the calling thread, or 0 if the thread has none. Where a green
+/// context is current, returns the primary context that the green context is part of.
 pub fn current_context() -> Context {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
@@ -104,8 +105,8 @@ impl Contexts {
         self.retained.load(Ordering::Acquire) <= 1
     }
 
-    /// Returns how many of the `used` bytes of the driver's own memory the group does not count:
-    /// the bytes of contexts, where the group's options leave contexts out.
+    /// The driver's own memory has `used` bytes. Returns how many of these bytes the group does not
+    /// count. Where the group's options leave contexts out, these are the bytes of contexts.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
         if book.counts_contexts() {
             return 0;

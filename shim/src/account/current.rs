@@ -1,12 +1,12 @@
-//! The pointer to this process's account ([`Process`]), which forked children do not share.
+//! The pointer to this process's account ([`Process`]). A forked child does not share the account.
 //!
 //! CUDA contexts, the process's slot in the ledger and every lock of gpulimit are invalid in a
-//! forked child. One pointer leads to all of them; it lies in a page that the kernel wipes in the
-//! child (`MADV_WIPEONFORK`). A child that was made by fork, clone or a raw system call finds a
-//! null pointer in that page, and makes an account of its own when it first needs one. Children of
-//! vfork and CLONE_VM share the parent's memory until they exec, and use the parent's account.
-//! Linux before 4.14 cannot wipe a page: on such kernels the account is stored with the pid of its
-//! process, which costs a system call at each use.
+//! forked child. One pointer leads to all of them. It lies in a page that the kernel fills with
+//! zeros in the child (`MADV_WIPEONFORK`). So a child of fork, clone or a raw system call finds a
+//! null pointer there, and makes its own account when it first needs one. Children of vfork and
+//! CLONE_VM share the parent's memory until they exec, and use the parent's account. Linux before
+//! 4.14 cannot wipe a page. On such kernels the account is stored with the pid of its process. Each
+//! use of the account then compares the pid, which costs a system call.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -20,8 +20,8 @@ use super::Process;
 /// null where the kernel cannot wipe pages.
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
 
-/// The account and the pid of its process, used where the kernel cannot wipe pages: a forked child
-/// finds its parent's pid in it.
+/// The account and the pid of its process, used where the kernel cannot wipe pages. A forked child
+/// recognises its parent's account by the parent's pid.
 static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
 
 struct Owned {
@@ -51,8 +51,8 @@ impl Process {
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
-    // The account's maps read random numbers from the kernel, a call in which `pthread_cancel` may
-    // end the thread.
+    // Making the account's maps reads random numbers from the kernel. `pthread_cancel` may end the
+    // thread during that system call.
     let _undisturbed = Undisturbed::new();
     let Some(page) = page() else {
         return by_pid();

@@ -1,7 +1,7 @@
-//! One GPU of this process: its [`Book`], the parts of the account that change the book's figures,
-//! and the operations that need several of these parts. The operations are requests to the group
-//! ([`Device::charge`]), giving bytes back to the group ([`reclaim`]), measuring NVML's figure
-//! ([`measuring`]), and handling memory that other processes hold too ([`inherited`]).
+//! One GPU as this process uses it: the GPU's [`Book`], the parts of the account that change the
+//! book's figures, and the operations that need several of these parts. These operations request
+//! bytes from the group ([`Device::charge`]), give bytes back to it ([`reclaim`]), measure NVML's
+//! figure ([`measuring`]), and handle memory that other processes hold too ([`inherited`]).
 
 mod inherited;
 mod measuring;
@@ -37,8 +37,8 @@ pub struct Device {
     /// The CUDA ordinal, by which the program names the GPU.
     pub ordinal: Ordinal,
     pub id: DeviceId,
-    /// A lower bound of the bytes that a CUDA context takes on this GPU, known before any context
-    /// is made.
+    /// A lower bound of the bytes that a CUDA context takes on this GPU. It is known before the
+    /// process makes a context.
     pub least_context: u64,
     /// The memory of the GPU according to CUDA, in bytes.
     pub capacity: u64,
@@ -110,7 +110,7 @@ impl Device {
         self.process
     }
 
-    /// Charges the bytes of `request` to the group as bytes that are in use at once.
+    /// Charges the bytes of `request` to the group, and counts them as in use from the start.
     #[inline]
     pub fn charge(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
@@ -119,7 +119,7 @@ impl Device {
         Ok(Charged::new(self, request.bytes, false))
     }
 
-    /// Charges the bytes of `request` ahead: they are not in use yet, and count as idle.
+    /// Charges the bytes of `request` in advance: they are not in use yet, and count as idle.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
@@ -173,8 +173,8 @@ impl Device {
         Refused
     }
 
-    /// Returns the pool that `cuMemAllocAsync` takes memory from on this device; `None` where that
-    /// pool is destroyed.
+    /// Returns the pool that `cuMemAllocAsync` takes memory from on this device; `None` if the
+    /// program has destroyed that pool.
     #[inline]
     pub fn current_pool(&self) -> Result<Option<&'static Pool>, Status> {
         self.current_pool.get(&self.process.pools, self.ordinal)

@@ -1,5 +1,5 @@
-//! The memory that the driver sets up in a context for the CUDA device runtime (device-side
-//! `printf`, `assert` and `malloc`), when the first code that uses it is loaded in the context.
+//! The memory of the CUDA device runtime (device-side `printf`, `assert` and `malloc`). The driver
+//! sets it up in a context when the first code that uses the runtime is loaded there.
 
 use std::sync::atomic::Ordering;
 
@@ -12,21 +12,21 @@ use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;
 
 /// Returns the bytes that a device `malloc` heap with the limit `bytes` takes at the first launch
-/// that needs the heap: the limit rounded up to blocks, and one block more (measured).
+/// that needs the heap: the limit rounded up to whole blocks, plus one block (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// The bytes that loading code takes for the device runtime, because the code's image says that it
-/// uses device `printf`, `assert` or `malloc`.
+/// The bytes that the driver takes for the device runtime when certain code is loaded. The image of
+/// this code says that it uses device `printf`, `assert` or `malloc`.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
     /// The total bytes that the context has taken for the device runtime once the code is loaded.
     level: u64,
     /// The further bytes that the context takes for the device runtime when the code is loaded.
     pub tables: u64,
-    /// The bytes that the context takes for the device `malloc` heap when the code is launched; 0
-    /// where these bytes are already charged.
+    /// The bytes that the context takes for the device `malloc` heap when the code is launched. 0
+    /// where they are charged already.
     pub heap: u64,
 }
 
@@ -55,8 +55,8 @@ impl Runtime {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Keeps the bytes of the device `malloc` heap charged for later, out of the bytes that `paid`
-    /// has charged.
+    /// Sets the bytes of the device `malloc` heap aside, out of the bytes that `paid` has charged.
+    /// They stay charged until the context takes the heap.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
@@ -76,9 +76,9 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // The driver's own memory does not grow where earlier code has already set up the device
-        // runtime, although the image of that code does not say so. The heap may already be taken
-        // too, so the bytes kept for it are uncharged.
+        // The driver's own memory has not grown. So earlier code has already set up the device
+        // runtime, although the image of that code does not say so. The context may have taken the
+        // heap already too, so the bytes set aside for the heap are uncharged.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

@@ -1,11 +1,11 @@
 //! The driver's own memory in this process ("the driver's part"): the memory for which no call of
 //! the process gives a size. It consists of contexts, code, streams and the driver's own buffers.
 //!
-//! The size of the driver's own memory is NVML's figure for this process less the memory for which
-//! calls gave a size (the named bytes). Calls that may increase the driver's own memory pay for an
-//! estimate in advance ([`Prepaid`]), and afterwards the account measures it
-//! ([`Device::measure`](super::device::Device::measure)). Between such calls the [`RESERVE`] stays
-//! charged beyond the last measured size.
+//! The size of the driver's own memory is NVML's figure for this process minus the *named* bytes.
+//! These are the bytes for which calls gave a size. A call that may increase the driver's own
+//! memory pays for an estimate of the increase in advance ([`Prepaid`]). After the call, the
+//! account measures the driver's own memory ([`Device::measure`](super::device::Device::measure)).
+//! Between such calls the [`RESERVE`] stays charged beyond the last measured size.
 //!
 //! The blocks that small arrays share are measured together with the driver's own memory and
 //! published as arrays ([`Packed`]).
@@ -35,9 +35,9 @@ struct State {
     prepaid: u64,
     /// The number of calls under way for which bytes are being charged.
     paying: u32,
-    /// Bytes of `held` that stay charged for memory that contexts will take later.
+    /// Bytes of `held` that are set aside for memory which contexts will take later.
     reserved: u64,
-    /// Whether the driver lists this process, which means that the process has a context.
+    /// Whether the process has a context, so that the driver lists the process.
     alive: bool,
     /// The sizes that were assumed for the contexts made since the last measurement.
     assumed: Vec<u64>,
@@ -53,8 +53,8 @@ impl State {
         self.used - self.uncounted
     }
 
-    /// Returns the bytes that have to be charged for the driver's own memory, including bytes
-    /// promised to calls and kept for contexts.
+    /// Returns the bytes that have to be charged for the driver's own memory. The bytes promised to
+    /// calls and the bytes kept for contexts are included.
     fn needed(&self) -> u64 {
         self.counted() + self.prepaid + self.reserved
     }
@@ -81,7 +81,7 @@ impl State {
         self.idle().saturating_sub(self.wanted())
     }
 
-    /// Returns how many bytes of [`RESERVE`] are not charged or are in use.
+    /// Returns how many bytes of [`RESERVE`] are missing, because they are in use or not charged.
     fn short(&self) -> u64 {
         self.wanted().saturating_sub(self.idle())
     }
@@ -99,14 +99,14 @@ impl State {
         self.prepaid = self.prepaid.saturating_sub(bytes);
     }
 
-    /// Promises `bytes` of those that are kept for later needs of contexts to a call.
+    /// Promises to a call `bytes` of those that are kept for later needs of contexts.
     fn offer(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_sub(bytes);
         self.prepaid += bytes;
     }
 
-    /// Ends a call to which `bytes` kept for contexts were offered and which has used `taken` of
-    /// them. The remaining bytes are kept for contexts again.
+    /// Ends a call that was offered `bytes` of those kept for contexts. The call has used `taken`
+    /// of them, and the remaining bytes are kept for contexts again.
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
@@ -122,8 +122,8 @@ impl State {
         }
     }
 
-    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
-    /// advance as [`RESERVE`].
+    /// The driver's own memory has grown by `bytes`. Returns how many of these bytes were charged
+    /// in advance as [`RESERVE`].
     fn out_of_reserve(&self, bytes: u64) -> u64 {
         (self.counted() + self.reserved + RESERVE)
             .saturating_sub(self.held)
@@ -135,18 +135,18 @@ impl State {
 #[derive(Default)]
 pub struct DriverPart {
     state: Mutex<State>,
-    /// Notified when a call to which bytes were promised, or for which bytes were being charged,
-    /// has ended.
+    /// Notified when a call ends that bytes were promised to or that bytes were being charged for.
     settled: Condvar,
 }
 
-/// NVML's figure for this process, and the bytes of that figure for which calls gave a size.
+/// NVML's figure for this process, and the named bytes: the part of that figure for which calls
+/// gave a size.
 #[derive(Clone, Copy, Debug)]
 pub struct Total {
     pub figure: u64,
     pub named: u64,
     /// Whether the driver's own memory may be larger than `figure - named`: a thread is destroying
-    /// a context, so some of the named memory may already be freed.
+    /// a context, and some of the named memory may be freed already.
     pub at_least: bool,
 }
 
@@ -164,16 +164,17 @@ pub struct Measured {
     pub used: u64,
     /// Bytes that were charged above the limit, because the group had no room for them.
     pub overrun: u64,
-    /// Another thread is destroying a context, so memory that was taken or freed meanwhile may be
-    /// missing from this result.
+    /// Whether another thread was destroying a context. If so, this result may lack memory that was
+    /// taken or freed meanwhile.
     pub at_least: bool,
 }
 
 impl DriverPart {
-    /// Waits, no longer than `until`, for another thread's call that has paid ahead or is about to
-    /// pay: that call may not need its whole estimate, or may load what this call wanted to load.
-    /// Returns false when no such call is under way, or at the end of the time. The caller must
-    /// have no bytes promised to itself, because two such callers would wait for each other.
+    /// Waits for a call of another thread that has paid in advance or is about to pay, but not
+    /// longer than until `until`. When that call ends, it may leave bytes of its estimate unused,
+    /// or may have loaded what this call wanted to load. Returns false when no such call is under
+    /// way, or when the time is over. The caller must have no bytes promised to itself, because two
+    /// such callers would wait for each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
@@ -185,8 +186,8 @@ impl DriverPart {
         self.state.lock().used
     }
 
-    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
-    /// advance as [`RESERVE`].
+    /// The driver's own memory has grown by `bytes`. Returns how many of these bytes were charged
+    /// in advance as [`RESERVE`].
     pub fn out_of_reserve(&self, bytes: u64) -> u64 {
         self.state.lock().out_of_reserve(bytes)
     }
@@ -217,7 +218,8 @@ impl DriverPart {
         book.set_packed(state.packed.bytes());
     }
 
-    /// Removes the assumed size of a destroyed context, where NVML gives no figure.
+    /// Where NVML gives no figure, removes the size that was assumed for a context, because the
+    /// context is destroyed.
     pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
@@ -259,9 +261,9 @@ impl DriverPart {
         number: u64,
         total: Total,
     ) -> Measured {
-        // A measurement with a higher number began later. If such a measurement has already been
-        // recorded, it has seen every change that this older measurement has seen, so the older
-        // result is dropped.
+        // A measurement with a higher number began later. If such a later measurement is recorded
+        // already, it has seen every change that this older measurement has seen. So the result of
+        // the older one is dropped.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));
@@ -291,8 +293,9 @@ impl DriverPart {
         state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
         book.set_driver(before, used);
-        // Bytes that came into use are no longer idle. This also covers the missing bytes, which
-        // are charged at the end of this function and added to the idle bytes then.
+        // Bytes that came into use are no longer idle. The missing bytes are subtracted from the
+        // idle bytes here too, although they are charged, and added to the idle bytes, only at the
+        // end of this function.
         book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {

@@ -4,31 +4,33 @@
 //! MiB. That pool shrinks only when it is trimmed and when the device's last context is destroyed
 //! (measured). Adding nodes to a graph and instantiating it take no memory. A launch cannot be
 //! undone, and a launch that finds too little memory keeps what it has taken. So the largest
-//! possible growth of the pool, which the graph's nodes tell ([`nodes`]), is charged before the
-//! launch, and the pool's reserved bytes are read after it.
+//! possible growth of the pool is charged before the launch; the graph's nodes tell this growth
+//! ([`nodes`]). The pool's reserved bytes are read after the launch.
 //!
-//! **Graphs that have their memory.** In a full group no bytes can be charged ahead, but a graph
-//! that has been launched before must still run. NVIDIA's programming guide says when a launch may
-//! need new memory: the driver retains a graph's mappings between launches, and remaps the graph's
-//! memory where the graph is launched in another stream, where the pool was trimmed, and where an
-//! allocation that another graph has left unfreed lies in the same memory. Graphs in one stream
-//! share memory because they cannot run at the same time. A graph that may run beside other graphs
-//! needs memory of its own, and may get the memory of a graph in an idle stream. So a launch takes
-//! no new memory if three conditions have held since the graph's last launch or upload: all
-//! launches of graphs with memory nodes were in the same stream, no other graph has left memory
-//! allocated, and the pool was not trimmed.
+//! **Graphs that have their memory.** In a full group no bytes can be charged in advance. But a
+//! graph that has been launched before must still run there. NVIDIA's programming guide says when a
+//! launch may need new memory. The driver keeps a graph's mappings between launches, and remaps the
+//! graph's memory in three cases: the graph is launched in another stream, the pool was trimmed, or
+//! an allocation that another graph has not freed lies in the same memory. Graphs in one stream
+//! share memory because they cannot run at the same time. A graph that may run at the same time as
+//! other graphs needs memory of its own. The driver may give it the memory of a graph in an idle
+//! stream. So a launch takes no new memory if three conditions have held since the graph's last
+//! launch or upload: all launches of graphs with memory nodes were in the same stream, no other
+//! graph has left memory allocated, and the pool was not trimmed.
 //!
 //! An *epoch* is a period in which these three conditions hold for one stream. Three events begin a
-//! new epoch: a launch in another stream, a launch of a graph that leaves memory allocated (after
-//! which only that graph is sure of its memory), and a trim of the pool. A graph that got its
-//! memory in the present epoch is *backed*, and its launch is not charged. Where a launch of one
-//! thread begins an epoch while a backed launch of another thread is under way, the launch that
-//! begins the epoch pays for both. A trim cannot take away the charge of a backed launch that is
-//! under way: the bytes that were reserved when that launch began stay charged until it is over.
+//! new epoch: a launch in another stream, a launch of a graph that leaves memory allocated, and a
+//! trim of the pool. After a launch that leaves memory allocated, only the launched graph is sure
+//! of its memory. A graph that got its memory in the present epoch is *backed*, and its launch is
+//! not charged. A launch of one thread may begin an epoch while a backed launch of another thread
+//! is under way. The launch that begins the epoch then pays for both. A trim does not lower the
+//! charge of a backed launch that is under way: the bytes that were reserved when that launch began
+//! stay charged until it is over.
 //!
 //! A launch that is not backed is charged like the graph's first launch. In a full group the pool
-//! is trimmed for this charge, which frees the memory that the graph itself had before. If work in
-//! the graph's own stream still uses the memory, the launch waits for that work.
+//! is trimmed to make room for this charge. The trim also frees the memory that the graph itself
+//! had before. If work in the graph's own stream still uses that memory, the launch waits for the
+//! work.
 
 pub mod bodies;
 pub mod execs;
@@ -63,9 +65,9 @@ pub struct GraphMemory {
 }
 
 impl GraphMemory {
-    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph. `keeps`: the
-    /// graph leaves memory allocated after the launch. [`GraphMemory::pay`] charges the bytes for
-    /// the launch, and [`UnderWay::settle`] ends it.
+    /// Begins a launch of a graph in `stream`, which is `None` when the stream is unknown. `keeps`:
+    /// the graph leaves memory allocated after the launch. [`GraphMemory::pay`] charges the bytes
+    /// for the launch, and [`UnderWay::settle`] ends it.
     pub fn begin<'a>(
         &'a self,
         book: &'a Book,
@@ -81,9 +83,9 @@ impl GraphMemory {
         }
     }
 
-    /// Pays for the bytes that `launch` may take: first out of the idle bytes of graph memory, and
-    /// `charge` charges the rest ahead. Before paying, waits no longer than `until` for launches of
-    /// other threads to which idle bytes are promised.
+    /// Pays for the bytes that `launch` may take: idle bytes of graph memory pay first, and
+    /// `charge` charges the rest in advance. Idle bytes may be promised to launches of other
+    /// threads. So first waits for these launches, but not longer than until `until`.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -107,8 +109,8 @@ impl GraphMemory {
     }
 
     /// Trims the device's graph memory and then pays for `launch` like [`GraphMemory::pay`], but
-    /// without waiting. The bytes that the driver frees in the trim are promised to the launch
-    /// before any bytes are charged.
+    /// without waiting. First promises to the launch the bytes that the trim has freed, and then
+    /// charges the rest.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -160,8 +162,8 @@ impl GraphMemory {
         }
     }
 
-    /// Returns the event for which a launch may wait after the group has refused its bytes.
-    /// `waited`: the launch has already waited for the work of its own stream.
+    /// The group has refused the bytes of a launch. Returns the event for which the launch may
+    /// wait. `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
     }
@@ -212,13 +214,13 @@ impl GraphMemory {
 
     fn look(&self, book: &Book, state: &mut State) {
         // The reserved bytes are read under the lock, so that the readings of several threads are
-        // recorded in order. During this call the driver takes no lock that a callback of gpulimit
-        // could hold.
+        // recorded in order. This cannot deadlock: the driver's function takes no lock that is held
+        // during a callback of gpulimit.
         let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();
-        // In a context with a sticky error the call fails; the graph memory stays reserved until
-        // the context is destroyed.
+        // The call fails in a context with a sticky error. The graph memory then stays reserved
+        // until the context is destroyed.
         let reserved = relaxed(|| answer(ask)).unwrap_or(before);
         if reserved == before {
             return;

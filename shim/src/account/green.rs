@@ -1,5 +1,5 @@
 //! Green contexts, which are parts of a device's primary context. Memory that is allocated in a
-//! green context belongs to the primary context, and stays allocated when the green context is
+//! green context belongs to the primary context. It stays allocated when the green context is
 //! destroyed (measured, H100, 580.159.04).
 
 use parking_lot::RwLock;
@@ -11,8 +11,7 @@ use crate::account::maps::Map;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Green {
     pub device: Ordinal,
-    /// The `CUcontext` handle that stands for the green context where a function expects a
-    /// `CUcontext`.
+    /// The `CUcontext` handle of the green context, for functions that expect a `CUcontext`.
     pub context: Context,
     /// The primary context that the green context is part of.
     pub primary: Context,

@@ -1,15 +1,15 @@
 //! The handles that the driver has handed out to this process and that are not destroyed yet.
 //!
-//! Some functions of the driver crash when they get the handle of a destroyed object (measured:
-//! `cuMemPoolGetAttribute`). So gpulimit passes a handle from the program to further driver
-//! functions only if the handle is in this table. An unknown handle may still be valid, when the
-//! object was made in a way that no hook sees. A call with an unknown handle pays in advance for as
-//! much memory as it can take, and gpulimit asks the driver about the handle after the driver has
-//! accepted the call.
+//! Some functions of the driver crash when they get the handle of a destroyed object. For instance,
+//! `cuMemPoolGetAttribute` does so (measured). So gpulimit passes a handle from the program to
+//! further driver functions only if the handle is in this table. A handle that is not in the table
+//! may still be valid, because the program may have made the object in a way that no hook sees. A
+//! call with such a handle pays in advance for as much memory as the call can take. gpulimit asks
+//! the driver about the handle only after the driver has accepted the call.
 //!
 //! The table holds streams, code, graphs and executable graphs. Contexts, pools, blocks of device
-//! memory and green contexts have tables of their own. gpulimit never passes other kinds of handles
-//! (events, arrays, nodes, physical memory) to further functions.
+//! memory and green contexts have tables of their own. Other kinds of handles (events, arrays,
+//! nodes, physical memory) need no table, because gpulimit never passes them to further functions.
 
 use parking_lot::RwLock;
 
@@ -75,8 +75,8 @@ impl Handles {
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Removes all handles that the program got from a module or library, and code of unknown
-    /// origin. Call before the driver is asked to unload that module or library.
+    /// Removes all handles that the program got from a module or library. Removes all code of
+    /// unknown origin too. Call before the driver is asked to unload that module or library.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
         let modules: Vec<usize> = known
@@ -92,7 +92,7 @@ impl Handles {
         known.extract_if(goes).collect()
     }
 
-    /// Puts back handles that were removed for a call which the driver has then refused.
+    /// Puts back handles that were removed before a call, because the driver has refused the call.
     pub fn restore(&self, taken: Taken) {
         self.0.write().extend(taken);
     }

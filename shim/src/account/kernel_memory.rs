@@ -1,17 +1,19 @@
 //! The device memory that a CUDA context sets aside for its kernels: local memory for every thread
 //! that the GPU can hold, the heap of device `malloc`, and the tables of the device runtime. The
-//! limits of the context (`cuCtxSetLimit`) and the needs of its kernels tell the size of this
-//! memory before the driver takes it.
+//! size of this memory is known before the driver takes it: it follows from the limits of the
+//! context (`cuCtxSetLimit`) and from the needs of the kernels.
 //!
-//! Measured (H100, 580.159.04): the local memory of a context is a multiple of 16 bytes per thread,
-//! times the threads that the GPU can hold, rounded *down* to whole blocks. The driver takes it
-//! when the program sets the stack limit, or at the first launch of a kernel that needs more local
-//! memory, which raises the limit. Lowering the limit frees it. A launch for whose local memory the
-//! GPU has no room frees the context's present local memory. Code that uses device `printf`,
-//! `assert` or `malloc` takes 62, 90 or 138 MiB when the first such code is loaded, whatever the
-//! limits are; each of these sizes includes the one before it. The heap of device `malloc` is taken
-//! in full at the first launch of a kernel that uses `malloc`; its bytes are charged ahead when the
-//! program sets the heap limit, or when such code is loaded.
+//! Measured (H100, 580.159.04): each thread's local memory is a multiple of 16 bytes. The local
+//! memory of a context is this size times the number of threads that the GPU can hold, rounded
+//! *down* to whole blocks. The driver takes local memory when the program sets the stack limit. It
+//! also takes local memory at the first launch of a kernel that needs more than the context has,
+//! and raises the limit then. Lowering the limit frees local memory. If the GPU has no room for the
+//! local memory of a launch, the launch fails and frees the context's present local memory.
+//! Whatever the limits are, the first loaded code that uses device `printf` takes 62 MiB. For
+//! `assert` this is 90 MiB, and for `malloc` 138 MiB. Each of these sizes includes the smaller
+//! ones. The heap of device `malloc` is taken in full at the first launch of a kernel that uses
+//! `malloc`. The bytes of the heap are charged in advance: when the program sets the heap limit, or
+//! when code that uses `malloc` is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,16 +31,16 @@ use crate::image::Needs;
 
 /// The local memory per thread that every context has from the start, in bytes.
 const START: u64 = 1024;
-/// The local memory per thread is a multiple of this many bytes.
+/// The local memory per thread is always a multiple of this number of bytes.
 const GRAIN: u64 = 16;
 
-/// Bytes that the first code in a context that uses device `malloc` takes beyond 1 MiB for each
-/// multiprocessor. The total is 138 MiB on an H100 (measured); which part of it depends on the
-/// number of multiprocessors is not known.
+/// The first code in a context that uses device `malloc` takes 1 MiB for each multiprocessor and
+/// this many bytes more. The total is 138 MiB on an H100 (measured). Which part of the total
+/// depends on the number of multiprocessors is not known.
 const TABLES: u64 = 6 << 20;
 
-/// Bytes that the first code in a context that uses device `assert` takes, and (`PRINTF`) the first
-/// code that uses device `printf`.
+/// Bytes that the first code in a context takes for a function of the device runtime: `ASSERT` if
+/// it uses device `assert`, and `PRINTF` if it uses device `printf`.
 const ASSERT: u64 = 90 << 20;
 const PRINTF: u64 = 62 << 20;
 
@@ -52,15 +54,15 @@ pub struct KernelMemory {
 
 /// The memory that one context sets aside for kernels.
 pub struct ContextMemory {
-    /// Held exclusively during a call that may change this memory, and shared during launches of
-    /// kernels that need more local memory than a context has from the start.
+    /// A call that may change this memory holds the lock exclusively. A launch of a kernel that
+    /// needs more local memory than a context has from the start holds it shared.
     pub alone: RwLock<()>,
-    /// The stack limit in bytes: the local memory that every thread has, or gets when the driver
-    /// next enlarges the local memory.
+    /// The stack limit: the bytes of local memory that every thread has, or will have after the
+    /// driver has next enlarged the local memory.
     per_thread: AtomicU64,
     /// Bytes of device memory behind `per_thread`; 0 after the driver has freed the local memory.
     backing: AtomicU64,
-    /// Bytes that are charged ahead for the heap of device `malloc`.
+    /// Bytes that are charged in advance for the heap of device `malloc`.
     pub heap: AtomicU64,
     /// Bytes that loaded code has taken for the device runtime.
     pub runtime: AtomicU64,
@@ -88,8 +90,8 @@ impl KernelMemory {
         self.backing(START)
     }
 
-    /// Returns the total bytes that a context has taken for the device runtime once code with these
-    /// needs is loaded.
+    /// Returns the total bytes for the device runtime that a context has taken after code with
+    /// these needs was loaded.
     pub fn runtime(&self, needs: Needs) -> u64 {
         let malloc = round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK);
         [
@@ -102,20 +104,21 @@ impl KernelMemory {
         .unwrap_or(0)
     }
 
-    /// Returns whether kernels that need `per_thread` bytes use more local memory than every
-    /// context has from the start. The program may lower a context's local memory above that size
-    /// again.
+    /// Returns whether `per_thread` bytes of local memory per thread are more than every context
+    /// has from the start. Local memory above that start size does not always stay, because the
+    /// program may lower it again.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }
 
-    /// Returns the bytes of device memory that `per_thread` bytes of local memory per thread take.
+    /// Every thread has `per_thread` bytes of local memory. Returns the bytes of device memory that
+    /// this local memory takes in total.
     pub fn backing(&self, per_thread: u64) -> u64 {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
     }
 
-    /// Returns the kernel memory of a context of this device. An unknown context is recorded with
-    /// the memory of a new context.
+    /// Returns the kernel memory of a context of this device. If the context is unknown, records it
+    /// with the kernel memory that a new context has.
     pub fn context(&self, context: Context) -> Arc<ContextMemory> {
         if let Some(known) = self.contexts.read().get(&context) {
             return Arc::clone(known);
@@ -132,8 +135,8 @@ impl KernelMemory {
         }))
     }
 
-    /// Removes the record of a destroyed context. Returns the bytes that were charged ahead for its
-    /// heap.
+    /// Removes the record of a destroyed context. Returns the bytes that were charged in advance
+    /// for the heap of that context.
     pub fn forget(&self, context: Context) -> u64 {
         let Some(gone) = self.contexts.write().remove(&context) else {
             return 0;
@@ -143,8 +146,8 @@ impl KernelMemory {
         gone.heap.swap(0, Ordering::AcqRel)
     }
 
-    /// Returns the bytes by which the local memory of `context` grows at the launch of a kernel
-    /// that needs `per_thread` bytes of it.
+    /// A kernel needs `per_thread` bytes of local memory per thread. Returns the bytes by which the
+    /// local memory of `context` grows when this kernel is launched.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
         self.backing(per_thread.max(context.per_thread()))
             .saturating_sub(context.backing())
@@ -171,12 +174,12 @@ impl ContextMemory {
         self.backing.load(Ordering::Acquire)
     }
 
-    /// Returns whether the driver has freed the context's local memory during a failed call that
-    /// was to enlarge it. During that call the driver's own memory went from `before` to `after`
-    /// bytes.
+    /// A call that was to enlarge the context's local memory has failed. During the call, the
+    /// driver's own memory changed from `before` to `after` bytes. Returns whether the driver has
+    /// freed the context's local memory in the call.
     pub fn is_dropped(&self, before: u64, after: u64) -> bool {
-        // A decrease by half of the local memory is taken as evidence, because other threads take
-        // and free memory meanwhile too.
+        // Other threads take and free memory during the call too. So a decrease by half of the
+        // local memory is taken as evidence enough.
         let backing = self.backing();
         let dropped = backing > 0 && before.saturating_sub(after) >= backing / 2;
         if dropped {

@@ -1,9 +1,9 @@
 //! The kernels and graphs that this process has launched before.
 //!
-//! The driver loads code lazily: the first launch of a kernel may take memory (92 MiB for the very
-//! first launch of PyTorch), later launches take none. So the hook of every launch looks up the
-//! launched function, first in a table of recently launched functions and then in the set of all of
-//! them.
+//! The driver loads code lazily. So the first launch of a kernel may take memory (92 MiB for the
+//! very first launch of PyTorch), and later launches take none. To know which launches are first
+//! ones, the hook looks up the launched function: first in a table of recently launched functions,
+//! then in the set of all launched functions.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,8 +12,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::abi::{Context, Opaque};
 use crate::account::maps::{Map, Set};
 
-/// The bit that, set in a kernel's handle, makes the number that stands for "this kernel needs no
-/// local memory". Handles are aligned, so the bit is 0 in every handle.
+/// A kernel's handle with this bit set is a number that stands for "this kernel needs no local
+/// memory". Handles are aligned, so the bit is 0 in every handle.
 const NEEDS_NONE: Opaque = 2;
 
 /// Returns the number that stands for "the code of this handle is loaded". The handle itself stands
@@ -28,12 +28,13 @@ const PLACES: usize = 4096;
 
 /// The functions that were launched recently, each at the index that its handle hashes to. The
 /// exported launch functions read this table without calling a handler (`hook::pass`). Threads
-/// write it only under the lock of [`Launched::functions`], so that no thread enters a function
-/// that another thread has just removed.
+/// write the table only under the lock of [`Launched::functions`], so that no thread writes a
+/// function into the table that another thread has just removed.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
-/// The hash that gives a handle's index in [`RECENT`]: the handle XOR itself shifted right by
-/// `FOLD`, times `SPREAD`, shifted right by `DOWN`.
+/// The constants of the hash that gives a handle's index in [`RECENT`]. The hash shifts the handle
+/// right by `FOLD`, XORs the result with the handle, multiplies by `SPREAD`, and shifts right by
+/// `DOWN`.
 pub const FOLD: u32 = 3;
 pub const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 pub const DOWN: u32 = usize::BITS - PLACES.trailing_zeros();
@@ -44,15 +45,15 @@ fn place(function: Opaque) -> Option<&'static AtomicUsize> {
 }
 
 /// Returns whether `function` is in the table of recently launched functions. For nearly every
-/// launch this is the only look-up.
+/// launch no other look-up is needed.
 #[inline]
 pub fn is_recent(function: Opaque) -> bool {
     function != 0 && place(function).is_some_and(|at| at.load(Ordering::Relaxed) == function)
 }
 
 /// Returns whether the table of recently launched functions says that the code of `handle` is
-/// loaded in every context that needs it. For nearly every call that asks about a function this is
-/// the only look-up.
+/// loaded in every context that needs it. For nearly every call of the program that asks about a
+/// function, no other look-up is needed.
 #[inline]
 pub fn is_recently_loaded(handle: Opaque) -> bool {
     is_recent(loaded(handle))
@@ -86,18 +87,19 @@ struct Kernel {
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// The bytes of local memory per thread of the launched kernels and graphs that need more than
-    /// a new context has, by the context in which they were launched. The need is kept because the
-    /// context may have lost that local memory since the launch.
+    /// The bytes of local memory per thread that launched kernels and graphs need, by the context
+    /// in which they were launched. Only kernels and graphs that need more than a new context has
+    /// are listed. They are kept because the context may have lost that local memory since the
+    /// launch.
     large: RwLock<Map<(Opaque, Context), u64>>,
-    /// The bytes of local memory per thread that kernels need. Kernels that need none are in
-    /// `functions` instead, marked with [`NEEDS_NONE`].
+    /// The bytes of local memory per thread that kernels need. Kernels that need no local memory
+    /// are in `functions` instead, with the mark [`NEEDS_NONE`].
     needs: RwLock<Map<Opaque, u64>>,
     /// Whether this process has launched any kernel. Functions whose code is only known to be
     /// loaded do not count.
     begun: AtomicBool,
-    /// Held during a launch on several devices, which may have to wait for other launches in the
-    /// context of each device.
+    /// Held during a launch on several devices. Such a launch may have to wait, in the context of
+    /// each device, for other launches.
     pub on_many: Mutex<()>,
 }
 
@@ -222,8 +224,8 @@ impl Launched {
         }
     }
 
-    /// Forgets which `CUkernel`s count as launched or loaded, and their needs. Called when a
-    /// context is made, because none of them has been launched or loaded in the new context.
+    /// Forgets which `CUkernel`s count as launched or loaded, and forgets their needs. Called when
+    /// a context is made, because no `CUkernel` has been launched or loaded in the new context.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
         let is_kernel = |handle: &Opaque| {
@@ -258,8 +260,8 @@ impl Launched {
         }
     }
 
-    /// Forgets all launches and needs, but not which handles are `CUkernel`s. The driver may hand
-    /// out the known handles again for other functions, whose needs differ.
+    /// Forgets all launches and needs, because the driver may hand out the same handles again for
+    /// other functions with other needs. Remembers which handles are `CUkernel`s.
     pub fn forget(&self) {
         for kernel in self.kernels.write().values_mut() {
             kernel.contexts.clear();
@@ -272,8 +274,8 @@ impl Launched {
         forget_all();
     }
 
-    /// Forgets the `CUkernel`s of a library or module that was unloaded, and those of an unknown
-    /// library, which may have been the same library.
+    /// Forgets the `CUkernel`s of a library or module that was unloaded. Forgets the `CUkernel`s of
+    /// unknown libraries too, because they may belong to the unloaded one.
     pub fn forget_library(&self, library: Opaque) {
         self.kernels
             .write()

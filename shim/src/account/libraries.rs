@@ -1,9 +1,9 @@
 //! The libraries (`CUlibrary`) whose image says that they take much memory besides their code, and
 //! the contexts in which they are loaded.
 //!
-//! The driver loads a library lazily, once for each context that first needs something of the
-//! library, and cannot unload the library from a single context. So every call that may load a
-//! library charges ahead for the memory that the library will take.
+//! The driver loads a library lazily: into each context when that context first needs something of
+//! the library. It cannot unload the library from a single context. So every call that may load a
+//! library charges in advance for the memory that the library will take.
 
 use parking_lot::RwLock;
 
@@ -39,9 +39,9 @@ impl Libraries {
         self.0.read().is_empty()
     }
 
-    /// Returns the needs of a library that is not loaded in `context` yet: the memory that loading
-    /// it will take. For an unknown library (`None`), returns the most that any open library would
-    /// need.
+    /// Returns the needs of a library: the memory that the driver will take to load the library
+    /// into `context`, if it is not loaded there yet. For an unknown library (`None`), returns the
+    /// most that any open library would need.
     pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {

@@ -23,7 +23,7 @@ pub fn limited() -> bool {
 }
 
 /// Returns whether an earlier call of [`limited`] has found that this process is not to be limited.
-/// Costs one load.
+/// Only reads one word of memory.
 #[inline]
 pub fn unlimited() -> bool {
     ASKED.load(Ordering::Relaxed) == UNLIMITED

@@ -19,18 +19,20 @@
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have
-//! other processes killed**: another thread that is about to free memory may need the lock. A call
-//! first tries to pay under the lock without insisting. If that fails, the call releases the lock,
-//! waits with no bytes promised to it, and then starts again (`handler::payment`). A request that
-//! does not insist still asks other members to give back memory that they hold unused (for 100 ms
-//! at most), and waits until the memory of dead members is freed.
+//! other processes killed.** The reason is that another thread that is about to free memory may
+//! need the lock. A call first tries to pay while it holds the lock, with a request that does not
+//! *insist*: this request neither waits for room nor has processes killed. If the request is
+//! refused, the call releases the lock, waits with no bytes promised to it, and then starts again
+//! (`handler::payment`). A request that does not insist still asks other members for 100 ms at most
+//! to give back memory that they hold unused. It also waits until the memory of dead members is
+//! freed.
 //!
-//! The lock `Kept::groups` of the crate `group` is taken during a charge, after every lock of this
-//! table; directories are read while it is held.
+//! The crate `group` takes its lock `Kept::groups` during a charge. This lock comes after every
+//! lock of this table. Directories are read while a thread holds it.
 //!
-//! Builds with debug assertions check the order of the locks from the top of the table down to
-//! `alone` whenever a thread takes one of them, and check that the thread holds none of them
-//! whenever a request is about to wait.
+//! Builds with debug assertions check the locks from the top of the table down to `alone`. Whenever
+//! a thread takes one of these locks, they check the order. Whenever a request is about to wait,
+//! they check that its thread holds none of these locks.
 
 use std::ops::Deref;
 

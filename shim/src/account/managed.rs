@@ -1,5 +1,5 @@
-//! Managed memory (`cuMemAllocManaged`). It is charged in full at allocation, because NVML shows it
-//! in the figure of no process and the device may come to hold all of it.
+//! Managed memory (`cuMemAllocManaged`). It is charged in full when the program allocates it: NVML
+//! does not include it in the figure of any process, and all of it may later lie in device memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -8,8 +8,8 @@ pub type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
 /// A hash set that hashes with [`Mix`].
 pub type Set<K> = HashSet<K, BuildHasherDefault<Mix>>;
 
-/// A hasher that multiplies by a constant. It suits dense keys that the driver chooses, and not
-/// keys that an attacker can choose.
+/// A hasher that multiplies by a constant. It suits the dense keys that the driver chooses. It does
+/// not suit keys that an attacker can choose.
 #[derive(Default)]
 pub struct Mix(u64);
 

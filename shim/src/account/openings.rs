@@ -1,9 +1,10 @@
 //! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
 //!
 //! NVML attributes such memory to its owner for as long as the owner has it. When the owner has
-//! freed the memory or has ended, NVML attributes it to the process that has it open (measured,
-//! H100, 580.159.04). No CUDA call tells that process so. The memory is recognised when NVML's
-//! figure for the process has grown by at least its size ([`Openings::take_over`]).
+//! freed the memory or has ended, NVML attributes the memory to the process that still has it open
+//! (measured, H100, 580.159.04). No CUDA call tells the process about this change. The account
+//! notices it when NVML's figure for the process has grown by at least the size of the memory
+//! ([`Openings::take_over`]).
 
 use gpulimit_base::order;
 use parking_lot::Mutex;
@@ -31,8 +32,8 @@ pub struct Openings {
 }
 
 impl Openings {
-    /// Counts one more opening of memory that is open already. Returns false when the memory at
-    /// `address` is not known to be open.
+    /// Counts one more opening of the memory at `address`, which should be open already. Returns
+    /// false when it is not known to be open.
     pub fn again(&self, address: DevicePtr) -> bool {
         match self.open.lock().get_mut(&address) {
             Some(known) => {
@@ -43,8 +44,8 @@ impl Openings {
         }
     }
 
-    /// Records an opening of memory, also one whose close has failed. Returns true when the memory
-    /// was not recorded as open before.
+    /// Records that the program has opened memory, or that a close of the memory has failed.
+    /// Returns true when the memory was not recorded as open before.
     pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
         let mut open = self.open.lock();
         match open.get_mut(&address) {
@@ -71,10 +72,10 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// Takes over memory of other processes, the largest first, when NVML's figure for this process
-    /// has grown by `grown` bytes: memory whose size fits into these bytes counts as attributed to
-    /// this process from now on. Calls `charge` with the bytes of each memory, and returns their
-    /// total.
+    /// NVML's figure for this process has grown by `grown` bytes. Takes over memory of other
+    /// processes whose sizes together fit into these bytes, the largest first: this memory counts
+    /// as attributed to this process from now on. Calls `charge` with the size of each memory that
+    /// it takes over, and returns the total of these sizes.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;

@@ -1,9 +1,11 @@
 //! The 2 MiB blocks that small arrays share, recorded for each context.
 //!
-//! Neither the driver's call nor the array's handle tells in which block a small array lies, unlike
-//! the address of a linear allocation. So these blocks are measured as part of the driver's own
-//! memory, and this file records how much of that memory belongs to small arrays: its growth and
-//! shrinkage during calls that make or destroy arrays, within the bounds that the live arrays set.
+//! The address of a linear allocation tells in which block it lies. A small array has no such
+//! address: neither the driver's call nor the array's handle tells its block. So these blocks are
+//! measured as part of the driver's own memory, and this file records how much of that memory
+//! belongs to small arrays. When the driver's own memory grows or shrinks during a call that makes
+//! or destroys an array, the change counts as memory of small arrays. The result is kept between
+//! the least and the most bytes that the live arrays can take.
 
 use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;
@@ -20,8 +22,8 @@ struct ContextArrays {
     most: u64,
     /// The total bytes of the blocks in which the small arrays lie.
     bytes: u64,
-    /// Whether several calls were under way at the last measurement, so that the freed block of one
-    /// call may have been counted for the array of another call.
+    /// Whether several calls were under way at the last measurement. If so, a block that one call
+    /// has freed may have been counted for the array of another call.
     doubt: bool,
 }
 
@@ -85,8 +87,9 @@ impl Packed {
         bytes
     }
 
-    /// Records a measurement, in which the driver's own memory went from `before` to `after` bytes:
-    /// assigns the part of this change that belongs to small arrays to their contexts.
+    /// Records a measurement by which the driver's own memory has changed from `before` to `after`
+    /// bytes. A part of this change belongs to small arrays. Distributes that part among the
+    /// contexts of the arrays.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
         for arrays in self.0.iter_mut().filter(|arrays| arrays.under_way > 0) {

@@ -1,26 +1,27 @@
 //! Memory pools for stream-ordered allocation (`cuMemAllocAsync`). The physical memory belongs to
 //! the pool, not to the allocation, so bytes are charged for pools.
 //!
-//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB and never by more
-//! than the request rounded up to a step (measured). They shrink inside synchronise calls, inside
-//! `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether an allocation
-//! makes the pool grow: that depends on how the pool's unused memory is fragmented and on which GPU
-//! work has ended. So the largest possible growth is always charged before the call, and the pool's
-//! reserved bytes are read after the call, unless the returned address shows that the pool has not
-//! grown ([`steps`]).
+//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB. They never grow by
+//! more than the requested bytes rounded up to a step (measured). They shrink inside synchronise
+//! calls, inside `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether
+//! an allocation makes the pool grow. That depends on the fragmentation of the pool's unused
+//! memory, and on which GPU work has ended. So the largest possible growth is always charged before
+//! the call. After the call, the pool's reserved bytes are read, unless the returned address shows
+//! that the pool has not grown ([`steps`]).
 //!
 //! A pool that has reserved memory has one step charged beyond that memory, its *headroom*. The
-//! headroom pays in advance for the next allocation, also when the group is full, so that memory
-//! which the pool has reserved can be reused in a full group. Growth that uses the headroom must
-//! charge a new headroom; otherwise the growth is undone and the allocation is refused.
+//! headroom pays for the next allocation in advance. So the program can reuse memory that the pool
+//! has reserved even when the group is full. If a pool grows into its headroom, a new headroom must
+//! be charged. Where that is not possible, the growth is undone and the allocation is refused.
 //!
-//! For a pool of managed memory, the driver reports reserved bytes in the same way, but the GPU
-//! keeps all memory that the pool has ever handed out, whatever is freed or trimmed, until the pool
-//! is destroyed and its last allocation is freed. The kept memory is exactly the steps of address
-//! space in which the pool's allocations ever lay (measured to the byte, H200, 580.159.04). So the
-//! charge of a managed pool never shrinks before the pool's end. In a full group, the bytes that a
-//! managed pool no longer reports as reserved pay for its next growth: most often the pool grows at
-//! the same addresses, and growth at other addresses is undone.
+//! For a pool of managed memory, the driver reports reserved bytes in the same way. But the GPU
+//! keeps all memory that such a pool has ever handed out, even memory that is freed or trimmed. It
+//! keeps this memory until the pool is destroyed and the pool's last allocation is freed. The kept
+//! memory is exactly the steps of address space in which the pool's allocations ever lay (measured
+//! to the byte, H200, 580.159.04). So the charge of a managed pool never shrinks before the pool's
+//! end. The pool may report fewer reserved bytes than are charged. In a full group, the difference
+//! pays for the pool's next growth. Most often the pool grows at the same addresses as before;
+//! growth at other addresses is undone.
 
 pub mod lent;
 pub mod promise;
@@ -50,13 +51,14 @@ use steps::Steps;
 /// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The longest time that a stream-ordered allocation waits before it is refused: for other threads'
-/// allocations that use bytes charged in advance for the pool, and for the GPU work in its stream.
+/// The longest time that a stream-ordered allocation waits before it is refused. It waits for
+/// allocations of other threads that use the bytes charged in advance for the pool, and for the GPU
+/// work in its own stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The number of successive allocations after which a pool's reserved bytes need not be read. If a
-/// driver makes a pool grow in a way that was never observed, this number bounds how long the
-/// growth stays unnoticed.
+/// The most successive allocations without reading the pool's reserved bytes. A driver might make a
+/// pool grow in a way that was never observed. This number bounds how long such growth stays
+/// unnoticed.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
@@ -96,20 +98,20 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Returns the charged bytes that are available for growth of a managed pool into memory that
-    /// the pool has had before.
+    /// A managed pool may grow into memory that it has had before. Returns the charged bytes that
+    /// can pay for such growth.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
     /// Returns the size of the pool's headroom: the bytes that must be charged beyond the pool's
-    /// reserved bytes, whether they are promised to a call under way or not.
+    /// reserved bytes. They may be promised to a call under way.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
 
-    /// Returns how many bytes of the pool's headroom (the step that should be charged beyond its
-    /// reserved bytes) are not charged.
+    /// The pool's headroom is the step that should be charged beyond its reserved bytes. Returns
+    /// how many bytes are missing from the charge until the whole headroom is charged.
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
@@ -124,23 +126,23 @@ impl State {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. For more
-    /// than one step this is necessary, because growth that has not been noticed may have used the
-    /// pool's headroom already.
+    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. This is
+    /// necessary for more than one step, because unnoticed growth of the pool may have used the
+    /// headroom already.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
     }
 
-    /// Returns whether calls under way use the part of the pool's headroom that could otherwise be
-    /// used for `bytes`.
+    /// Returns whether calls under way use so much of the pool's headroom that the rest does not
+    /// pay for `bytes`.
     fn is_lent(&self, bytes: u64) -> bool {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
-    /// Returns whether the address range of the latest allocation shows that the pool has no more
-    /// memory than when its reserved bytes were last read, so that its whole headroom of one step
-    /// is still charged.
+    /// `range` is the address range of the latest allocation. Returns whether this range shows that
+    /// the pool has not grown since its reserved bytes were last read. The whole headroom of one
+    /// step is then still charged.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -149,8 +151,8 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
-    /// Returns whether the pool's reserved bytes need not be read after a call for which `bytes`
-    /// were charged and which was given the address range `range`.
+    /// `bytes` were charged for a call, and the driver has given it the address range `range`.
+    /// Returns whether gpulimit can do without reading the pool's reserved bytes after this call.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -158,24 +160,24 @@ impl State {
         spared
     }
 
-    /// Returns, after the pool's reserved bytes were read, whether its whole headroom (one step
-    /// beyond them) is charged. If not, the pool has grown, and the caller must charge the growth
-    /// or undo it.
+    /// Call after the pool's reserved bytes were read. Returns whether the whole headroom, one step
+    /// beyond the reserved bytes, is charged. If not, the pool has grown, and the caller must
+    /// charge the growth or undo it.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
         whole
     }
 
-    /// Records a call under way that may make the pool grow by `bytes`, and to which `paid` of
-    /// these bytes are promised.
+    /// Records a call that begins and that may make the pool grow by `bytes`. `paid` of these bytes
+    /// are promised to the call.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
         self.large += u32::from(bytes > STEP);
     }
 
-    /// Promises `bytes` of the pool's charged but unused bytes to a call: all or none. Returns
-    /// false when the pool has too few such bytes.
+    /// Promises to a call `bytes` of the pool's charged but unused bytes, either all of them or
+    /// none. Returns false when the pool has too few such bytes.
     #[inline]
     fn prepay(&mut self, bytes: u64) -> bool {
         let enough = self.idle() >= bytes;
@@ -185,7 +187,8 @@ impl State {
         enough
     }
 
-    /// Adds bytes that were charged for a call under way, and promises them to it.
+    /// Adds `bytes`, which were charged for a call under way, to the charge of the pool and
+    /// promises them to that call.
     fn charge(&mut self, bytes: u64) {
         self.held += bytes;
         self.prepaid += bytes;
@@ -197,13 +200,13 @@ impl State {
     }
 }
 
-/// A memory pool. Its memory lies on a device and is charged to this process (`counted`), or it
-/// does not count.
+/// A memory pool. Only the memory of a pool with `counted` is charged to this process; that memory
+/// lies on the device `device`.
 pub struct Pool {
     handle: MemPool,
     pub device: Ordinal,
-    /// Whether the pool takes device memory that this process is charged for. Pools of host memory
-    /// and pools imported from other processes do not.
+    /// Whether the pool takes device memory that this process is charged for. False for pools of
+    /// host memory and for pools imported from other processes.
     pub counted: bool,
     /// Whether the pool hands out managed memory.
     pub managed: bool,
@@ -249,7 +252,8 @@ impl Pool {
     }
 
     /// Promises `bytes` of the pool's charged but unused bytes to a call that may make the pool
-    /// grow. Returns false when they are too few; the caller then uses [`Pool::pay`].
+    /// grow. Returns false when the pool has too few such bytes; the caller then uses
+    /// [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -257,8 +261,9 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for a growth of `bytes` out of memory that a managed pool has given back, because the
-    /// pool may grow into that memory again. Returns false when that memory is too little.
+    /// Pays for a growth of `bytes` with the charge for memory that a managed pool has given back.
+    /// The pool may grow into that memory again. Returns false when the charge for such memory is
+    /// too small.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -268,8 +273,8 @@ impl Pool {
         enough
     }
 
-    /// Returns whether the pool has grown by more bytes than were charged in advance since the last
-    /// call of this function.
+    /// Returns whether, since the last call of this function, the pool has grown by more bytes than
+    /// were charged in advance.
     pub fn has_overrun(&self) -> bool {
         std::mem::take(&mut self.state.lock().overrun)
     }
@@ -282,8 +287,8 @@ impl Pool {
     }
 
     /// Pays for a growth of `bytes` out of the pool's charged but unused bytes; `charge` charges
-    /// the missing bytes ahead. Before paying, waits no longer than `until` for calls of other
-    /// threads that use the pool's headroom.
+    /// the missing bytes in advance. Calls of other threads may use the pool's headroom. So first
+    /// waits for these calls, but not longer than until `until`.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -315,7 +320,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes over `bytes` that were charged ahead for a call before the call's pool was known.
+    /// Takes over `bytes` that were charged in advance for a call, before the pool of the call was
+    /// known.
     pub fn adopt(&self, bytes: u64) -> Promise<'_> {
         let mut state = self.state.lock();
         state.begin(0, bytes);
@@ -323,10 +329,10 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// Ends a call that has paid `bytes` ahead and was given the address range `range`, if any:
-    /// reads the pool's reserved bytes, unless the range shows that they are unchanged. Returns
-    /// true when the pool has its whole headroom. Otherwise the pool has grown, and the caller
-    /// charges or undoes the growth under a [`promise::Growth`].
+    /// Ends a call that has paid `bytes` in advance. `range` is the address range that the driver
+    /// has given to the call, if any. Reads the pool's reserved bytes, unless the range shows that
+    /// they are unchanged. Returns true when the pool has its whole headroom. Otherwise the pool
+    /// has grown, and the caller charges or undoes the growth under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
@@ -352,8 +358,9 @@ impl Pool {
         whole
     }
 
-    /// Charges with `charge` the pool's headroom again after growth has used it. If the group
-    /// refuses, trims the pool and tries again. Returns false when the headroom cannot be restored.
+    /// Growth of the pool has used its headroom. Charges a new headroom with `charge`. If the group
+    /// refuses the bytes, trims the pool and tries again. Returns false when no whole headroom can
+    /// be charged.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -381,8 +388,9 @@ impl Pool {
             return;
         }
         // The reserved bytes are read under the lock, so that the readings of several threads are
-        // recorded in order. During this call the driver takes no lock that a callback of gpulimit
-        // could hold. A pool about which the driver no longer answers counts as empty.
+        // recorded in order. This cannot deadlock: the driver's function takes no lock that is held
+        // during a callback of gpulimit. A pool about which the driver no longer answers counts as
+        // empty.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -404,8 +412,8 @@ impl Pool {
             book.remove(self.category(), before.saturating_sub(reserved));
             book.adjust_idle(before.wrapping_sub(reserved) as i64);
             book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            // Bytes that are promised to calls under way are charged already and are not charged
-            // again: the growth may belong to such a call.
+            // The growth may belong to a call under way. The bytes promised to such calls are
+            // charged already, so they are not charged again.
             let beyond = state.beyond();
             if beyond > 0 {
                 // The pool has grown by more bytes than were charged in advance. Only managed pools
@@ -424,9 +432,9 @@ impl Pool {
         }
     }
 
-    /// Records that the pool was destroyed: its memory no longer counts as the pool's. Returns the
-    /// bytes that stay charged as idle bytes until the caller has measured how much of the memory
-    /// the driver has not freed yet.
+    /// Records that the pool was destroyed: its memory no longer counts as the pool's. The driver
+    /// may not have freed all of this memory yet. Returns the bytes that stay charged, as idle
+    /// bytes, until the caller has measured how much memory is left.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
@@ -479,8 +487,8 @@ impl Pool {
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// The handles of destroyed pools. The driver may still return such a handle: when the program
-    /// asks for it, the driver makes a destroyed pool the current one (measured).
+    /// The handles of destroyed pools. The driver may still return such a handle, because a program
+    /// can make even a destroyed pool the current one (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
@@ -492,8 +500,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Returns the pool with this handle. An unknown pool is recorded with the device that
-    /// `describe` returns and with whether its memory counts for this process.
+    /// Returns the pool with this handle. For an unknown pool, `describe` returns its device and
+    /// whether its memory counts for this process; the pool is then recorded.
     pub fn known_or(
         &self,
         handle: MemPool,
@@ -626,8 +634,8 @@ impl Pools {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // Where another thread holds the pool's lock, this function does not compare the pool's
-            // charge: the other thread updates the charge itself.
+            // Where another thread holds the pool's lock, this function does not compare the charge
+            // before and after. That other thread updates the charge of the pool itself.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);
@@ -675,7 +683,7 @@ impl CurrentPool {
 }
 
 mod cache {
-    //! The record of a pool is leaked when it is made, so a pointer to the record stays valid.
+    //! The record of a pool is never freed, so a pointer to the record stays valid.
     #![allow(unsafe_code)]
 
     use super::{AtomicPtr, Ordering, Pool};
@@ -687,7 +695,7 @@ mod cache {
     }
 }
 
-/// Returns the largest growth of a pool that an allocation of `bytes` can cause.
+/// Returns the most bytes by which an allocation of `bytes` can make a pool grow.
 pub fn growth(bytes: u64) -> u64 {
     round_up(bytes, STEP)
 }

@@ -10,12 +10,12 @@ pub struct Request<'a> {
     /// Whether pools and graphs are trimmed for the request. Bytes that are charged and not used
     /// may be uncharged for every request.
     pub trims: bool,
-    /// The CUDA function that makes the request, where the request insists. An insisting request
-    /// waits or has processes killed, as the group's options say, and its refusal is counted and
-    /// reported with this name.
+    /// The name of the CUDA function that makes the request, if the request insists. An insisting
+    /// request waits or has processes killed, as the group's options say. If it is refused, the
+    /// refusal is counted and reported with this name.
     symbol: Option<&'static str>,
-    /// The bytes that the program asks for, where `bytes` are only the part of them that is not
-    /// charged yet.
+    /// All bytes that the program asks for, if `bytes` is only the part of them that is not charged
+    /// yet.
     of: Option<u64>,
     is_needed: Option<&'a dyn Fn() -> bool>,
 }
@@ -62,8 +62,9 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Lets the request wait only for as long as `is_needed` returns true, because another thread
-    /// may make the request needless. A needless request fails, and its refusal is not reported.
+    /// Lets the request wait only for as long as `is_needed` returns true: another thread may load
+    /// or pay for what the request is for. A request that is no longer needed fails, and its
+    /// refusal is not reported.
     pub fn as_long_as(self, is_needed: &'a dyn Fn() -> bool) -> Self {
         Request {
             is_needed: Some(is_needed),
@@ -71,8 +72,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns the CUDA function that makes the request and the bytes that the program asks for, if
-    /// a refusal of the request is to be reported.
+    /// Returns what the report of a refusal names: the CUDA function that makes the request, and
+    /// the bytes that the program asks for. `None` if a refusal is not to be reported.
     pub fn asker(&self) -> Option<(&'static str, u64)> {
         Some((self.symbol?, self.of.unwrap_or(self.bytes)))
     }

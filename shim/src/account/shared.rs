@@ -1,21 +1,22 @@
 //! Memory of `cuMemCreate` that several processes hold.
 //!
-//! NVML attributes shared memory to the process that exported it for as long as that process has a
-//! handle or a mapping of the memory. After that, while a file descriptor of the memory is open,
-//! the memory still takes its part of the GPU but is attributed to no process. When the last
-//! descriptor is closed, NVML attributes the memory to the process with the only import (measured,
-//! H100, 580.159.04). No CUDA call tells the exporter which processes hold the memory, or tells an
-//! importer that NVML now attributes the memory to it.
+//! NVML attributes shared memory to the process that exported it, for as long as that process has a
+//! handle or a mapping of the memory. Then, while a file descriptor of the memory is still open,
+//! NVML attributes the memory to no process, although it still takes its part of the GPU. When the
+//! last descriptor is closed and only one process has imported the memory, NVML attributes the
+//! memory to that process (measured, H100, 580.159.04). No CUDA call tells the exporter which
+//! processes hold the memory, or tells an importer that NVML now attributes the memory to it.
 //!
 //! So a process that lets go of shared memory leaves its charge behind as an *orphan*, and NVML's
-//! figures decide how long the orphan stays charged. An orphan is needed for the bytes that members
-//! have beyond their charges, and for the bytes that the GPU uses beyond the figures of all
-//! processes, unless these hidden bytes have not grown by the memory that the process let go of.
-//! Orphans that are not needed are uncharged. The free bytes of the GPU are no evidence, because
-//! other processes free memory too. An importer that measures charges the memory that NVML now
-//! attributes to it and uncharges the orphan, whichever process left the orphan. The process that
-//! cleans up the ledger slot of a dead process takes over the orphans for the memory that the dead
-//! process left.
+//! figures decide how long the orphan stays charged. An orphan is needed in two cases. In the
+//! first, NVML's figures for members are larger than the charges of these members. In the second,
+//! the GPU uses *hidden* bytes, which are in no process's figure. The second case has an exception:
+//! if the hidden bytes did not grow by the size of the memory when the process let go of it, the
+//! orphan for that memory is not needed. Orphans that are not needed are uncharged. The free bytes
+//! of the GPU are no evidence, because other processes free memory too. When an importer measures,
+//! it charges the memory that NVML now attributes to it. It also uncharges the orphan for this
+//! memory, whichever process left that orphan. The process that cleans up the ledger slot of a dead
+//! process takes over the orphans for the memory that the dead process left.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -25,11 +26,12 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// Bytes for each process that the GPU may use beyond NVML's figures for all processes (a context
-/// has 5.6 MiB of such memory, measured).
+/// The GPU may use more bytes than NVML's figures for all processes add up to. This is the most
+/// bytes of that difference for each process. A context has 5.6 MiB of such memory (measured).
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
-/// The most times that the GPU's used bytes are read in search of two equal readings.
+/// The used bytes of the GPU are read until two successive readings are equal. This is the most
+/// times that they are read.
 const LOOKS: u32 = 4;
 
 /// NVML's figures for a device, compared with the charges of the living members.
@@ -41,7 +43,7 @@ struct Borne {
     unseen: bool,
     /// Bytes in use on the GPU that NVML attributes to no process.
     hidden: u64,
-    /// The most bytes of `hidden` that may be memory of processes other than shared memory.
+    /// The most bytes of `hidden` that are not shared memory but other memory of processes.
     overhead: u64,
     /// Bytes that living members have charged as orphans: charges for shared memory that a process
     /// left behind.
@@ -58,9 +60,9 @@ impl Borne {
         }
     }
 
-    /// Returns how many bytes of the group's `orphans` (charges that processes left behind for
-    /// shared memory) must stay charged. `size` bytes of them belong to memory that a process has
-    /// just let go of, and `before` is the value of `hidden` before the process let go of it.
+    /// `orphans` are the charges of the group that processes left behind for shared memory, in
+    /// bytes. Returns how many of these bytes must stay charged. `size` bytes of them are for
+    /// memory that a process has just let go of. `before` is the value of `hidden` before that.
     fn needed(&self, orphans: u64, size: u64, before: Option<u64>) -> u64 {
         let gone = before.is_some_and(|before| self.hidden < before.saturating_add(size));
         let rest = orphans.saturating_sub(if gone { size } else { 0 });
@@ -72,8 +74,8 @@ impl Borne {
         self.uncharged.saturating_add(elsewhere)
     }
 
-    /// Returns the bytes of shared memory that processes may still hold and that are neither
-    /// charged to a living member nor counted as orphans yet.
+    /// Returns the bytes of shared memory that processes may still hold but that no living member
+    /// has charged, not even as orphans.
     fn unclaimed(&self) -> u64 {
         if self.unseen {
             return u64::MAX;
@@ -83,8 +85,9 @@ impl Borne {
     }
 }
 
-/// Returns the bytes of a GPU that NVML attributes to no process. `None` when NVML does not tell,
-/// or does not list this process: in that case the bytes would include the memory of this process.
+/// Returns the bytes of a GPU that NVML attributes to no process. `None` when NVML gives no
+/// figures. `None` too when NVML does not list this process, because the result would then include
+/// the memory of this process.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
     beyond(used, &listed, std::process::id())
@@ -102,8 +105,8 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
     used.saturating_sub(all)
 }
 
-/// Returns the used bytes of the GPU, and the bytes that NVML shows for each process. Where the
-/// used bytes change all the time, `choose` picks one of their last two readings.
+/// Returns the used bytes of the GPU, and the bytes that NVML shows for each process. If the used
+/// bytes change all the time, `choose` gets their last two readings and returns the one to use.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
     steady(
         || figures::used(&device.id(), device.capacity()),
@@ -112,8 +115,8 @@ fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<
     )
 }
 
-/// Reads `used` before and after `processes`, and repeats the readings while `used` has changed in
-/// between because other processes take or free memory.
+/// Reads `used` before and after `processes`. If `used` has changed in between, because other
+/// processes take or free memory, repeats the readings.
 fn steady<T>(
     used: impl Fn() -> Option<u64>,
     processes: impl Fn() -> Option<T>,
@@ -133,21 +136,22 @@ fn steady<T>(
 }
 
 /// Compares NVML's figures for a device with the charges of the living members. `None` when NVML
-/// does not tell.
+/// gives no figures.
 ///
-/// The charges were read before NVML's figures. So memory that a member charges and takes between
-/// these two readings looks uncharged, which keeps an orphan for longer than necessary and never
-/// uncharges one too early.
+/// The charges are read before NVML's figures. A member may charge and take memory between these
+/// two readings, and this memory then looks uncharged. That may keep an orphan for longer than
+/// necessary, but never uncharges an orphan too early.
 fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
-    // Of the two last readings the larger one is used: memory that is freed or taken between them
-    // must not make `hidden` smaller than it is.
+    // Uses the larger of the last two readings. Memory that is freed or taken between the two must
+    // not make `hidden` too small.
     let (used, listed) = look(device, u64::max)?;
     compare(used, listed, &living)
 }
 
-/// Compares NVML's figures, `used` for the whole GPU and one for each process in `listed`, with the
-/// charges of the `living` members. `None` when NVML lists none of them. A living member in another
-/// PID namespace is not listed and may hold any number of bytes.
+/// Compares NVML's figures with the charges of the `living` members. NVML's figures are `used` for
+/// the whole GPU, and one figure for each process in `listed`. Returns `None` when NVML lists no
+/// living member. NVML does not list a living member in another PID namespace; such a member may
+/// hold any number of bytes.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
@@ -178,9 +182,9 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // A member may exceed its charge by up to its reserve, if the reserve is charged: the
-        // driver sometimes takes a block that is measured only later. Such an excess does not count
-        // as uncharged.
+        // If a member's reserve is charged, NVML's figure for the member may exceed the bytes that
+        // it has charged as in use by up to the reserve: the driver sometimes takes a block that
+        // the member measures only later. Such an excess does not count as uncharged.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -189,20 +193,20 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
     told.then_some(borne)
 }
 
-/// Uncharges the orphans of the group that are not needed: those of memory that is freed, and those
-/// of memory that its present holder has charged. Where NVML does not tell, no orphan counts as
-/// needed. Returns false when the group has no orphans.
+/// Uncharges the orphans of the group that are not needed: the orphans of freed memory, and the
+/// orphans of memory that its present holder has charged. Where NVML gives no figures, no orphan
+/// counts as needed. Returns false when the group has no orphans.
 ///
-/// `size` is the number of bytes that this process has just let go of, and `before` is what
-/// [`hidden`] returned before this process let go of them.
+/// `size`: the bytes that this process has just let go of. `before`: the result of [`hidden`]
+/// before this process let go of them.
 pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))
     })
 }
 
-/// A [`Witness`] that answers like [`ProcessList`] and that also takes over, as orphans of this
-/// process, the charges for memory that a dead process has left to living members.
+/// A [`Witness`] that answers like [`ProcessList`]. A dead process may have left memory to living
+/// members. This witness also takes over the charges for such memory, as orphans of this process.
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {
@@ -259,8 +263,8 @@ mod tests {
         holder
     }
 
-    /// Returns the uncharged and the orphaned bytes where NVML lists these MiB for each pid, and
-    /// attributes `hidden` bytes to no process.
+    /// NVML lists these MiB for each pid, and attributes `hidden` bytes to no process. Returns the
+    /// uncharged and the orphaned bytes.
     fn bear(hidden: u64, listed: &[(u32, u64)], living: &[Holder]) -> Option<(u64, u64)> {
         let bytes = |(number, mib): &(u32, u64)| (PIDS + number, mib * MIB);
         let listed: Vec<_> = listed.iter().map(bytes).collect();

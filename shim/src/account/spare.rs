@@ -1,10 +1,11 @@
-//! Spare blocks: 2 MiB blocks that are charged in advance, so that the new block which a small
-//! allocation may need is already paid for.
+//! Spare blocks: 2 MiB blocks that are charged in advance, because a small allocation may need a
+//! new block, which is then paid for already.
 //!
-//! A thread takes its spare block before the driver's call, and puts it back when the allocation
-//! fell into a block that other allocations had already begun. These are two writes to a word in
-//! memory. Threads that allocate at the same time normally use different words. If two threads
-//! share a word, the second thread charges a further block during its call.
+//! A thread takes its spare block before it calls the driver. If the driver puts the allocation
+//! into a block that has other allocations already, the thread puts the spare block back. Taking it
+//! and putting it back are two writes to a word in memory. Threads that allocate at the same time
+//! normally use different words. If two threads share a word, the second thread charges a further
+//! block during its call.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -38,8 +39,8 @@ impl Spares {
     }
 }
 
-/// Returns the index of the calling thread's spare block, computed from the address of the thread's
-/// stack, which needs no thread-local memory. The index changes only when the stack grows by
+/// Returns the index of the calling thread's spare block. The index is computed from the address of
+/// the thread's stack, so it needs no thread-local memory. It changes only when the stack grows by
 /// megabytes, and a change does no harm.
 #[inline]
 fn place() -> usize {
@@ -77,8 +78,8 @@ impl Spare {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// Makes a charged block that a call no longer needs the spare block. Returns false when there
-    /// is a spare block already.
+    /// A call no longer needs a block that is charged. Makes this block the spare block. Returns
+    /// false when there is a spare block already.
     #[inline]
     pub fn keep(&self) -> bool {
         self.0

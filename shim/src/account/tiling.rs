@@ -36,9 +36,9 @@ pub fn least(descriptor: &Array3dDescriptor) -> u64 {
 /// Returns an upper bound of the bytes that an array with `levels` mipmap levels takes, in whole
 /// blocks; 0 for an array without width.
 ///
-/// The memory of an array consists of groups of 64 bytes × 8 rows, and of piles of up to 16 groups
-/// along the height or the depth (measured on an H100; the same since Maxwell). Rounding up both
-/// height and depth is more than enough.
+/// The memory of an array consists of groups of 64 bytes × 8 rows. Up to 16 groups form a pile
+/// along the height or the depth. (This was measured on an H100, and is the same since Maxwell.)
+/// Rounding both height and depth up to whole piles is more than enough.
 pub fn most(descriptor: &Array3dDescriptor, levels: u32) -> u64 {
     let Some([width, height, depth, layers]) = extent(descriptor) else {
         return 0;

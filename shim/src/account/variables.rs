@@ -1,5 +1,5 @@
 //! The variables (global device memory) of loaded code, as far as the code's images tell their
-//! size: a lower bound of the driver's own memory, whatever a measurement shows.
+//! size. Their size is a lower bound of the driver's own memory, even if a measurement shows less.
 
 use parking_lot::Mutex;
 

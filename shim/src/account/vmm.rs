@@ -1,17 +1,17 @@
-//! Physical memory of `cuMemCreate`. It lives as long as any reference to its handle or any mapping
-//! of it at addresses. Mappings into sparse and deferred arrays do not keep the memory alive
-//! (measured, H100, 580.159.04).
+//! Physical memory of `cuMemCreate`. Such memory lives as long as there is a reference to its
+//! handle, or a mapping that gives it an address. Mappings into sparse and deferred arrays do not
+//! keep the memory alive (measured, H100, 580.159.04).
 //!
-//! Every call that may end an allocation is announced before the driver is called and concluded
-//! after the driver's answer. The announcement that leaves neither a reference nor a mapping
-//! removes the allocation from the bytes in use (`leaving`), so the allocation never counts as in
+//! Every call that may end an allocation is announced before the driver is called, and concluded
+//! after the driver's answer. If an announcement leaves neither a reference nor a mapping, it
+//! removes the allocation from the bytes in use (`leaving`). So the allocation never counts as in
 //! use after the driver has freed it. The allocation is uncharged when its last announced call is
-//! concluded (`gone`). Each entry has a number of its own during its life, because the driver may
-//! hand out a handle value again before the call that ended the previous allocation with that
-//! handle is concluded.
+//! concluded (`gone`). During its life, each entry has a number of its own besides the handle. The
+//! handle alone is not enough: when a call has ended an allocation, the driver may hand out the
+//! same handle value again before that call is concluded.
 //!
-//! Imported memory counts for the process that exported it until NVML attributes it to this process
-//! ([`Vmm::take_over`]).
+//! Imported memory stays charged to the process that exported it, until NVML attributes it to this
+//! process ([`Vmm::take_over`]).
 
 mod handles;
 
@@ -61,8 +61,8 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// Announces a call that may end the allocation. Returns the allocation's device if the memory
-    /// is shared and this process gives up its last reference or mapping with the call.
+    /// Announces a call that may end the allocation. If the memory is shared, and the call gives up
+    /// the last reference or mapping of this process, returns the device of the allocation.
     fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
@@ -73,8 +73,8 @@ impl Allocation {
         None
     }
 
-    /// Counts the allocation as in use again, after the program has added a reference or a mapping
-    /// or the driver has refused to remove one.
+    /// Counts the allocation as in use again. Called after the program has added a reference or a
+    /// mapping, or after the driver has refused to remove one.
     fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
         if !self.named {
             self.named = true;
@@ -156,7 +156,7 @@ impl Vmm {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Records that other processes may hold the memory of `handle` from now on. Returns the device
+    /// Records that from now on other processes may hold the memory of `handle`. Returns the device
     /// and the bytes of the memory at its first export, and `None` at later exports.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
@@ -166,11 +166,11 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes()))
     }
 
-    /// Takes over imported allocations when NVML's figure for this process has grown by `grown`
-    /// bytes: imports whose sizes fit into these bytes count as attributed to this process from now
-    /// on. An import that was never mapped has an unknown size: it may account for the remaining
-    /// bytes, up to the `orphans` of the group. Calls `charge` with the bytes of each import taken
-    /// over, and returns their total.
+    /// NVML's figure for this process has grown by `grown` bytes. Takes over imported allocations
+    /// whose sizes together fit into these bytes: from now on they count as attributed to this
+    /// process. An import that was never mapped has an unknown size; it may account for the
+    /// remaining bytes, up to the `orphans` of the group. Calls `charge` with the bytes of each
+    /// import that it takes over, and returns the total of these bytes.
     pub fn take_over(
         &self,
         device: Ordinal,
@@ -258,8 +258,8 @@ impl Vmm {
         }
     }
 
-    /// Announces a call that removes the mappings in the `size` bytes from `address` on. Calls
-    /// `leaving` like [`Vmm::releasing`].
+    /// Announces a call that removes the mappings in an address range: `size` bytes that begin at
+    /// `address`. Calls `leaving` like [`Vmm::releasing`].
     pub fn unmapping(
         &self,
         address: DevicePtr,
@@ -308,9 +308,8 @@ impl Vmm {
         ended.collect()
     }
 
-    /// Takes back the announcement of a call that might have ended allocations and that the driver
-    /// has refused. Calls `staying` with the device and the bytes of each allocation that counts as
-    /// in use again.
+    /// Takes back the announcement of a call, because the driver has refused the call. Calls
+    /// `staying` with the device and the bytes of each allocation that counts as in use again.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some(id) = announced.handle

@@ -1,5 +1,6 @@
-//! The C library's own `dlsym`. The `dlsym` that `libgpulimit.so` exports passes look-ups on to it,
-//! and gpulimit finds the driver's functions with it.
+//! The C library's own `dlsym`. `libgpulimit.so` exports a `dlsym` of its own, which passes
+//! look-ups on to the C library's. gpulimit also finds the driver's functions with the C library's
+//! `dlsym`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -20,13 +21,14 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-/// Stands in for `dlsym` until the C library's `dlsym` is known, or always where it is not found.
+/// Stands in for the C library's `dlsym` until that is known, or always where it is not found.
 /// Finds no symbol.
 extern "C" fn fallback(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Returns the address of the C library's `dlsym`, which the first call looks up.
+/// Returns the address of the C library's `dlsym`. The first call of this function looks the
+/// address up.
 pub fn real() -> *mut c_void {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
         let found = next_versioned(c"dlsym", DLSYM_VERSION);
@@ -43,9 +45,9 @@ pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
 
-/// Returns the address of the symbol `name` in this version from the libraries that were loaded
-/// after `libgpulimit.so`: the C library's function, or the function of another preloaded library
-/// that wraps the versioned symbol. Null when these libraries lack it.
+/// Searches the libraries that were loaded after `libgpulimit.so` for the symbol `name` in this
+/// version, and returns its address. That is the C library's function, or the function of another
+/// preloaded library that wraps the versioned symbol. Null when these libraries lack the symbol.
 pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: both arguments are NUL-terminated strings.
     unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) }

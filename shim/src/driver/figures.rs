@@ -16,8 +16,9 @@ use crate::abi::{
 };
 use crate::driver::{answer, nvml};
 
-/// Returns whether NVML answers. The first call initialises NVML. gpulimit never shuts NVML down,
-/// and the program's own shutdown still works, because NVML counts its users.
+/// Returns whether NVML answers. The first call initialises NVML. gpulimit never shuts NVML down.
+/// The program can still initialise NVML and shut it down for itself, because NVML counts its
+/// users.
 fn ready() -> bool {
     static READY: OnceBool = OnceBool::new();
     READY.get_or_init(|| nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS)
@@ -113,8 +114,8 @@ pub fn is_early_535() -> bool {
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
 }
 
-/// Returns the bytes of the device that are not free: `capacity`, the size of the device according
-/// to CUDA, less the free bytes according to NVML.
+/// Returns the bytes of the device that are not free. This is the size of the device according to
+/// CUDA, `capacity`, minus the free bytes according to NVML.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
     let device = find(id)?;
     let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
@@ -163,7 +164,8 @@ fn each<T: Listed>(
 }
 
 /// Fetches the whole process list with `call` into memory of gpulimit, and passes the list to
-/// `seen`. Fails with NVML's status, also when the list grows faster than it can be fetched.
+/// `seen`. Fails with NVML's status, for instance when the list always grows before it can be
+/// fetched.
 pub fn whole_list<T: Listed, R>(
     call: &dyn Fn(Out<u32>, Out<T>) -> Status,
     seen: impl FnOnce(&[T]) -> R,
@@ -208,8 +210,8 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // A process that NVML lists with 0 bytes may be about to take or to lose memory, so it
-            // counts as holding memory where no charge covers it.
+            // A process that NVML lists with 0 bytes may be about to take or to lose memory. So it
+            // counts as holding memory if no charge covers that memory.
             Some(held) => Some(held > covered || covered == 0),
             // A list that lacks the calling process may not cover its PID namespace at all.
             None => self_listed.then_some(false),

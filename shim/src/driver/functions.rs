@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use crate::abi::*;
 use crate::table::table;
 
-/// Splits a text into the strings in it, each of which ends with a NUL.
+/// Splits a text into its strings. Each string in the text ends with a NUL.
 const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT] {
     let (mut found, mut at, mut rest) = ([c""; COUNT], 0, text.as_bytes());
     while at < COUNT {
@@ -23,8 +23,8 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
     found
 }
 
-/// Makes, for each library of the hook table, the list of symbols to look up, the addresses of
-/// these symbols, and a typed function for each symbol.
+/// Makes three things for each library of the hook table: the list of symbols to look up, the
+/// addresses of these symbols, and a typed function for each symbol.
 macro_rules! functions {
     (
         $( $(#[$doc:meta])* library $module:ident (
@@ -82,7 +82,8 @@ macro_rules! functions {
             functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
             functions!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
 
-            /// Functions that return, for each driver function, whether this driver has it.
+            /// One function for each driver function; it returns whether this driver has that
+            /// driver function.
             #[allow(dead_code)]
             pub mod has {
                 use super::*;

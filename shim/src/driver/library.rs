@@ -1,10 +1,10 @@
 //! The real libraries of the driver, CUDA and NVML, and the addresses of their functions.
 //!
-//! A library of the driver is found with `dlopen` by its soname, never through `RTLD_NEXT` or
-//! `RTLD_DEFAULT`, because other libraries export stubs under the names of driver functions.
-//! Looking up the addresses is idempotent and takes no lock, so it cannot deadlock in a program
-//! that forks or that calls a hook from a constructor. Two threads that look up the addresses at
-//! the same time store the same addresses twice.
+//! A library of the driver is found with `dlopen` by its soname. `RTLD_NEXT` and `RTLD_DEFAULT` are
+//! not used, because other libraries export stubs under the names of driver functions. Looking up
+//! the addresses takes no lock. So it cannot deadlock in a program that forks or that calls a hook
+//! from a constructor. Two threads that look up the addresses at the same time store the same
+//! addresses twice, which does no harm.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -22,8 +22,8 @@ pub struct Library {
     /// The addresses of the library's functions, in the order of `symbols`.
     addresses: &'static [AtomicPtr<c_void>],
     resolved: AtomicBool,
-    /// The value that [`loads`] returned when the dynamic linker last reported the library as not
-    /// loaded.
+    /// The value of [`loads`] at the time when the dynamic linker last reported that the library is
+    /// not loaded.
     absent_at: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ impl Library {
     }
 
     /// Returns the address of the library's function `index`, null when this driver lacks the
-    /// function. Loads the library at the first use.
+    /// function. Loads the library if it is not loaded yet.
     #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
         let Some(address) = self.addresses.get(index) else {
@@ -57,8 +57,9 @@ impl Library {
         address.load(Ordering::Relaxed)
     }
 
-    /// Returns the addresses of all functions of the library, by index. All addresses are null
-    /// before the library is loaded; after that, those of functions that this driver lacks.
+    /// Returns the addresses of all functions of the library, by index. Before the library is
+    /// loaded, all addresses are null. After that, only the addresses of functions that this driver
+    /// lacks are null.
     pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
         let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
         self.addresses.iter().map(known)
@@ -71,8 +72,8 @@ impl Library {
 
     /// Returns whether the library is loaded. Does not load the library.
     ///
-    /// The dynamic linker searches all directories for the name of a library that is not loaded,
-    /// which is slow, and programs look up hundreds of symbols. So the linker is asked again only
+    /// For a library that is not loaded, the dynamic linker searches all directories for its name.
+    /// This is slow, and programs look up hundreds of symbols. So the linker is asked again only
     /// after it has loaded another library.
     pub fn loaded(&self) -> bool {
         if self.resolved.load(Ordering::Acquire) {

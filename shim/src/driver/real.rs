@@ -3,7 +3,8 @@
 use crate::abi::Status;
 
 /// The driver's function together with the arguments of the program's call. Handlers take this
-/// trait instead of `dyn Fn`, whose vtable would hold two more copies of the closure's code.
+/// trait instead of `dyn Fn`: the vtable of a `dyn Fn` would hold two more copies of the closure's
+/// code.
 pub trait Real {
     /// Calls the driver's function with the arguments of the program's call.
     fn call(&self) -> Status;

@@ -72,8 +72,9 @@ macro_rules! exports {
     ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // Most of these calls need no handler, and programs make them by the million. They cost
-            // one table lookup, without the re-entrancy guard and the handler.
+            // Programs make these calls by the million, and most of the calls need no handler. Such
+            // a call costs one table lookup, because it runs neither the re-entrancy guard nor the
+            // handler.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -105,9 +106,9 @@ macro_rules! exports {
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
         // This call of the driver's function is a tail call, so it leaves no stack frame of
-        // `libgpulimit.so`. A thread that is cancelled inside the driver is unwound by libgcc_s.
-        // The portable build of `libgpulimit.so` contains another unwinder, and libgcc_s cannot
-        // unwind its frames.
+        // `libgpulimit.so`. Such a frame would do harm: libgcc_s unwinds a thread that is cancelled
+        // inside the driver, and it cannot unwind frames of the portable build, which contains
+        // another unwinder.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }

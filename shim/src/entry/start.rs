@@ -9,8 +9,9 @@
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
-    /// Runs when `libgpulimit.so` is loaded, in every program. Has no effect unless the environment
-    /// asks for a limit, or a library in front of `libgpulimit.so` defines the same names.
+    /// Runs when `libgpulimit.so` is loaded, in every program. Has an effect only in two cases: the
+    /// environment asks for a limit, or a library that the dynamic linker searches before
+    /// `libgpulimit.so` defines the same names.
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {

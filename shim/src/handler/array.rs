@@ -1,14 +1,15 @@
-//! Arrays and mipmapped arrays. The driver tells the size of an array only for an array of the same
-//! shape with deferred mapping (its twin), which takes no memory. The array itself takes the bytes
-//! that the twin requires, rounded up to 2 MiB (measured, all kinds).
+//! Arrays and mipmapped arrays. The driver does not tell the size of an ordinary array. It does
+//! tell the size of the array's twin: an array of the same shape with deferred mapping, which takes
+//! no memory. The array takes the bytes that its twin requires, rounded up to 2 MiB (measured for
+//! all kinds of arrays).
 //!
 //! Arrays smaller than 2 MiB share blocks of 2 MiB, and the driver does not tell which array lies
-//! in which block. gpulimit charges one block before such an array is made, and measures
-//! afterwards. Where the driver tells no sizes of arrays (before CUDA 11.6), gpulimit charges an
-//! estimate instead and measures, too.
+//! in which block. gpulimit charges one block before such an array is made, and measures after the
+//! driver's call. Before CUDA 11.6 the driver tells no sizes of arrays at all. gpulimit then
+//! charges an estimate, and also measures after the call.
 //!
-//! Where two threads make small arrays in a full group, one of the two arrays may be refused
-//! although it would fit into a shared block, because the other thread has charged the last block
+//! In a full group, two threads may make small arrays at the same time. One array may then be
+//! refused although it would fit into a shared block: the other thread has charged the last block
 //! for which the group had room.
 
 use gpulimit_ledger::Category;
@@ -31,9 +32,9 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
-/// `cuArrayCreate_v2`: Charges whole blocks of 2 MiB before the call, as many as the driver says an
-/// array of this shape requires. Arrays smaller than 2 MiB share blocks: for such an array the hook
-/// charges one block before the call and measures after it.
+/// `cuArrayCreate_v2`: Charges, before the call, the bytes that the driver names for an array of
+/// this shape, in whole blocks of 2 MiB. Arrays smaller than 2 MiB share blocks: for such an array
+/// the hook charges one block before the call and measures after it.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -99,7 +100,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
             // A sparse array, or an array with deferred mapping, takes no memory. Memory that is
-            // mapped into the array later is charged when its own handle is made.
+            // mapped into the array later has a handle of its own, and is charged when that handle
+            // is made.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
@@ -211,8 +213,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Charges the part of `grown` bytes that was taken out of the driver's reserve, so that the
-    /// whole reserve is charged again.
+    /// Charges the part of the `grown` bytes that was paid out of the driver's reserve. The reserve
+    /// is then charged in full again.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);
@@ -224,8 +226,8 @@ impl Making {
         Ok(())
     }
 
-    /// Makes an array that takes at least `least` and at most `most` bytes: charges `most` ahead
-    /// and measures after the driver's call.
+    /// Makes an array that takes at least `least` and at most `most` bytes. Charges `most` bytes
+    /// before the driver's call, and measures after it.
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
         let part = &device.driver_part;
@@ -336,8 +338,8 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     status
 }
 
-/// Forgets all arrays of `context`, which has ended. Calls `freed` for each array that had blocks
-/// of its own.
+/// Forgets all arrays of the context `context`, which has ended. For each array that had blocks of
+/// its own, calls `freed`.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
     call.process.arrays.drain(context, |entry| {
         if let Memory::Own(bytes) = entry.memory {

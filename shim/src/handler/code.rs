@@ -1,6 +1,7 @@
-//! Modules and libraries: code with its `__device__` and `__managed__` variables. The memory that
-//! an image declares for variables and device `malloc` is charged before the call. The remaining
-//! memory is measured after the call, and the code is unloaded again where the group has no room.
+//! Modules and libraries: code with its `__device__` and `__managed__` variables. A code image
+//! declares memory for variables and device `malloc`, and that memory is charged before the
+//! driver's call. The remaining memory is measured after the call. If the group has no room for it,
+//! the code is unloaded again.
 
 use std::cell::Cell;
 
@@ -89,8 +90,9 @@ pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) ->
     load_module(call, needs(call, image), module, real)
 }
 
-/// `cuLibraryLoadData`: With eager loading charged like `cuModuleLoadData`. Otherwise the hook
-/// remembers the variables of the CUDA library, and charges them before the call that loads them.
+/// `cuLibraryLoadData`: With eager loading, charged like `cuModuleLoadData`. With lazy loading, the
+/// hook remembers the variables of the CUDA library, and charges them before the call that loads
+/// them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open_library(call, needs(call, code), library, real)
 }
@@ -100,10 +102,11 @@ pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: Fil
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too,
-/// and takes memory only for its managed variables unless loading is eager. A library whose image
-/// gpulimit cannot read is also loaded in the current context at once: only a measurement tells its
-/// size, and only while the library is being opened can gpulimit undo the call.
+/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too.
+/// Unless loading is eager, opening takes memory only for the library's managed variables. If
+/// gpulimit cannot read the library's image, it loads the library in the current context at once.
+/// Only a measurement tells the size of such a library, and gpulimit can undo the call only while
+/// the library is being opened.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -151,8 +154,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // The bytes that the driver's reserve keeps charged suffice for CUDA libraries with smaller
-    // needs, as they do for code.
+    // Only a CUDA library with large memory needs is recorded. For smaller needs, the bytes that
+    // the driver's reserve keeps charged suffice, as they do for other code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -252,7 +255,7 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
 }
 
 /// `cuModuleUnload`: Uncharges the memory that a measurement after the call finds gone. Forgets the
-/// handles of the module's functions before the call, because the driver may then give them to
+/// handles of the module's functions before the call. The driver may then give these handles to
 /// other code, which must be charged.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
@@ -262,8 +265,8 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // During the driver's call other threads may have launched functions of this code, and so
-        // recorded them as launched. Forgets these records, too.
+        // Other threads may have launched functions of this code during the driver's call, and
+        // gpulimit has then recorded these launches. Forgets these records, too.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

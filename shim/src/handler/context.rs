@@ -25,12 +25,12 @@ use crate::handler::array;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
-/// The bytes charged before the first context of a group is made, when its size is still unknown:
-/// more than any measured context takes.
+/// The bytes charged before the first context of a group is made. The size of a context is still
+/// unknown then, so this is more than any measured context takes.
 const UNKNOWN: u64 = 1 << 30;
 /// The bytes charged for a context that cannot be measured because NVML is missing.
 const UNMEASURED: u64 = 512 << 20;
-/// The longest wait for another member of the group that is measuring the first context.
+/// The longest time to wait while another member of the group measures the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The kind of context that a call makes.
@@ -59,8 +59,8 @@ fn make(
         await_hint(device);
         let hint = Cell::new(0);
         let payment = Payment {
-            // One thread at a time makes a context: of two threads that retain the primary context,
-            // only the first makes it.
+            // One thread at a time makes a context. If two threads retain the primary context, only
+            // the first thread makes it.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
                 // Every member of the group can write the context size in the ledger, so the size
@@ -90,9 +90,9 @@ fn make(
             call.process.launched.forget_kernels();
         }
         if context.is_some() && hint > 0 {
-            // The size of a context on this GPU is known, so the new context is not measured: the
-            // start of NVML takes 12 ms, which a short-lived process would notice. The next call
-            // that measures corrects the charge.
+            // The size of a context on this GPU is known, so the new context is not measured. A
+            // measurement would start NVML, and a short-lived process would notice the 12 ms that
+            // the start takes. The next call that measures corrects the charge.
             paid.settle_assumed(hint);
             return Ok(status);
         }
@@ -110,8 +110,9 @@ fn make(
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
-        // If another context ends during the measurement, it hides a part of the new context's
-        // growth. The measured size would then be too small, so it is not stored.
+        // Another context may have ended during the measurement. The memory that it gave back hides
+        // a part of what the new context took. The measured size is then too small, so it is not
+        // stored.
         if grown > 0 && !measured.at_least {
             device.book.set_context_hint(grown);
         }
@@ -137,8 +138,8 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 /// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // The measured size of a context is not needed where the group has room for a context of any
-    // size, or has no other member that could measure one.
+    // This process need not wait if the group has room for a context of any size. It need not wait
+    // either if the group has no other member: then nobody else can measure a context.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()
@@ -243,8 +244,8 @@ fn forget_context(call: Call, device: &'static Device, context: Context, shared:
     part_with(call, shared);
 }
 
-/// Hands `shared` to [`Device::part_with`]: memory that this process has freed and that other
-/// processes may still use.
+/// Hands the memory `shared` to [`Device::part_with`]. This process has freed that memory, but
+/// other processes may still use it.
 fn part_with(call: Call, shared: Vec<Gone>) {
     for left in shared {
         if let Ok(device) = call.process.device(left.device) {
@@ -287,7 +288,7 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Where the call ends the
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: If the call ends the
 /// primary context, uncharges the context and all memory in it after the call.
 pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = is_primary_active(ordinal);
@@ -295,8 +296,8 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
         return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // The driver may give the freed handles to code that another thread loads, as it may after
-        // `cuModuleUnload`. So launches of these handles must be charged again.
+        // The driver may give the freed handles to code that another thread loads, as after
+        // `cuModuleUnload`. So the next launch of such a handle must be charged again.
         call.process.launched.forget();
     }
     let mut ended = None;
@@ -350,8 +351,8 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, real, context);
     };
-    // The driver may give the freed handles to code that another thread loads, as it may after
-    // `cuModuleUnload`. So launches of these handles must be charged again.
+    // The driver may give the freed handles to code that another thread loads, as after
+    // `cuModuleUnload`. So the next launch of such a handle must be charged again.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(
@@ -368,7 +369,7 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     status
 }
 
-/// Destroys a context that was made without a hook, and that may be on any device. Uncharges the
+/// Destroys a context that was made without a hook. The context may be on any device. Uncharges the
 /// context's memory after the driver's call.
 #[cold]
 fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {

@@ -1,5 +1,5 @@
-//! CUDA graphs. The memory that a graph's memory nodes allocate is charged before a launch or
-//! upload. The memory that the driver itself takes for graphs is measured.
+//! CUDA graphs. The memory that a graph's memory nodes allocate is charged before the graph is
+//! launched or uploaded. The memory that the driver itself takes for graphs is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Gra
     make(call, graph, exec, None, real)
 }
 
-/// `cuGraphInstantiateWithParams`: Charged like `cuGraphInstantiateWithFlags`. Where the call also
-/// uploads the graph, the memory nodes are charged like those of `cuGraphUpload`.
+/// `cuGraphInstantiateWithParams`: Charged like `cuGraphInstantiateWithFlags`. If the call also
+/// uploads the graph, the memory nodes are charged as by `cuGraphUpload`.
 pub fn instantiate_with_params(
     call: Call,
     real: &dyn Real,
@@ -58,8 +58,8 @@ pub fn instantiate_with_params(
     )
 }
 
-/// Makes an executable graph of `graph`. Where `upload` names a stream, the same driver call also
-/// uploads the executable graph to it.
+/// Makes an executable graph of `graph`. If `upload` names a stream, the same driver call also
+/// uploads the executable graph to that stream.
 fn make(
     call: Call,
     graph: Graph,
@@ -87,7 +87,7 @@ fn make(
 /// Remembers the nodes of the executable graph `exec`.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // The driver may have reused the handle of an executable graph that ended with its context, so
+    // An executable graph ends with its context, and the driver may then reuse its handle. So
     // gpulimit removes the old record of this handle.
     execs.take(exec);
     if !nodes.is_empty() {
@@ -142,9 +142,9 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Runs `real`, the driver's function that makes an executable graph. The local memory that the
-/// graph's kernels need is charged before, because the driver takes it when it makes the executable
-/// graph (measured, H100, 580.159.04).
+/// Runs `real`, the driver's function that makes an executable graph. The driver takes the local
+/// memory of the graph's kernels when it makes the executable graph (measured, H100, 580.159.04).
+/// So that memory is charged before the call.
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -177,16 +177,16 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload`: Charges, before the call, the memory that the graph's memory
-/// nodes may need beyond the memory that the GPU already keeps for graphs. Uncharges the unused
-/// part after the call.
+/// `cuGraphLaunch`, `cuGraphUpload`: The GPU keeps memory for graphs, and the graph's memory nodes
+/// may need more than that. Charges the difference before the call, and uncharges the unused part
+/// after the call.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // Sets the lowest bit of the handle in the table of recent launches. With the unchanged
-            // handle, the second launch of this graph would be found in that table and go straight
-            // to the driver, without a charge for the memory nodes.
+            // Sets the lowest bit of the handle in the table of recent launches. If the table held
+            // the unchanged handle, the second launch of this graph would find it there. That
+            // launch would go straight to the driver, without a charge for the memory nodes.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
@@ -267,7 +267,8 @@ fn pay(
 }
 
 /// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory for other graphs.
-/// Forgets the executable graph, because the driver may give its handle to another one.
+/// Forgets the executable graph, because the driver may give its handle to another executable
+/// graph.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);

@@ -2,9 +2,9 @@
 //! before every launch.
 //!
 //! A change of an executable graph cannot add memory nodes, but it can add kernels that need more
-//! local memory than their context has. The growth of local memory is charged before the change.
-//! Where the driver takes the memory only at the next launch, that launch charges it, because
-//! gpulimit remembers the graph's need. gpulimit asks the driver once for the need of each kernel.
+//! local memory than their context has. The growth of local memory is charged before the change. If
+//! the driver takes the memory only at the next launch, it is charged at that launch: gpulimit
+//! remembers the graph's need. gpulimit asks the driver only once for the need of each kernel.
 
 use std::cell::{Cell, RefCell};
 
@@ -168,8 +168,9 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
 }
 
 /// `cuGraphExecKernelNodeSetParams_v2`: Charges, before the call, the growth of local memory for
-/// the new kernel. Where the driver takes the memory only at a launch, charges it before that
-/// launch. Measures at the first call for each kernel; later calls cost one table lookup.
+/// the new kernel. If the driver takes this memory only at a launch, it is charged before that
+/// launch. Measures at the first call for each kernel. Later calls for that kernel cost one table
+/// lookup.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,

@@ -55,8 +55,8 @@ pub fn functions(
 ) -> Status {
     let status = real.call();
     // Asks for the number of functions only if gpulimit knows the module. The driver also accepts
-    // some handles that are not modules, with a count of 0, and crashes when another driver
-    // function gets such a handle (measured).
+    // some handles that are not modules, and returns a count of 0 for them. Another driver function
+    // that gets such a handle crashes (measured).
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -87,8 +87,9 @@ pub fn kernels(
     })
 }
 
-/// Remembers the functions or kernels that the driver has written to `list`. The driver writes at
-/// most `are()` entries, also where the list has `room` for more.
+/// Remembers the functions or kernels that the driver has written to `list`. The code has `are()`
+/// functions or kernels. The driver writes no more than these, even where the list has `room` for
+/// more.
 fn listed(
     call: Call,
     status: Status,

@@ -1,6 +1,6 @@
-//! Linear memory that one process allocates and other processes open (CUDA IPC). The memory is
-//! charged to the process that allocated it (its owner) until the owner frees it, and then to the
-//! process that has it open.
+//! Linear memory that one process allocates and other processes open (CUDA IPC). The owner of the
+//! memory is the process that allocated it. The memory is charged to the owner until the owner
+//! frees it, and after that to the process that has it open.
 
 use gpulimit_ledger::Category;
 

@@ -42,8 +42,8 @@ pub enum Target<'a> {
     Graph(Opaque),
 }
 
-/// Launches a kernel or a graph, and charges the memory for it. The memory of a graph's memory
-/// nodes is charged by the function that calls this one.
+/// Launches a kernel or a graph, and charges the memory for it. The caller of this function charges
+/// the memory of a graph's memory nodes.
 pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
@@ -75,8 +75,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
         {
             return Ok(real.call());
         }
-        // Where the group has less than `FIRST` bytes left, the launch is made with a charge of
-        // what is left: most programs need less than `FIRST`.
+        // If the group has less than `FIRST` bytes left, gpulimit charges what is left and makes
+        // the launch all the same, because most programs need less than `FIRST`.
         let more = if launched.has_begun() {
             0
         } else {
@@ -124,8 +124,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
     })
 }
 
-/// Remembers that the handle `seen` was launched in `context` and needs `per_thread` bytes of local
-/// memory per thread.
+/// Remembers that the handle `seen` was launched in `context`. The kernels behind that handle need
+/// `per_thread` bytes of local memory per thread.
 fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
     let launched = &call.process.launched;
     match per_thread {
@@ -275,7 +275,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         return real.call();
     }
     // The driver refuses a list with two launches on one device. gpulimit must not handle such a
-    // list, because for the second launch this thread would wait for a lock that it holds itself.
+    // list: for the second launch, this thread would wait for a lock that it already holds.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {

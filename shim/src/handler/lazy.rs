@@ -2,9 +2,9 @@
 //! a CUDA library, the driver loads all code and variables at once, in each context separately
 //! (measured, H100, 580.159.04).
 //!
-//! Many driver functions may be the first use of code: those that compute with the code, such as
-//! the occupancy functions, and those that store it, such as the functions that add nodes to
-//! graphs.
+//! A call of many driver functions may be the first use of code. Some of these functions compute
+//! with the code, such as the occupancy functions. Others store it, such as the functions that add
+//! nodes to graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -25,10 +25,11 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Runs `real`, a driver function that uses `handle` (a CUDA library, or else a function or kernel)
-/// in `context` (`None`: the current context), and that loads `handle` there unless it is loaded.
-/// Charges ahead what loading takes, and measures afterwards. Programs ask for the same kernel at
-/// every call, so for a loaded kernel this costs one table lookup.
+/// Runs `real`, a driver function that uses `handle` in `context` (`None`: the current context).
+/// `handle` is a CUDA library, a function or a kernel. The driver loads it in that context unless
+/// it is loaded there already. Before the call, charges the memory that loading takes. Measures
+/// after the call. Programs ask for the same kernel again and again, so for a loaded kernel this
+/// function costs one table lookup.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -80,7 +81,8 @@ pub fn load(
     })
 }
 
-/// Returns the most bytes that loading `handle` takes in `context`, as [`loading::run`] charges it.
+/// Returns the most bytes that loading `handle` takes in `context`: the bytes that [`loading::run`]
+/// would charge for it.
 fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -> u64 {
     let needs = Lazy::of(call, library, handle, context).needs;
     let runtime = |device: &'static Device| device.kernels.runtime(needs);
@@ -112,8 +114,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
             return Ok(status);
         }
         let current = current_context();
-        // Loads the kernel in the other contexts of the device one by one, so that each of these
-        // loads is charged before the driver makes it.
+        // Loads the kernel in the other contexts of the device one by one. So each load is charged
+        // before the driver makes it.
         for context in device.contexts.all() {
             if context == current {
                 continue;
@@ -143,12 +145,12 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
 /// A lazily loaded CUDA library that a driver call may load.
 pub struct Lazy {
     pub library: Option<Opaque>,
-    /// A kernel whose CUDA library is unknown: gpulimit asks the driver for that library after the
-    /// driver has accepted the kernel. 0 where there is no such kernel.
+    /// A kernel whose CUDA library is unknown; 0 where there is no such kernel. gpulimit asks the
+    /// driver for the library after the driver has accepted the kernel.
     kernel: Opaque,
     context: Context,
-    /// The memory needs that the CUDA library's image declares and that are not loaded in the
-    /// context yet.
+    /// The memory that the CUDA library's image declares, as far as it is not loaded in the context
+    /// yet.
     pub needs: Needs,
 }
 

@@ -24,8 +24,8 @@ use crate::refusal::Refused;
 use block::Block;
 
 /// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. For a request of up to 2 MiB the
-/// hook charges one block, and uncharges it after the call where the memory lies in a block that is
-/// already charged.
+/// hook charges one block. It uncharges that block after the call if the memory lies in a block
+/// that is already charged.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -138,8 +138,8 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // The loop ends after at most two tries: a second try follows only a try with a lent block, and
-    // has a charged block.
+    // The loop ends after at most two tries. Only a try with a lent block is followed by a second
+    // try, and the second try has a charged block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -175,8 +175,8 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block, because the block was not charged, only lent
-/// from the driver's reserve. Returns a charged block for another try.
+/// Frees a small allocation that took a new block. The block was not charged but only lent from the
+/// driver's reserve, so the allocation must not keep it. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -188,16 +188,16 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // Another thread has made an allocation in the same block meanwhile. That thread did not
-        // pay for the block, because it found the block in use. So the block stays, and the bytes
+        // Another thread has made an allocation in the same block meanwhile. That thread found the
+        // block in use, so it did not pay for the block. The block therefore stays, and the bytes
         // lent for it stay charged.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
-    // A measurement in another thread may have counted this block as memory of the driver itself,
-    // so it may have to be repeated.
+    // Another thread may have measured meanwhile, and counted this block as memory of the driver
+    // itself. Such a measurement may have to be repeated.
     device.renew(mark);
     Block::charge(device, call.symbol)
 }
@@ -248,9 +248,10 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: Uncharges the memory after the call. A block of one large allocation is
-/// uncharged at once, a block of small allocations when the last of them is freed. Memory that
-/// other processes may have open stays charged. The function frees every kind of allocation.
+/// `cuMemFree_v2`: Uncharges the memory after the call. The blocks of a large allocation are
+/// uncharged at once. A block of small allocations is uncharged when the last of them is freed.
+/// Memory that other processes may have open stays charged. The function frees every kind of
+/// allocation.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));
@@ -258,8 +259,8 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     release(call, dptr, || real(dptr))
 }
 
-/// Does the work of [`release`] where a thread that is cancelled may end inside the driver's call.
-/// Puts the cancellation off until the memory is uncharged.
+/// Does the work of [`release`] where the driver's call may end a cancelled thread. Puts the
+/// cancellation off until the memory is uncharged.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();
@@ -332,8 +333,8 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
             Departure::Emptied(device) => empty_block(call, device, mark),
-            // The freed address may belong to a memory pool. Then the pool's usage, which the
-            // driver tells, shows what was freed.
+            // The freed address may belong to a memory pool. In that case the driver's figure for
+            // the pool's usage shows what was freed.
             Departure::Unknown => {
                 call.process.refresh_pools();
                 // The memory pool may shrink at the next synchronise call, which must therefore ask

@@ -1,5 +1,5 @@
-//! The driver's calls that load code or launch kernels. The needs that the code's image and the
-//! kernels declare are charged ahead, and the remaining memory is measured after the call.
+//! The driver's calls that load code or launch kernels. The memory that the code's image and the
+//! kernels declare is charged before the call. The remaining memory is measured after the call.
 
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;
@@ -29,7 +29,8 @@ use crate::refusal::Refused;
 /// driver does not tell.
 ///
 /// The driver has one query for `CUfunction`s and another for `CUkernel`s. Launches accept a
-/// `CUkernel` in place of a `CUfunction`, but these two queries do not (measured).
+/// `CUkernel` in place of a `CUfunction`. But each of the two queries accepts only its own kind of
+/// handle (measured).
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -55,9 +56,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// Notes the size of the local memory of `context` after a call that gpulimit measured, but for
-/// whose kernels it charged nothing ahead. These kernels need `per_thread` bytes of local memory
-/// per thread.
+/// Notes the size of the local memory of `context` after a measured call. gpulimit has charged
+/// nothing ahead for the call's kernels, which need `per_thread` bytes of local memory per thread.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -69,8 +69,8 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     }
 }
 
-/// The use that a driver call makes of code. It determines the memory for kernels that is charged
-/// ahead, before the rest is measured.
+/// The use that a driver call makes of code. It determines how much memory for kernels is charged
+/// before the call. The remaining memory is measured after the call.
 pub enum Use<'a> {
     /// The call loads code.
     Load,
@@ -85,13 +85,15 @@ pub enum Use<'a> {
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// The device on which a launch lacked room, and the bytes that the launch must still pay for
-/// there. The launch must not wait for room while other launches of the same call hold their locks.
+/// The device on which a launch lacked room, and the bytes that the launch must still pay for on
+/// that device. It is handed back to the caller. The launch itself must not wait for room while
+/// other launches of the same call hold their locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// Does the work of [`measured::run`] in `context`, and charges the needs of the call's kernels
-/// ahead: the driver's reserve, the memory `declared` by the image of their code, the growth of
-/// local memory, and up to `more` bytes of the room that the group then has left.
+/// Does the work of [`measured::run`] in `context`. Before the call, also charges three amounts for
+/// the call's kernels: the driver's reserve, the memory `declared` by the image of their code, and
+/// the growth of local memory. If the group then has room left, charges up to `more` bytes in
+/// addition.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -103,8 +105,8 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Result<Status, Aside> {
-    // The driver may open files in this call, and a cancelled thread would end there. The same
-    // holds for gpulimit's queries of the driver in this function.
+    // The driver may open files in this call, and a cancelled thread would end at that point. The
+    // same holds for gpulimit's queries of the driver in this function. So cancellation is put off.
     let _undisturbed = Undisturbed::new();
     // Variables of less than a block fit into the block that the driver's reserve has for code.
     let large = if declared.variables < BLOCK {
@@ -139,8 +141,8 @@ pub fn run(
         is_due: &|_| true,
     };
     let payment = Payment {
-        // One thread at a time: of two launches that need the same growth of local memory, only the
-        // first makes it.
+        // One thread at a time: if two launches need the same growth of local memory, only the
+        // first launch makes local memory grow.
         lock: &|| {
             let alone = || hold(Place::Alone, || memory.alone.write());
             (growth() > 0 || kept() > 0 || is_first()).then(alone)
@@ -182,7 +184,7 @@ pub fn run(
     let before = paid.offer(heap);
     let status = real.call();
     // The driver refuses to set the limit of the device `malloc` heap once the heap exists
-    // (measured). gpulimit asks that way whether the heap exists.
+    // (measured). gpulimit therefore tries to set the limit, to find out whether the heap exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
@@ -206,8 +208,8 @@ pub fn run(
 }
 
 /// Notes the result of a launch for which growth of the local memory `memory` was charged.
-/// `per_thread` is the need of the launched kernel, or with `at_most` the most that any of several
-/// kernels needs.
+/// `per_thread` is the need of the launched kernel. With `at_most`, it is the most that any of
+/// several kernels needs.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
@@ -224,8 +226,8 @@ fn conclude_growth(
     let is_there = |measured: Measured| {
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
-    // Local memory that the driver has dropped may come back only with a later kernel, and the
-    // local memory for a graph may come only with the graph's launch.
+    // The driver may make the local memory later: dropped local memory may come back only with a
+    // later kernel, and local memory for a graph may come only with the graph's launch.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;
@@ -238,7 +240,7 @@ fn conclude_growth(
 }
 
 /// Handles a failed growth of local memory. The driver may have dropped all local memory of the
-/// context, and then every kernel needs it anew.
+/// context. Every kernel then needs local memory anew.
 pub fn note_failure(
     call: Call,
     device: &Device,

@@ -28,9 +28,10 @@ pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize)
     })
 }
 
-/// Runs `real`, the driver's function that takes `bytes` of managed memory until `context` ends (0:
-/// until the memory is freed). Charges these bytes before the call, in whole blocks. `real` returns
-/// the status, and the address or handle by which the memory will be freed.
+/// Runs `real`, the driver's function that takes `bytes` of managed memory. The memory stays taken
+/// until `context` ends or, where `context` is 0, until it is freed. Charges these bytes before the
+/// call, in whole blocks. `real` returns the status, and the address or handle by which the memory
+/// will be freed.
 fn take(
     call: Call,
     device: &Device,
@@ -60,11 +61,11 @@ fn take(
     Ok(status)
 }
 
-/// Runs `real`, the driver's function that loads code with `bytes` of `__managed__` variables: a
-/// module in `context`, or a CUDA library for all contexts (0). Charges the variables on the
-/// current device, or on the first device where no context is current. They stay charged until the
-/// context ends or the code is unloaded. [`free`] uncharges them when it gets the handle of the
-/// code, which is never equal to an address of memory.
+/// Runs `real`, the driver's function that loads code with `bytes` of `__managed__` variables. The
+/// code is a module in `context` or, where `context` is 0, a CUDA library for all contexts. Charges
+/// the variables on the current device; without a current context, on the first device. The
+/// variables stay charged until the context ends or the code is unloaded. [`free`] uncharges them
+/// when it gets the handle of the code. Such a handle is never equal to an address of memory.
 pub fn variables(
     call: Call,
     bytes: u64,
@@ -84,8 +85,9 @@ pub fn variables(
     })
 }
 
-/// Frees the managed memory at the address `dptr`, or of the code with this handle, and returns the
-/// driver's status. Returns `None`, without a call of the driver, if `dptr` is not managed memory.
+/// Frees the managed memory at the address `dptr`, or the managed memory of the code whose handle
+/// is `dptr`. Returns the driver's status. Returns `None`, without a call of the driver, if `dptr`
+/// is neither of the two.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

@@ -1,6 +1,6 @@
-//! The driver's calls that take memory of an unknown size. An estimate is paid ahead (charged, or
-//! taken from the bytes that the driver's reserve keeps charged), and the real size is measured
-//! after the call.
+//! The driver's calls that take memory of an unknown size. An estimate is paid before the call, and
+//! the real size is measured after the call. To pay means to charge bytes, or to take them from the
+//! bytes that the driver's reserve keeps charged.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -15,9 +15,9 @@ use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
-/// Runs `real`, the driver's function, with `estimate` bytes paid ahead. Where the call took more
+/// Runs `real`, the driver's function, with `estimate` bytes paid ahead. If the call took more
 /// memory than the group has left, `undo` undoes the call, and the program gets the code for out of
-/// memory. Where `undo` is `None` the memory stays taken, and further growth is refused until the
+/// memory. If `undo` is `None`, the memory stays taken, and further growth is refused until the
 /// group is below its limit again.
 pub fn run(
     call: Call,
@@ -32,8 +32,8 @@ pub fn run(
     }
 }
 
-/// Runs `real`, the driver's function, for which `paid` was paid ahead, and measures afterwards:
-/// the part of [`run`] after the payment.
+/// Runs `real`, the driver's function, and measures after it. This is the part of [`run`] that
+/// follows the payment `paid`.
 pub fn conclude(
     call: Call,
     device: &'static Device,
@@ -79,10 +79,10 @@ pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 /// The estimate for a call whose size is unbounded: all memory of the device.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real`, the driver's function, for a handle that gpulimit does not know, which may take
-/// memory on any device. On each device with contexts, pays `most` bytes ahead, or as much as the
-/// group has left. Where the call takes more, further growth is refused until the group is below
-/// its limit again. `undo` works as in [`run`].
+/// Runs `real`, the driver's function, for a handle that gpulimit does not know. The call may take
+/// memory on any device. So on each device with contexts, this function pays `most` bytes ahead, or
+/// as much as the group has left. Where the call takes more, further growth is refused until the
+/// group is below its limit again. `undo` works as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(
@@ -103,9 +103,9 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate (the driver's reserve of 4
-/// MiB) before the call and measures after it. Every few streams the driver takes one or two blocks
-/// of 2 MiB, which it does not give back.
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges the driver's reserve of 4 MiB as an
+/// estimate before the call, and measures after it. Every few streams the driver takes one or two
+/// blocks of 2 MiB, and does not give them back.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;

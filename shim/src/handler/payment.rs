@@ -26,13 +26,14 @@ pub struct Payment<'b, G> {
     /// Pays for the bytes that the call needs, without waiting in the group's line. On failure
     /// returns the number of bytes that the call needs.
     pub pay: &'b dyn Fn(&G, &mut Prepaid<'static>) -> Result<(), u64>,
-    /// Returns whether the call still needs this many bytes. Called without the lock.
+    /// Returns whether the driver call still needs this many bytes. Called while the thread does
+    /// not hold the lock.
     pub is_due: &'b dyn Fn(u64) -> bool,
 }
 
 impl<G> Payment<'_, G> {
-    /// Takes the lock and pays. Returns the guard of the lock, and the payment. While the thread
-    /// waits, it gives back what it has `paid` so far.
+    /// Takes the lock and pays. Returns the guard of the lock, and the payment. Where the thread
+    /// must wait, it first gives back what it has `paid` so far.
     pub fn make(
         &self,
         call: Call,
@@ -50,8 +51,8 @@ impl<G> Payment<'_, G> {
             drop(guard);
             if rounds == 0 {
                 paid = Prepaid::none(device);
-                // Calls of other threads may soon give back a part of what they have paid. Waits
-                // for them, and then tries again to pay.
+                // Driver calls of other threads may soon give back a part of what they have paid.
+                // Waits for these calls, and then tries again to pay.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
                 if device.driver_part.await_others(until) {
                     continue;

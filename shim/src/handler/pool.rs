@@ -99,8 +99,8 @@ fn note_managed(
     }
 }
 
-/// Returns the device of a pool that was made without a hook, if it is the default or current pool
-/// of a device. The driver hands out default and current pools whenever a program asks for them.
+/// Returns the device of a pool that was made without a hook, if that pool is the default or
+/// current pool of a device. The driver hands out such a pool whenever a program asks for it.
 fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
@@ -114,8 +114,8 @@ fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
 }
 
 /// Allocates where the pool (`None`: the current pool of the stream's device) or the stream is
-/// unknown to gpulimit. Charges, before the call, the growth that any pool could need on every
-/// device in use. Asks the driver about the pool after the allocation.
+/// unknown to gpulimit. Before the call, charges on every device in use the growth that any pool
+/// could need there. Asks the driver about the pool after the allocation.
 #[cold]
 fn allocate_unknown(
     call: Call,
@@ -264,8 +264,8 @@ struct Allocation {
 }
 
 impl Allocation {
-    /// Runs `real`, the driver's function, for which the pool's possible growth is paid. Returns
-    /// the driver's status, and whether all memory that the pool has afterwards is paid.
+    /// Runs `real`, the driver's function. The pool's possible growth is already paid. Returns the
+    /// driver's status, and whether all memory that the pool then has is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -319,13 +319,13 @@ impl Allocation {
                 return Ok(status);
             }
             tries += 1;
-            // A managed pool keeps the memory of an allocation that was undone, so a second try
-            // would not show how much memory the first one took.
+            // A managed pool keeps the memory of an allocation that was undone. So a second try
+            // would not show how much memory the first try took.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
-            // Waits for room for the pool's growth and for new headroom after it. The room is not
-            // kept for this thread: another thread may take it first.
+            // Waits until the group has room for the pool's growth and for new headroom. The room
+            // is not kept for this thread: another thread may take it first.
             let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
@@ -336,8 +336,8 @@ impl Allocation {
     }
 }
 
-/// The most times that one allocation is made and undone because other requests took the room for
-/// the pool's headroom.
+/// The most times that one allocation is made and undone. It is undone if other requests have taken
+/// the room for the pool's headroom.
 const TRIES: u32 = 16;
 
 /// Pays for the growth that an allocation may cause, where the pool's headroom does not suffice.
@@ -361,13 +361,13 @@ fn pay(
     if capturing(call.symbol, stream) {
         return Err(Aside::Node);
     }
-    // The group is full. Calls of other threads may have reserved the pool's headroom until they
-    // end, so wait for them.
+    // The group is full. Calls of other threads may have reserved the pool's headroom until these
+    // calls end, so wait for them.
     if paid(Some(until)) {
         return Ok(());
     }
-    // Memory that the pool gives back to the GPU makes room for its growth. The pool gives back
-    // twice the growth, so that the next request of this size finds room at once.
+    // Memory that a pool gives back to the GPU makes room for this pool's growth. The pool gives
+    // back twice as much as it grows, so that the next request of this size finds room at once.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());
@@ -432,8 +432,8 @@ fn take_back(
     pool.trim(&device.book, growth);
 }
 
-/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. A later synchronise call
-/// checks whether the pool has shrunk.
+/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. The hook of a later
+/// synchronise call checks whether the pool has shrunk.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
@@ -479,8 +479,8 @@ pub fn create(
 }
 
 /// Records a pool of managed memory. The pool is charged on the device that its location names,
-/// else on the current device, else on the first device: the GPU that is charged may come to hold
-/// all of the pool.
+/// else on the current device, else on the first device. All of the pool is charged, because that
+/// GPU may come to hold all of it.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);
@@ -513,8 +513,8 @@ pub fn find(
 /// in use stays charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still use gpulimit's record of this pool, so it is marked as retired: then
-    // no thread asks the driver about the pool.
+    // Other threads may still use gpulimit's record of this pool, so the record is marked as
+    // retired. After that, no thread asks the driver about the pool.
     if let Some(known) = known {
         known.retire();
     }

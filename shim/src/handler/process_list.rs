@@ -1,8 +1,8 @@
 //! The lists of processes that NVML returns for a GPU, reduced to the members of the group. The
 //! memory figures in these lists are the driver's own.
 //!
-//! The driver writes its whole list into a buffer of gpulimit, so the program's buffer needs room
-//! for the members of the group only.
+//! The driver writes its whole list into a buffer of gpulimit. So the program's buffer needs room
+//! only for the members of the group.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 
@@ -31,8 +31,8 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Fetches the driver's list of processes by `fetch` and writes the entries of the group's members
-/// to `infos`, if there is `room` for all of these entries. Returns their number.
+/// Fetches the driver's list of processes by `fetch`. Writes the entries of the group's members to
+/// `infos` if it has `room` for all of them. Returns the number of these entries.
 fn filter<T: Listed>(
     members: &[Identity],
     fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
@@ -59,8 +59,8 @@ fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), S
     figures::whole_list(fetch, |_| ())
 }
 
-/// Returns the status that NVML would return: success where the list of processes fits into `room`,
-/// else an error. `tell` gets the number of entries in both cases.
+/// Returns the status that NVML would return: success if the list of processes fits into `room`,
+/// and an error otherwise. In both cases, passes the number of entries to `tell`.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {

@@ -13,7 +13,7 @@ use crate::account::handles::Kind;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 
-/// The pause between two queries of the driver whether the work in a stream has ended.
+/// The pause between two queries that ask the driver whether the work in a stream has ended.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// Returns whether stream handle 0 means the calling thread's own stream in the driver function
@@ -59,9 +59,9 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits until the work in the stream ends, but at most until the time `until`: the work may itself
-/// wait for something that this thread does later. Returns at once for a stream that gpulimit does
-/// not know.
+/// Waits until the work in the stream ends, but at most until the time `until`. The end may never
+/// come, because the work may itself wait for something that this thread does later. Returns at
+/// once for a stream that gpulimit does not know.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     if !is_known(stream) {
         return;

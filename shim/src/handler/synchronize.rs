@@ -1,9 +1,9 @@
 //! The driver's synchronise calls. During these calls the driver gives back memory that pools hold
 //! above their release threshold.
 //!
-//! A synchronise call may wait for long, and with `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread
-//! ends in it (measured, H200, 580.159). So the exported functions call the driver first, and the
-//! handlers run after the driver's call.
+//! A synchronise call may wait for long. With `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends
+//! inside the call (measured, H200, 580.159). So the exported functions call the driver first,
+//! outside of any hook, and the handlers run after the driver's call.
 
 use crate::handler::Call;
 
@@ -13,7 +13,7 @@ fn synchronized(call: Call, all: bool) {
 }
 
 /// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges, after the call, the memory that pools no
-/// longer reserve. Asks the driver about the pools only where memory was allocated from them or
+/// longer reserve. Asks the driver about the pools only if memory of any pool was allocated or
 /// freed since the last synchronise call.
 pub fn work(call: Call) {
     synchronized(call, false);

@@ -1,9 +1,9 @@
 //! The driver functions that return an amount of GPU memory (`cuMemGetInfo`, NVML), answered with
 //! the group's figures.
 //!
-//! As the total, gpulimit returns the smallest limit of the group and the groups above it; as free,
-//! the amount that this process could still get. Neither is ever larger than the driver's own
-//! figure.
+//! As the total memory, gpulimit returns the smallest limit among the group and its parent groups.
+//! As the free memory, it returns the bytes that this process could still get. Neither figure is
+//! ever larger than the driver's own.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -15,8 +15,8 @@ use crate::driver::figures;
 use crate::driver::{Real, cuda, nvml};
 use crate::handler::Call;
 
-/// `cuMemGetInfo_v2`: Total is the smallest limit of the group and the groups above it. Free is the
-/// amount that this process could still get.
+/// `cuMemGetInfo_v2`: Total is the smallest limit among the group and its parent groups. Free is
+/// the number of bytes that this process could still get.
 pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<usize>) -> Status {
     let status = real.call();
     if status == SUCCESS
@@ -28,8 +28,8 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
     status
 }
 
-/// `cuMemGetInfo`: Answered like `cuMemGetInfo_v2`, with 32-bit figures; a larger figure becomes
-/// the largest 32-bit number.
+/// `cuMemGetInfo`: Answered like `cuMemGetInfo_v2`, with 32-bit figures. A figure that does not fit
+/// becomes the largest 32-bit number.
 pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
     let status = real.call();
     if status == SUCCESS
@@ -46,7 +46,7 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
     status
 }
 
-/// `cuDeviceTotalMem_v2`: Returns the smallest limit of the group and the groups above it.
+/// `cuDeviceTotalMem_v2`: Returns the smallest limit among the group and its parent groups.
 pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: Ordinal) -> Status {
     let status = real.call();
     if status == SUCCESS
@@ -57,8 +57,8 @@ pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: 
     status
 }
 
-/// `cuDeviceTotalMem`: Answered like `cuDeviceTotalMem_v2`, with a 32-bit figure; a larger figure
-/// becomes the largest 32-bit number.
+/// `cuDeviceTotalMem`: Answered like `cuDeviceTotalMem_v2`, with a 32-bit figure. A figure that
+/// does not fit becomes the largest 32-bit number.
 pub fn device_total_mem_v1(
     call: Call,
     real: &dyn Real,
@@ -103,8 +103,8 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
         return None;
     }
     let member = call.process.member().ok()?;
-    // A limit in percent is a share of the memory that CUDA shows, and CUDA does not show the
-    // driver's reserved part.
+    // A limit in percent is a share of the memory that CUDA shows. CUDA does not show the part that
+    // the driver reserves.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
@@ -119,7 +119,7 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
     (max < total).then(|| (max, member.charged(&member_device).min(max)))
 }
 
-/// Returns true only where the device behind an NVML handle certainly has no limit; false where
+/// Returns true only if the device behind an NVML handle certainly has no limit. Returns false if
 /// that is unknown.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();

@@ -47,8 +47,8 @@ pub fn create(
     })
 }
 
-/// `cuMemRelease`: Uncharges the memory after the call that ends its last handle and mapping.
-/// Memory that other processes may hold stays charged as long as they may hold it.
+/// `cuMemRelease`: If the call ends the last handle and mapping of the memory, uncharges the memory
+/// after the call. Memory that other processes may hold stays charged as long as they may hold it.
 pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     let vmm = &call.process.vmm;
     end(call, || vmm.releasing(handle, take_from_book(call)), real)
@@ -125,9 +125,9 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function for memory that the driver's call may free. That function takes the memory
-/// out of this process's book before the call. Otherwise a measurement during the call would count
-/// too little memory as the driver's own.
+/// Returns a function that takes memory out of this process's book. It must be called before a
+/// driver call that may free the memory. Otherwise a measurement during the call would count too
+/// little memory as the driver's own.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -151,8 +151,9 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // The bytes of the GPU that NVML attributes to no process, before the call; asked only for
-    // shared memory. If this figure grows during the call, other processes still hold the memory.
+    // The bytes of the GPU that NVML attributed to no process before the call. NVML is asked only
+    // where the call may end shared memory. If this figure grows during the call, other processes
+    // still hold the memory.
     let left = announced
         .leaving
         .and_then(|at| call.process.device(at).ok());

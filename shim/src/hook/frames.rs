@@ -1,5 +1,5 @@
-//! Finds the place on the stack where the program called into `libgpulimit.so`, however many frames
-//! of `libgpulimit.so` the stack holds since then.
+//! Finds the place on the stack where the program called into `libgpulimit.so`. Any number of
+//! frames of `libgpulimit.so` may lie further down the stack.
 //!
 //! All functions of `libgpulimit.so` begin their frames with the caller's frame pointer and the
 //! return address (`.cargo/config.toml`). So the frames form a linked list, which this module
@@ -10,9 +10,10 @@ use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
 /// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 where
-/// `libgpulimit.so` was built without frame pointers. On aarch64, returns the end of the record at
-/// which the first frame's pointer points instead; parts of that frame may lie above the record.
-/// The only effect on aarch64 is that a jump out of a hook may go unnoticed in these parts.
+/// `libgpulimit.so` was built without frame pointers. On aarch64, the pointer of the first frame
+/// points to a record inside that frame, and this function returns the end of the record. Parts of
+/// the frame may lie above the record. The only effect is that a jump out of a hook may go
+/// unnoticed in these parts.
 #[inline(never)]
 pub fn start_of_library_frames() -> usize {
     if !cfg!(frame_pointers) {
@@ -64,9 +65,9 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// The addresses that the test records in a callback from the C library: the start of the
-    /// frames of this library, as found in the callback and in functions further down the stack,
-    /// and the address of a local variable.
+    /// The addresses that the test records in a callback from the C library. They are the starts of
+    /// this library's frames, as the callback and functions further down the stack find them, and
+    /// the address of a local variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

@@ -2,15 +2,16 @@
 //! straight to the driver.
 //!
 //! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted the hook;
-//! the hook then runs no code at its end. So the guard does not store a flag, but the address of a
-//! word in the stack frame of the hook that the thread is in. A call from further up the stack
-//! cannot be inside that hook. A call from further down the stack is inside that hook if the word
-//! still holds its own address and lies above the place where the call entered `libgpulimit.so`.
-//! Otherwise the program has left the hook, and the call is handled like any other call.
+//! the hook then runs no code at its end. So the guard does not store a flag. It stores the address
+//! of a word in the stack frame of the thread's current hook. That word holds its own address. A
+//! call from further up the stack cannot be inside that hook. A call from further down the stack is
+//! inside that hook under two conditions: the word still holds its own address, and it lies above
+//! the place where the call entered `libgpulimit.so`. Otherwise the program has left the hook, and
+//! the call is handled like any other call.
 //!
 //! On another stack (of a signal handler or a fiber) the comparison of stack addresses shows
-//! nothing. A driver call from there goes straight to the driver, because the interrupted hook may
-//! hold a lock for which the call would wait for ever.
+//! nothing. A driver call from another stack goes straight to the driver. A handler might wait for
+//! ever for a lock that the interrupted hook holds.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -45,8 +46,9 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. Returns `None` without running `work` where the thread is
-/// already inside a hook, or where the thread is ending and its thread-local variables are gone.
+/// Runs `work` as a hook of this thread. Returns `None` without running `work` in two cases: the
+/// thread is already inside a hook, or the thread is ending and its thread-local variables are
+/// gone.
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
@@ -70,8 +72,8 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     done.unwrap_or(None)
 }
 
-/// Returns whether the program has left the hook whose word is at `before` by a jump, as seen from
-/// a call whose word would be at `here`. Stacks grow downwards.
+/// Returns whether the program has left an earlier hook by a jump. The word of that hook is at
+/// `before`; the word of the present call would be at `here`. Stacks grow downwards.
 #[cold]
 fn is_abandoned(before: usize, here: usize) -> bool {
     if here < before {
@@ -80,8 +82,8 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // Frames of `libgpulimit.so` differ in size: the word of the earlier hook may lie inside
-        // the frames of this call, where no code has overwritten it yet.
+        // Frames of `libgpulimit.so` differ in size. So the word of the earlier hook may lie inside
+        // the frames of this call, at a place that no code has overwritten yet.
         return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
@@ -100,8 +102,9 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Returns whether every page between the addresses `before` and `here` can be read. That is so
-/// where both addresses lie on one stack; below every other stack lies a page that cannot be read.
+/// Returns whether every page between the addresses `before` and `here` can be read. Where both
+/// addresses lie on one stack, every page can be read. Where they lie on two stacks, there is a
+/// page between them that cannot be read: the page below a stack.
 fn is_one_stack(before: usize, here: usize) -> bool {
     const PAGE: usize = 4096;
     const LARGEST: usize = 64 << 20;

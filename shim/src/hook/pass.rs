@@ -3,14 +3,15 @@
 //!
 //! An ordinary function would push the eleven arguments of a launch once more. So the exported
 //! functions for launches are naked functions. They look up the handle in the table of recent
-//! launches, using only registers that hold no argument, and jump to the driver's function with all
-//! arguments in place. During the driver's call the stack then holds no frame of `libgpulimit.so`.
-//! An ordinary function handles launches whose handle is not in the table, and all launches before
-//! the driver's address is known.
+//! launches, and use only registers that hold no argument. Then they jump to the driver's function
+//! with all arguments in place. During the driver's call the stack then holds no frame of
+//! `libgpulimit.so`. An ordinary function handles launches whose handle is not in the table, and
+//! all launches before the driver's address is known.
 
 /// The body of a naked exported function. `$handle` is the register that holds the handle,
 /// `$others` the ordinary function, `$at` the index of the driver's function in `$addresses`. A
-/// handle of 0 equals an empty place of the table, so the driver gets the call and answers it.
+/// handle of 0 is equal to an empty place of the table. So a call with handle 0 goes to the driver,
+/// which answers it.
 macro_rules! pass {
     ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(

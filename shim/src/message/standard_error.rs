@@ -12,8 +12,8 @@
 //! | any other | `write` |
 //!
 //! Where the system lacks or forbids these calls, gpulimit uses `poll` and then `write`. Such a
-//! write waits only if another process fills the pipe after `poll`, or the terminal has room for
-//! only a part of the line.
+//! write waits in two cases only: another process fills the pipe after `poll`, or the terminal has
+//! room for only a part of the line.
 //!
 //! All system calls are made directly, because a cancelled thread may end in the C library's
 //! functions of the same names.
@@ -45,7 +45,7 @@ pub fn write(line: &[u8]) {
 }
 
 /// Widens a number to a whole register for `libc::syscall`. The upper half of a 32-bit variadic
-/// argument is undefined, and tools such as valgrind report an undefined half that is passed to the
+/// argument is undefined. Tools such as valgrind report undefined bits that are passed to the
 /// kernel.
 fn wide(number: c_int) -> c_long {
     number.into()
@@ -123,8 +123,8 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a memory page with the line into the pipe behind standard error. The page is unmapped in
-/// this process before this function returns, so the reader of the pipe finds the page unchanged.
+/// Puts a memory page with the line into the pipe behind standard error. This function unmaps the
+/// page in this process before it returns. So the reader of the pipe finds the page unchanged.
 /// Returns the error number, 0 on success.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: makes a new anonymous private mapping of at least the line's length.

@@ -1,4 +1,4 @@
-//! Sets the soname of the real library.
+//! Sets the soname that the real libnvidia-ml has.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,5 @@
-//! The pointers and strings that C callers pass, and the gate that every call passes through.
+//! Wrappers for the pointers and strings that C callers pass to the simulated driver, and the
+//! wrapper that applies the knobs to each driver call.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::machine::Machine;
 use crate::{Outcome, Status, checkpoint};
 
-/// A pointer to which the call writes a result.
+/// A pointer to which a driver call writes a result.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -37,7 +38,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes the result, unless the pointer is NULL.
+    /// Writes the result through the pointer, unless the pointer is NULL.
     pub fn put_if(self, value: T) {
         if !self.0.is_null() {
             // SAFETY: the C caller promises that a pointer that is not NULL points to a writable
@@ -62,17 +63,17 @@ impl<T> Out<T> {
         In(self.0.cast_const()).get()
     }
 
-    /// Returns the pointer to element `index` of an array of results.
+    /// Returns the pointer to element `index` of an array of results that begins at this pointer.
     pub fn at(self, index: usize) -> Out<T> {
         Out(self.0.wrapping_add(index))
     }
 
-    /// Returns the same address as a pointer to another type.
+    /// Returns this pointer with another result type.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 
-    /// Returns the same address as a pointer to read from.
+    /// Returns this pointer as one from which the driver call reads.
     pub fn as_in(self) -> In<T> {
         In(self.0.cast_const())
     }
@@ -84,7 +85,8 @@ impl<T> Out<T> {
 }
 
 impl Out<u8> {
-    /// Writes the text and a NUL into a buffer of `length` bytes; a text that is too long is cut.
+    /// Writes a text and a NUL into the caller's buffer of `length` bytes; a text that is too long
+    /// is cut.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL or a length below 1.
@@ -100,7 +102,7 @@ impl Out<u8> {
     }
 }
 
-/// A pointer from which the call reads.
+/// A pointer from which a driver call reads.
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
@@ -128,12 +130,12 @@ impl<T> In<T> {
         Ok(unsafe { self.0.read_unaligned() })
     }
 
-    /// Returns the pointer to element `index` of an array.
+    /// Returns the pointer to element `index` of an array that begins at this pointer.
     pub fn at(self, index: usize) -> In<T> {
         In(self.0.wrapping_add(index))
     }
 
-    /// Returns the pointer to a field that lies `offset` bytes after this address.
+    /// Returns the pointer to a struct field that lies `offset` bytes after this pointer.
     pub fn field<U>(self, offset: usize) -> In<U> {
         In(self.0.wrapping_byte_add(offset).cast())
     }
@@ -148,7 +150,7 @@ impl<T> In<T> {
 pub type Text = In<c_char>;
 
 impl Text {
-    /// Returns the bytes before the NUL.
+    /// Returns the bytes of the caller's C string, without the NUL.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL.
@@ -161,7 +163,7 @@ impl Text {
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
-    /// Returns the text before the NUL.
+    /// Returns the caller's C string as text, without the NUL.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL or for bytes that are not UTF-8.
@@ -170,7 +172,8 @@ impl Text {
     }
 }
 
-/// One exported function: its name, and how many of its calls came while a knob was set.
+/// One exported driver function: its name, and the number of its calls that came while a knob was
+/// set.
 pub struct Site {
     name: &'static str,
     calls: AtomicU64,
@@ -181,7 +184,7 @@ static NEVER: AtomicU32 = AtomicU32::new(0);
 static ACTIVE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const ALWAYS).cast_mut());
 
 impl Site {
-    /// Returns the site of the function with this name.
+    /// Returns the `Site` of the function with this name.
     pub const fn new(name: &'static str) -> Self {
         Site {
             name,
@@ -189,8 +192,9 @@ impl Site {
         }
     }
 
-    /// Runs the call's work as the knobs say: with a wait before or after, or not at all. Costs one
-    /// branch while no knob is set.
+    /// Runs `work`, the body of a driver call, as the knobs of the simulated driver order: with a
+    /// wait before or after it, or not at all when the call is to fail. While no knob is set this
+    /// costs one branch.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
         // SAFETY: `ACTIVE` only ever holds the address of a static above or of a word of the
@@ -203,9 +207,9 @@ impl Site {
         }
     }
 
-    /// Passes a status on. If it is an error, appends the function's name as one line to the file
-    /// that `GPULIMIT_SIM_FAILED` names: the tests read from it which functions were given a wrong
-    /// handle.
+    /// Returns `code` unchanged. If `code` is an error, also appends the function's name as one
+    /// line to the file that `GPULIMIT_SIM_FAILED` names: from that file the tests learn which
+    /// functions rejected a wrong handle.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
             self.failed();
@@ -249,7 +253,7 @@ impl Site {
     }
 }
 
-/// Waits for `ns` nanoseconds; short waits spin, because sleeping is not exact enough.
+/// Waits for `ns` nanoseconds; spins for short waits, because sleeping is not exact enough.
 fn wait(ns: u64) {
     let (start, wanted) = (Instant::now(), Duration::from_nanos(ns));
     if ns > 200_000 {
@@ -261,14 +265,15 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// Set when the call under way was given a stale handle: the driver's memory at its address
-    /// holds something else by now.
+    /// Whether the present driver call was given a stale handle: in a real driver the memory at
+    /// such an address has been reused.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions that end in a memory fault when they get a handle that was destroyed or is of another
-/// kind (measured on an H200, 580.159.03). `cuLibraryUnload` does the same on that driver, but is
-/// not in the list, because the random programs of the tests unload handles that are not libraries.
+/// Functions of the real driver that end in a memory fault when their handle was destroyed or is of
+/// another kind (measured on an H200, 580.159.03). `cuLibraryUnload` faults in the same way there,
+/// but is not in this list, because the random programs of the tests unload handles that are not
+/// libraries.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",
@@ -290,14 +295,14 @@ const CRASHES: &[&str] = &[
     "cuStreamSynchronize",
 ];
 
-/// Marks the call as one that was given a wrong handle that is not NULL, and returns `status`. The
-/// process then crashes in the functions that `CRASHES` lists.
+/// Notes that the present driver call was given a wrong handle other than NULL, and returns
+/// `status`. If `CRASHES` lists the called function, the process then crashes.
 pub fn fatal(status: Status) -> Status {
     FATAL.set(true);
     status
 }
 
-/// Ends the process by SIGSEGV, as a memory fault in the driver does.
+/// Ends the process by SIGSEGV, as a memory fault in the real driver does.
 pub fn crash() -> ! {
     // SAFETY: the process signals itself; the default action is set first, so no handler can return
     // to here.
@@ -308,7 +313,7 @@ pub fn crash() -> ! {
     std::process::abort()
 }
 
-/// Returns the `CUresult` of an outcome.
+/// Converts the outcome of a driver call to its `CUresult`.
 pub fn code(outcome: Outcome<()>) -> i32 {
     match outcome {
         Ok(()) => 0,

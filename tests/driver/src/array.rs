@@ -1,11 +1,12 @@
-//! Arrays and mipmapped arrays: the memory they take, how small arrays share blocks, and which
-//! memory can be mapped into arrays without memory of their own.
+//! Arrays and mipmapped arrays of the simulated driver: the memory they take, how small arrays
+//! share blocks, and which arrays have no memory of their own and let the program map memory into
+//! them.
 //!
 //! Measured (H100, 580.159.04): an array of 2 MiB or more ([`Shape::bytes`]) takes blocks of its
 //! own. Smaller arrays share blocks with other arrays of their context, but not with linear memory:
 //! one block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB. A block is freed with
 //! its last array. Sparse arrays and arrays with deferred mapping take no memory; memory that is
-//! mapped into them lives as long as its own handle.
+//! mapped into such an array lives as long as the handle of that memory.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,12 +18,12 @@ use crate::machine::BLOCK;
 use crate::tiling::{DEFERRED, GRAIN, SPARSE, Shape};
 use crate::{Outcome, Status, vmm};
 
-/// Grains in a block; a `u32` has one bit for each of them.
+/// The number of grains (units of 64 KiB) in a block. A `u32` bitmap has one bit for each grain.
 const GRAINS: u32 = (BLOCK / GRAIN) as u32;
-/// The first CUDA versions that know [`SPARSE`] and [`DEFERRED`].
+/// The array flags [`SPARSE`] and [`DEFERRED`], each with the first CUDA version that accepts it.
 const SINCE: [(u32, u32); 2] = [(SPARSE, 11_010), (DEFERRED, 11_060)];
 
-/// The kind of an array handle.
+/// The kind of array that a handle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `CUarray`.
@@ -38,49 +39,51 @@ struct Array {
     shape: Shape,
     levels: u32,
     memory: Memory,
-    /// The handles of its levels that were asked for so far.
+    /// Handles of the mipmapped array's levels that the program has asked for so far.
     views: Vec<u64>,
 }
 
 enum Memory {
-    /// Blocks of its own; the size in bytes.
+    /// Blocks that belong to this array alone; the number is their size in bytes.
     Own(u64),
-    /// Some grains of a shared block; `grains` has a bit for each.
+    /// Some grains of a block that several arrays share; bit *n* of `grains` is set for each grain
+    /// *n* that this array has.
     Shared { block: usize, grains: u32 },
-    /// No memory of its own: memory is mapped into its tiles, and the array does not track it.
+    /// The array has no memory of its own: the program maps memory into the array's tiles, and the
+    /// array does not track that memory.
     Mapped,
-    /// A level of a mipmapped array, whose memory it uses.
+    /// The array is a level of a mipmapped array and uses the memory of that mipmapped array.
     Borrowed,
 }
 
-/// One element of the list that `cuMemMapArrayAsync` is given.
+/// One element of the list that the program gives to `cuMemMapArrayAsync`.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// The kind of the array handle.
+    /// The kind of array that the field `array` stands for.
     pub kind: Kind,
     /// The handle of the array.
     pub array: u64,
     /// The part of the array.
     pub part: Part,
-    /// The memory to map; `None` to unmap.
+    /// The memory to map into the array; `None` to unmap.
     pub memory: Option<u64>,
 }
 
 /// A part of an array.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
-    /// A part of a level, in elements.
+    /// A part of one level of the array, in elements.
     Level {
         /// The level's number.
         level: u32,
         /// The layer's number.
         layer: u32,
-        /// The first element on each axis.
+        /// The first element of the part on each axis.
         offset: [u64; 3],
-        /// The number of elements on each axis.
+        /// The number of elements of the part on each axis.
         extent: [u64; 3],
     },
-    /// A part of the tail of the levels, in bytes.
+    /// A part of the mip tail (the smallest levels, stored together), in bytes.
     Tail {
         /// The layer's number.
         layer: u32,
@@ -95,11 +98,13 @@ pub enum Part {
 struct State {
     arrays: HashMap<u64, Array>,
     last: u64,
-    /// Free handles; the last one is handed out next, as a heap would do.
+    /// Handles that are free for reuse; the last one is handed out next, as a heap allocator would
+    /// do.
     free: Vec<u64>,
-    /// The free handles again, with the kind that each had.
+    /// The handles in `free`, each with the kind of array that it stood for.
     gone: HashSet<(Kind, u64)>,
-    /// The taken grains of each shared block, by context. A block with no bit set has been freed.
+    /// The grains in use, as one bitmap for each shared block, by context. A bitmap of 0 stands for
+    /// a block that has been freed.
     blocks: HashMap<usize, Vec<u32>>,
 }
 
@@ -109,7 +114,7 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates an array, or a mipmapped array with at most `levels` levels.
+/// Creates an array of this shape, or a mipmapped array with at most `levels` levels.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an invalid shape, `OUT_OF_MEMORY`.
@@ -192,7 +197,7 @@ impl State {
         Ok(Memory::Shared { block, grains })
     }
 
-    /// Removes an array and the handles of its levels, and frees its memory.
+    /// Removes an array from the list, with the handles of its levels, and frees its memory.
     fn remove(&mut self, handle: u64) {
         let Some(array) = self.arrays.remove(&handle) else {
             return;
@@ -219,7 +224,8 @@ impl State {
     }
 }
 
-/// Destroys an array. A level of a mipmapped array is left as it is, without an error (measured).
+/// Destroys an array. The driver ignores this call for a level of a mipmapped array and returns
+/// success (measured).
 ///
 /// # Errors
 /// `CONTEXT_IS_DESTROYED` the second time (measured), `INVALID_HANDLE` for a handle that never was
@@ -233,7 +239,8 @@ pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns a level of a mipmapped array as an array, which is destroyed with the mipmapped one.
+/// Returns the handle of one level of a mipmapped array. The level's handle is destroyed with the
+/// mipmapped array.
 ///
 /// # Errors
 /// `INVALID_HANDLE`, or `INVALID_VALUE` when the array has no such level.
@@ -271,7 +278,7 @@ pub fn level(handle: u64, level: u32) -> Outcome<u64> {
     Ok(view)
 }
 
-/// Returns the shape of an array.
+/// Returns the shape with which an array was created.
 ///
 /// # Errors
 /// `INVALID_HANDLE`.
@@ -279,7 +286,7 @@ pub fn shape(handle: u64) -> Outcome<Shape> {
     Ok(state().array(Kind::Array, handle)?.shape)
 }
 
-/// Returns the bytes that must be mapped into an array with deferred mapping.
+/// Returns the bytes that the program must map into an array with deferred mapping.
 ///
 /// # Errors
 /// `INVALID_HANDLE`, `INVALID_VALUE` for other arrays (NVIDIA's documentation).
@@ -338,9 +345,9 @@ impl Array {
     }
 }
 
-/// Maps memory into arrays and unmaps it. Only checks its arguments: mapped memory is freed with
-/// its last handle, mapped or not (measured, H100, 580.159.04), so the driver need not remember
-/// mappings.
+/// Checks the arguments of a call that maps memory into arrays or unmaps it. The simulated driver
+/// does not store such mappings: memory is freed with its last handle, even while it is mapped into
+/// an array (measured, H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_HANDLE`; `INVALID_VALUE` for unknown memory, for an array with memory of its own, and
@@ -359,7 +366,7 @@ pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     Ok(())
 }
 
-/// Destroys all arrays of a context that is being destroyed.
+/// Destroys all arrays of a context when the context is destroyed.
 pub fn clear(context: &Context) {
     let mut guard = state();
     let state = &mut *guard;

@@ -1,7 +1,8 @@
-//! Linear memory: small requests share 2 MiB blocks, large requests have blocks of their own.
+//! Linear memory of the simulated driver: small requests share blocks of 2 MiB, large requests have
+//! blocks of their own.
 //!
-//! A small request that fits into a block the process already has takes one uncontended lock and
-//! touches no shared memory.
+//! A small request that fits into a block that the process already has takes one uncontended lock
+//! and touches no shared memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -17,34 +18,36 @@ use crate::space::{Entry, Use, space};
 use crate::work::Name;
 use crate::{Outcome, Status, graph, ipc};
 
-/// The largest request, in bytes, that shares blocks.
+/// The largest request, in bytes, that shares a block with other requests.
 const SHARED: u64 = BLOCK - GRAIN;
 
-/// One shard of a context's small requests. A request first goes to the shard of its size, then to
-/// any other shard that has room, so that all sizes share blocks.
+/// One shard of a context's small requests. The size of a request chooses the shard that is tried
+/// first. If that shard is full, any other shard with enough room is tried, so that requests of all
+/// sizes share blocks.
 #[derive(Default)]
 pub struct SmallShard {
     heap: Mutex<Heap>,
-    /// An upper bound of the largest request that still fits: [`Heap::room`] after a request that
-    /// did not fit, a whole block after memory was added or freed.
+    /// An upper bound of the largest request that still fits into this shard: [`Heap::room`] after
+    /// a request that did not fit, a whole block after memory was added or freed.
     room: AtomicU64,
 }
 
-/// The kind of a large request.
+/// The kind of memory that a large request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `cuMemAlloc` and its variants.
     Linear,
     /// `cuMemAllocManaged`: takes addresses but no GPU memory.
     Managed,
-    /// The `__device__` variables of a module; the program cannot free them.
+    /// The `__device__` variables of a module. Only unloading the module frees them, not the
+    /// program.
     Module,
 }
 
-/// A request with blocks of its own.
+/// A request that has blocks of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Large {
-    /// Bytes that were asked for.
+    /// Bytes that the program asked for.
     pub bytes: u64,
     /// The kind of the request.
     pub kind: Kind,
@@ -73,7 +76,7 @@ impl SmallShard {
     }
 }
 
-/// Allocates linear memory in the context.
+/// Allocates linear memory (`cuMemAlloc`) in a context.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -93,7 +96,8 @@ fn allocate_small(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_elsewhere(context, bytes, home)
 }
 
-/// Allocates in another shard that has room, or else in a new block.
+/// Allocates a small request in another shard than `home`, or in a new block if all shards are
+/// full.
 #[cold]
 fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64> {
     let (before, after) = context.small.split_at(home);
@@ -105,7 +109,7 @@ fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64
     }
     let own = &context.small[home];
     let mut heap = own.lock();
-    // Another thread may have made room while the lock was free.
+    // Another thread may have made room in this shard before the lock was taken again.
     if let Some(address) = heap.take(bytes) {
         return Ok(address);
     }
@@ -114,7 +118,7 @@ fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64
     heap.take(bytes).ok_or(Status::UNKNOWN)
 }
 
-/// Takes a block from the GPU and adds it to the shard.
+/// Takes a block of GPU memory and adds it to the shard with its heap.
 fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     let driver = driver()?;
     driver.take(context.device(), BLOCK)?;
@@ -127,7 +131,7 @@ fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Allocates linear memory whose address fits into 32 bits, with blocks of its own.
+/// Allocates linear memory whose address fits into 32 bits. The memory has blocks of its own.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -143,7 +147,7 @@ fn allocate_large(context: &Context, bytes: u64, kind: Kind) -> Outcome<u64> {
     allocate_at(context, bytes, kind, |span| space().take(span, BLOCK))
 }
 
-/// Allocates blocks; `place` reserves the addresses.
+/// Allocates blocks for a large request; the function `place` reserves their addresses.
 fn allocate_at(
     context: &Context,
     bytes: u64,
@@ -170,7 +174,7 @@ fn allocate_at(
     Ok(address)
 }
 
-/// Allocates managed memory: takes addresses but no GPU memory.
+/// Allocates managed memory, which takes addresses but no GPU memory.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes.
@@ -181,7 +185,7 @@ pub fn allocate_managed(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Managed)
 }
 
-/// Allocates the memory of a module's variables.
+/// Allocates the memory of a module's `__device__` variables.
 ///
 /// # Errors
 /// `OUT_OF_MEMORY`.
@@ -189,8 +193,8 @@ pub fn allocate_module(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Module)
 }
 
-/// Frees memory of any kind by its address, pool memory in the order of `stream`. Does nothing for
-/// address 0.
+/// Frees memory of any kind by its address. Pool memory is freed when the work on `stream` reaches
+/// this call. Address 0 is ignored.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not the start of an allocation.
@@ -209,7 +213,7 @@ pub fn free(address: u64, stream: Name) -> Outcome<()> {
     }
 }
 
-/// Frees the memory of a module's variables.
+/// Frees the memory of a module's `__device__` variables.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not the start of an allocation.
@@ -221,7 +225,8 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let context = context::by_index(entry.context()).ok_or(Status::INVALID_VALUE)?;
     let shard = &context.small[entry.shard()];
     let mut heap = shard.lock();
-    // Between reading the entry and taking the lock, the block may have been freed and taken again.
+    // Another thread may have freed the block, and taken it for other use, after this thread read
+    // `entry` and before it took the lock.
     if space().entry(address) != entry {
         return Err(Status::INVALID_VALUE);
     }
@@ -256,7 +261,7 @@ fn give_large(address: u64, request: Large) {
     space().give(address, request.bytes.next_multiple_of(BLOCK));
 }
 
-/// Frees all linear memory of a context that is being destroyed.
+/// Frees all linear memory of a context when the context is destroyed.
 pub fn clear(context: &Context) {
     for shard in &context.small {
         for address in std::mem::take(&mut *shard.lock()).addresses() {
@@ -281,18 +286,18 @@ pub fn clear(context: &Context) {
     }
 }
 
-/// The allocation in which an address lies.
+/// The allocation that contains a given address.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     /// The first byte.
     pub start: u64,
-    /// Bytes that were asked for.
+    /// Bytes that the program asked for.
     pub bytes: u64,
-    /// Its context, if it has one.
+    /// The context of the allocation; `None` for memory without a context.
     pub context: Option<&'static Context>,
     /// Its pool, if it has one.
     pub pool: Option<&'static Pool>,
-    /// Whether it is managed memory.
+    /// Whether the allocation is managed memory.
     pub managed: bool,
 }
 

@@ -1,18 +1,18 @@
-//! Cancellation of threads (`pthread_cancel`) in calls of the driver.
+//! Cancellation of threads (`pthread_cancel`) in calls of the simulated driver.
 //!
-//! A cancelled thread ends in calls of the driver that open, read or wait, and is unwound from
-//! there. Measured on an H200 (580.159), each call by a thread that was cancelled before it, with
-//! the cancellation state enabled:
+//! A cancelled thread ends in those calls of the real driver that open, read or wait, and is
+//! unwound from there. Measured on an H200 (580.159): each call was made by a thread that had been
+//! cancelled before the call and had the cancellation state enabled:
 //!
 //! | the thread ends in | and not in |
 //! |---|---|
 //! | `cuInit`, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`, `cuCtxDestroy`, `cuModuleLoadData`, the first `cuMemAllocAsync` | `cuMemAlloc`, `cuMemFree`, later `cuMemAllocAsync`, `cuMemFreeAsync`, streams, launches, graphs, `cuMemCreate`, `cuMemMap`, `cuCtxSetLimit`, `cuMemAllocManaged`, `cuModuleUnload`, pools |
 //! | with `CU_CTX_SCHED_BLOCKING_SYNC` and work under way also `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload` | the same without that flag |
 //!
-//! In the simulated driver a thread ends at the beginning of such a call, before the call does any
-//! work: unwinding Rust frames from outside would abort the process. In a process with blocking
-//! contexts the thread ends whether or not work is under way. During the call itself cancellation
-//! is disabled.
+//! In the simulated driver a cancelled thread ends at the beginning of such a call, before the call
+//! does any work: unwinding a thread through Rust frames would abort the process. In a process with
+//! blocking contexts the thread ends whether or not work is under way. Cancellation is disabled
+//! while the rest of the call runs.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -22,40 +22,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const DISABLE: c_int = 1;
 
 unsafe extern "C" {
-    // The libc crate lacks this function.
+    // The libc crate does not declare `pthread_setcancelstate`.
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
 unsafe extern "C-unwind" {
-    // The libc crate lacks this function.
+    // The libc crate does not declare `pthread_testcancel`.
     fn pthread_testcancel();
 }
 
-/// Whether a context of this process sleeps while it waits (`CU_CTX_SCHED_BLOCKING_SYNC`).
+/// Whether a thread that waits for a context of this process sleeps (`CU_CTX_SCHED_BLOCKING_SYNC`).
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Notes the flags of a new context.
+/// Notes whether the flags of a new context make waiting threads sleep.
 pub fn note_flags(flags: u32) {
     if flags & 7 == 4 {
         SLEEPS.store(true, Ordering::Relaxed);
     }
 }
 
-/// When a function is a cancellation point.
+/// The condition under which a driver function is a cancellation point.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     /// Never.
     Never,
     /// Always.
     Always,
-    /// In the first call of a process.
+    /// In the first call of any function that the process makes.
     First,
-    /// While the process has had a context that sleeps while it waits.
+    /// After the process has created a context whose waiting threads sleep.
     Waiting,
 }
 
 impl Point {
-    /// Returns when the function with this name is a cancellation point.
+    /// Returns when the driver function with this name is a cancellation point.
     pub const fn of(name: &str) -> Point {
         if is(name, "cuInit")
             || is(name, "cuDevicePrimaryCtxRetain")
@@ -79,8 +79,8 @@ impl Point {
         Point::Never
     }
 
-    /// Ends the thread here if it is cancelled and this is a cancellation point. The caller must
-    /// hold nothing that needs clean-up.
+    /// Ends the calling thread if it was cancelled and this driver function is a cancellation point
+    /// now. The caller must not hold anything that needs clean-up.
     #[inline]
     pub fn pass(self) {
         static CALLED: AtomicBool = AtomicBool::new(false);
@@ -116,11 +116,11 @@ const fn begins(name: &str, with: &str) -> bool {
     true
 }
 
-/// Disables cancellation of this thread until it is dropped.
+/// A guard that disables cancellation of the calling thread until the guard is dropped.
 pub struct Whole(c_int);
 
 impl Whole {
-    /// Disables cancellation of this thread.
+    /// Disables cancellation of the calling thread.
     #[expect(clippy::new_without_default, reason = "it changes the thread's state")]
     pub fn new() -> Whole {
         let mut before = DISABLE;

@@ -1,9 +1,10 @@
-//! Stream capture: which captures are under way, what they forbid, and what invalidates them.
+//! Stream capture in the simulated driver: which captures are under way, which calls they forbid,
+//! and which calls invalidate them.
 //!
-//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` while a stream is captured in the global
-//! mode invalidates the capture: every later call on the stream, `cuStreamEndCapture` included,
-//! answers 901; after that the stream works again. In a thread in the relaxed mode the call does no
-//! harm. The other forbidden calls are taken from NVIDIA's documentation.
+//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` invalidates the capture of a stream in the
+//! global mode: every later call on that stream, `cuStreamEndCapture` included, returns error 901;
+//! after `cuStreamEndCapture` the stream works again. A thread in the relaxed mode may make this
+//! call without harm. The other forbidden calls are taken from NVIDIA's documentation.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -31,17 +32,18 @@ pub const RELAXED: i32 = 2;
 
 struct Capture {
     stream: &'static Stream,
-    /// The thread that began the capture.
+    /// The number of the thread that began the capture.
     thread: u64,
     mode: i32,
     id: u64,
     graph: &'static Graph,
     last: Option<&'static Node>,
-    /// The captured call whose node is not yet added: a later step of the call may say what it is.
+    /// The last captured call, as long as its graph node is not yet added: a later step of that
+    /// call may say what kind of node it needs.
     pending: Option<Kind>,
 }
 
-/// Captures under way: the only word that a call reads while no stream is captured.
+/// The number of captures under way. While it is 0, driver calls read no other data on captures.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -80,8 +82,8 @@ fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Announces a call that NVIDIA calls potentially unsafe while a stream is captured. Costs one
-/// branch while no stream is captured.
+/// Reports a call that NVIDIA calls potentially unsafe during a capture, and invalidates the
+/// captures that forbid it. While no stream is captured this costs one branch.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` when a capture forbids the call; the capture is then invalid.
@@ -108,8 +110,8 @@ fn judge_call() -> Outcome<()> {
     }
 }
 
-/// Announces that a context is synchronised, which every mode forbids while a stream of the context
-/// is captured.
+/// Reports a call that waits for a whole context. Every capture mode forbids such a call while a
+/// stream of that context is captured.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED`; the captures are then invalid.
@@ -123,8 +125,8 @@ pub fn synchronizes(context: &Context) -> Outcome<()> {
     Ok(())
 }
 
-/// Announces that a call queries or waits for a stream, which every mode forbids while that stream
-/// is captured.
+/// Reports a call that queries or waits for a stream. Every capture mode forbids such a call while
+/// that stream is captured.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED`, the capture is then invalid; `STREAM_CAPTURE_INVALIDATED` when the
@@ -139,8 +141,8 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     }
 }
 
-/// Announces a use of the context's legacy stream, which waits for every stream that was not
-/// created as non-blocking.
+/// Reports a use of the context's legacy stream, which waits for every stream that was not created
+/// as non-blocking.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then invalid.
@@ -152,7 +154,7 @@ pub fn legacy(context: &Context) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns whether a capture forbids the use of the context's legacy stream.
+/// Returns whether a capture under way forbids the use of the context's legacy stream.
 #[inline(always)]
 pub fn holds_legacy(context: &Context) -> bool {
     COUNT.load(Relaxed) != 0 && any_holds_legacy(context)
@@ -165,7 +167,7 @@ fn any_holds_legacy(context: &Context) -> bool {
 }
 
 impl Capture {
-    /// Adds the node of the pending call.
+    /// Adds the graph node of the pending captured call.
     fn conclude(&mut self) -> Outcome<()> {
         if let Some(kind) = self.pending.take() {
             let after = self.last.into_iter().collect();
@@ -212,7 +214,7 @@ fn remove(captures: &mut Vec<Capture>, index: usize) -> Capture {
     capture
 }
 
-/// Ends a capture and returns its graph.
+/// Ends the capture of a stream and returns the captured graph.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` when the stream is not captured; `STREAM_CAPTURE_WRONG_THREAD` in a thread that
@@ -239,7 +241,8 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     Ok(capture.graph)
 }
 
-/// Returns the number and the graph of the capture under way on a stream.
+/// Returns the number and the graph of the capture that is under way on a stream; `None` without a
+/// capture.
 pub fn info(stream: &Stream) -> Option<(u64, &'static Graph)> {
     with(stream, |capture| {
         let _ = capture.conclude();
@@ -254,7 +257,7 @@ fn with<T>(stream: &Stream, work: impl FnOnce(&mut Capture) -> T) -> Option<T> {
         .map(work)
 }
 
-/// Adds one more node to the captured graph, unless the capture is invalid.
+/// Adds a node to the captured graph, unless the capture is invalid.
 #[cold]
 pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     if status != ACTIVE {
@@ -271,16 +274,16 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
 }
 
-/// Says that the call just captured launches `function`, and what local memory and device runtime
-/// the kernel needs.
+/// Completes the pending captured call as a launch of the kernel `function`, with the local memory
+/// and device runtime that the kernel needs.
 pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     with(stream, |capture| {
         capture.pending = Some(Kind::Kernel { function, need });
     });
 }
 
-/// Adds an allocation to the captured graph. It gets an address now and memory when the graph is
-/// launched.
+/// Adds an allocation to the captured graph. The allocation gets an address now, and memory when
+/// the graph is launched.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
@@ -296,7 +299,7 @@ pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
-/// Adds a free to the captured graph.
+/// Adds a node to the captured graph that frees the address.
 ///
 /// # Errors
 /// `INVALID_VALUE` when no graph allocated the address.
@@ -310,12 +313,12 @@ pub fn free(stream: &Stream, address: u64) -> Outcome<()> {
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
-/// Drops the capture on a stream that is being destroyed.
+/// Drops the capture on a stream when the stream is destroyed.
 pub(crate) fn drop_stream(stream: &Stream) {
     forget(|capture| std::ptr::eq(capture.stream, stream));
 }
 
-/// Drops the captures of a context that is being destroyed.
+/// Drops the captures of a context when the context is destroyed.
 pub(crate) fn drop_context(context: &Context) {
     forget(|capture| std::ptr::eq(capture.stream.context, context));
 }

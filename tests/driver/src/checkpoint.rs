@@ -1,8 +1,8 @@
-//! Checkpoints (`cuCheckpointProcess…`): one process locks another, moves its GPU memory away and
-//! brings it back.
+//! Checkpoints (`cuCheckpointProcess…`): one process locks another process, moves the GPU memory of
+//! the locked process away and brings it back.
 //!
-//! A lock does not wait for calls under way: the locking process must make sure that there are
-//! none.
+//! Locking a process does not wait for its driver calls under way: the locking process must make
+//! sure that there are none.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::machine::{MAX_DEVICES, Machine, Slot};
 use crate::process::Process;
 use crate::{Outcome, Status, grant};
 
-/// The numbers of `CUprocessState`.
+/// The process states, with the numbers of `CUprocessState`.
 const RUNNING: u64 = 0;
 const LOCKED: u64 = 1;
 const CHECKPOINTED: u64 = 2;
 
-/// Returns the slot of a living process.
+/// Returns the slot of a living process by its pid.
 fn find(machine: &'static Machine, pid: i32) -> Outcome<(usize, &'static Slot)> {
     let slots = machine.slots.iter().enumerate();
     slots
@@ -33,7 +33,7 @@ fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
     stepped.map(drop).map_err(|_| Status::ILLEGAL_STATE)
 }
 
-/// Returns the state of a process.
+/// Returns the `CUprocessState` of a process.
 ///
 /// # Errors
 /// `INVALID_VALUE` for a process without GPU memory; the other functions here answer the same.
@@ -41,7 +41,7 @@ pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
 }
 
-/// Locks a process: its later calls wait until it is unlocked.
+/// Locks a process: its later driver calls wait until it is unlocked.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is running.
@@ -52,7 +52,7 @@ pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes all memory of a locked process off the GPUs.
+/// Takes all GPU memory of a locked process off the GPUs.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is locked.
@@ -67,7 +67,7 @@ pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Brings the memory of a process back to the GPUs.
+/// Brings the GPU memory of a checkpointed process back to the GPUs.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless its memory is away, `OUT_OF_MEMORY` when a GPU has too little room.
@@ -86,7 +86,7 @@ pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
     step(line, CHECKPOINTED, LOCKED)
 }
 
-/// Unlocks a process: its waiting calls go on.
+/// Unlocks a process: its waiting driver calls go on.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is locked.
@@ -94,7 +94,7 @@ pub fn unlock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     step(find(machine, pid)?.1, LOCKED, RUNNING)
 }
 
-/// Waits while this process is locked.
+/// Waits while the calling process is locked by another process.
 pub(crate) fn wait_if_locked() {
     let Some(line) = Process::line() else { return };
     while line.state.load(Acquire) != RUNNING {
@@ -102,7 +102,7 @@ pub(crate) fn wait_if_locked() {
     }
 }
 
-/// Resets a slot for its new owner, which runs.
+/// Resets the checkpoint state of a slot for its new owner, a running process.
 pub(crate) fn begin(line: &Slot) {
     line.state.store(RUNNING, Relaxed);
     line.away.iter().for_each(|away| away.store(0, Relaxed));

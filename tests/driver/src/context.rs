@@ -1,4 +1,5 @@
-//! Contexts: what they cost, what is destroyed with them, and which one is current in a thread.
+//! Contexts of the simulated driver: what they cost, what is destroyed with them, and which one is
+//! current in a thread.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -16,15 +17,16 @@ use crate::work::Ends;
 use crate::{Outcome, Status, array, capture, graph, ipc, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
-/// The number of independently locked shards of a context's small requests.
+/// The number of shards into which a context divides its small requests; each shard has its own
+/// lock.
 pub const SHARDS: usize = 16;
-/// Local memory per thread that a new context has, in bytes.
+/// Bytes of local memory per thread that a new context has (the default stack limit).
 pub const STACK: u64 = 1024;
 const STACK_SIZE: i32 = 0;
 const PRINTF_FIFO_SIZE: i32 = 1;
 const MALLOC_HEAP_SIZE: i32 = 2;
-/// The limits of a new context by their numbers in `CUlimit`; `None` where the GPU has no such
-/// limit. Measured (H100, 580.159.04).
+/// The limits of a new context (`cuCtxGetLimit`), by their numbers in `CUlimit`; `None` for a limit
+/// that the GPU does not have. Measured (H100, 580.159.04).
 const LIMITS: [Option<u64>; 7] = [
     Some(STACK),
     Some(8_650_752),
@@ -34,87 +36,90 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// The MiB that loading a module with device malloc takes, besides 1 MiB per multiprocessor.
-/// Both together are the 138 MiB that were measured on an H100.
+/// The MiB that a context takes for its first module with device malloc, in addition to 1 MiB per
+/// multiprocessor. For the 132 multiprocessors of an H100 both together are 138 MiB (measured).
 const HEAP_TABLES: u64 = 6;
-/// Total bytes that the modules of a context take for device printf or assert, without their own
-/// variables and whatever the limits are. Measured (H100, 580.159.04): what printf takes is a part
-/// of what assert takes, and that is a part of what malloc takes, in whatever order modules are
-/// loaded.
+/// Total bytes that the modules of a context take once one of them uses device printf or assert.
+/// Their own variables come on top, and the limits of the context do not matter. Measured (H100,
+/// 580.159.04): what printf takes is a part of what assert takes, and that is a part of what malloc
+/// takes, in whatever order modules are loaded.
 const PRINTF: u64 = 62 << 20;
 const ASSERT: u64 = 90 << 20;
-/// The smallest stack limit that is invalid. Measured for this value; 400,000 is refused only
-/// because it needs more memory than an H100 has.
+/// The smallest stack limit that the driver rejects as invalid. Measured for this value; the driver
+/// also refuses 400,000, but because that limit needs more memory than an H100 has.
 const STACK_END: u64 = 512 << 10;
-/// The bytes that a green context takes: memory of its own, and a part of blocks that it shares
-/// with other green contexts. Measured (H100, 580.159.04), each with a stream: 6 MiB, 12, 16, 22.
+/// The bytes that a green context takes: first memory of its own, second its part of blocks that it
+/// shares with other green contexts. Measured (H100, 580.159.04): one to four green contexts, each
+/// with a stream, take 6, 12, 16 and 22 MiB.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// The cost of streams in two kinds of memory: bytes per stream, and how many streams a new context
-/// has room for. Measured (H100, 580.159.04): a block is taken at the streams 2, 6, 10 and so on,
-/// and another at the 36th and about every 43rd from there on; 256 streams take 140 MiB in 68
-/// steps, 4,096 streams 2,240 MiB.
+/// The cost of streams in two kinds of memory. Each pair is the bytes per stream, and the number of
+/// streams for which a new context already has room. Measured (H100, 580.159.04): the context takes
+/// a block at the streams 2, 6, 10 and so on, and another block at the 36th stream and then at
+/// about every 43rd; 256 streams take 140 MiB in 68 steps, 4,096 streams 2,240 MiB.
 const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
-/// A function to call when a context is destroyed, with the value that was stored in the context.
+/// A function that the driver calls when a context is destroyed, with the value that was stored in
+/// the context.
 pub type Destructor = extern "C" fn(usize, usize, usize);
-/// Values that other libraries keep in a context, by key, each with its destructor.
+/// Values that other libraries store in a context, by key, each with its destructor.
 pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
-/// A context. Never freed: a handle that outlives its context still points to an object that says
-/// that the context was destroyed.
+/// A context of the simulated driver. Its memory is never freed: a handle that outlives its context
+/// still points to a `Context` that says that it was destroyed.
 pub struct Context {
     magic: u64,
-    /// Index in the process's list of contexts.
+    /// Index of this context in the process's list of contexts.
     pub index: usize,
     device: AtomicU32,
     is_primary: bool,
-    /// For a green context, the primary context that it is part of.
+    /// The primary context that a green context is part of; `None` for any other context.
     base: Option<&'static Context>,
     active: AtomicBool,
-    /// The number of retains of a primary context, of attaches of any other.
+    /// The number of retains of a primary context; the number of attaches of any other context.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory that every thread has: the stack limit, or 0 after growth has failed.
+    /// Bytes of local memory that every thread of the context has: the stack limit, or 0 after the
+    /// GPU had too little room for a larger stack limit.
     backed: AtomicU64,
     state: Mutex<State>,
-    /// Small requests; the shard is the size modulo [`SHARDS`].
+    /// The small requests of the context; the shard of a request is its size modulo [`SHARDS`].
     pub small: [SmallShard; SHARDS],
     storage: Mutex<Storage>,
-    /// When the work of its streams ends.
+    /// The times at which the work of the context's streams ends.
     pub(crate) work: Ends,
 }
 
 #[derive(Default)]
 struct State {
     limits: HashMap<i32, u64>,
-    /// Bytes held for local memory.
+    /// Bytes of GPU memory held for local memory.
     local: u64,
-    /// Whether a kernel that uses device malloc was launched.
+    /// Whether a kernel that uses device malloc was launched in the context.
     has_heap: bool,
-    /// Whether a module that uses device printf or assert was loaded.
+    /// Whether a module that uses device printf or assert was loaded in the context.
     uses_printf: bool,
-    /// Bytes that loading modules has taken for the device runtime.
+    /// Bytes that the context took for the device runtime when modules were loaded.
     tables: u64,
-    /// Bytes held for the device runtime: `tables` and the heap of device malloc.
+    /// Bytes held for the device runtime: those in `tables`, and the heap of device malloc.
     device_runtime: u64,
-    /// The number of green contexts ever made.
+    /// The number of green contexts ever made from this context.
     greens: u64,
-    /// Bytes held for green contexts.
+    /// Bytes held for green contexts of this context.
     green: u64,
     streams: u64,
     /// Bytes held for streams.
     internal: u64,
     /// Bytes held for the context itself, without its local memory.
     own: u64,
-    /// Bytes held for executable graphs.
+    /// Bytes held for executable graphs of this context.
     execs: u64,
-    /// Bytes that the first launch of the process has taken in this context.
+    /// Bytes that this context holds because the first kernel launch of the process was made in it.
     first_launch: u64,
 }
 
-/// The parts of the device runtime that code uses.
+/// The functions of the device runtime that the code of a module or kernel uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// `malloc`.
@@ -125,9 +130,9 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Returns the bytes of local memory for all threads that the GPU can hold, where each has
-/// `per_thread`. Measured (H100, 580.159.04): whole blocks, rounded down; `per_thread` is a
-/// multiple of 16.
+/// Returns the bytes of GPU memory that hold `per_thread` bytes of local memory for each thread
+/// that the GPU can run at once. Measured (H100, 580.159.04): whole blocks, rounded down;
+/// `per_thread` is a multiple of 16.
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
     let bytes = per_thread
@@ -137,10 +142,11 @@ fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
 }
 
 static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
-/// Destroyed contexts, to be used again by [`Context::create`].
+/// Destroyed contexts, which [`Context::create`] uses again.
 static SPARE: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-/// Whether a context holds the memory that the first launch takes.
+/// Whether some context of this process already holds the memory that the first kernel launch
+/// takes.
 static LAUNCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -148,8 +154,8 @@ thread_local! {
     static BELOW: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the thread's current context; for a green context, the primary context that it is part
-/// of.
+/// Returns the calling thread's current context; for a green context, the primary context that it
+/// is part of.
 ///
 /// # Errors
 /// `INVALID_CONTEXT` when the thread has none, `CONTEXT_IS_DESTROYED` when the context was
@@ -163,12 +169,13 @@ pub fn current() -> Outcome<&'static Context> {
     }
 }
 
-/// Returns the top of the thread's stack, whether that context is destroyed or not.
+/// Returns the context on top of the calling thread's context stack, even if that context was
+/// destroyed.
 pub fn top() -> Option<&'static Context> {
     CURRENT.get()
 }
 
-/// Replaces the top of the thread's stack; `None` pops it.
+/// Replaces the context on top of the calling thread's context stack; `None` pops it.
 pub fn set_current(context: Option<&'static Context>) {
     match context {
         Some(_) => CURRENT.set(context),
@@ -178,7 +185,7 @@ pub fn set_current(context: Option<&'static Context>) {
     }
 }
 
-/// Pushes a context on the thread's stack.
+/// Pushes a context on the calling thread's context stack.
 pub fn push(context: &'static Context) {
     if let Some(below) = CURRENT.replace(Some(context)) {
         BELOW.with_borrow_mut(|stack| stack.push(below));
@@ -194,7 +201,7 @@ fn spare() -> MutexGuard<'static, Vec<&'static Context>> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns every context ever made, destroyed ones included.
+/// Returns every context that the process ever made, destroyed contexts included.
 pub fn all() -> Vec<&'static Context> {
     CONTEXTS
         .read()
@@ -202,7 +209,7 @@ pub fn all() -> Vec<&'static Context> {
         .clone()
 }
 
-/// Returns the context with this index.
+/// Returns the context with this index in the process's list.
 pub fn by_index(index: usize) -> Option<&'static Context> {
     CONTEXTS
         .read()
@@ -234,7 +241,7 @@ impl Context {
         context
     }
 
-    /// Makes the primary context of a GPU, inactive. Called once per GPU.
+    /// Makes the primary context of a GPU, in the inactive state. Called once per GPU.
     pub fn primary(device: usize) -> &'static Context {
         Context::make(device, true, None)
     }
@@ -257,7 +264,7 @@ impl Context {
         }
     }
 
-    /// Takes the memory that a context costs, and activates the context.
+    /// Takes the GPU memory that a context costs, and makes the context active.
     fn start(&self) -> Outcome<()> {
         let driver = driver()?;
         let bytes = driver.machine.knobs.context_bytes.load(Relaxed);
@@ -277,7 +284,7 @@ impl Context {
         Ok(())
     }
 
-    /// Retains the primary context, which becomes active with the first retain.
+    /// Adds a retain to the primary context. The first retain makes the context active.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when the GPU has no room for it.
@@ -290,7 +297,7 @@ impl Context {
         self.start()
     }
 
-    /// Releases the primary context, which is destroyed with the last release.
+    /// Removes a retain from the primary context. The last release destroys the context.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` when the context is not active.
@@ -305,7 +312,7 @@ impl Context {
         Ok(())
     }
 
-    /// Destroys the primary context, however often it is still retained.
+    /// Destroys the primary context, even if it has retains left.
     ///
     /// # Errors
     /// `NOT_INITIALIZED` unless the driver is initialised.
@@ -336,7 +343,7 @@ impl Context {
         Ok(())
     }
 
-    /// Frees all memory that the context holds, and deactivates the context.
+    /// Frees all memory that the context holds, and makes the context inactive.
     fn end(&self) -> Outcome<()> {
         let stored = std::mem::take(&mut *self.storage());
         for (key, (value, destructor)) in stored {
@@ -372,7 +379,7 @@ impl Context {
         Ok(())
     }
 
-    /// Returns the values that other libraries keep in the context, by key.
+    /// Returns the values that other libraries store in the context, by key.
     pub fn storage(&self) -> MutexGuard<'_, Storage> {
         self.storage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -381,23 +388,24 @@ impl Context {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// PCI index of the context's GPU.
+    /// Returns the index of the context's GPU in PCI order.
     pub fn device(&self) -> usize {
         self.device.load(Relaxed) as usize
     }
 
-    /// Returns whether the context is alive. A green context lives no longer than its primary
-    /// context.
+    /// Returns whether the context is alive. A green context is dead as soon as its primary context
+    /// is destroyed.
     pub fn is_active(&self) -> bool {
         self.active.load(Acquire) && self.base.is_none_or(Context::is_active)
     }
 
-    /// Returns the context itself; for a green context, the primary context that it is part of.
+    /// Returns the primary context that a green context is part of; any other context returns
+    /// itself.
     pub fn base(&'static self) -> &'static Context {
         self.base.unwrap_or(self)
     }
 
-    /// Returns whether this is a GPU's primary context.
+    /// Returns whether this context is the primary context of its GPU.
     pub fn is_primary(&self) -> bool {
         self.is_primary
     }
@@ -412,7 +420,7 @@ impl Context {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the context of a `CUcontext`, alive or not.
+    /// Returns the context of a `CUcontext` handle, even if the context was destroyed.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` for a handle that is not a context.
@@ -428,7 +436,7 @@ impl Context {
         Err(Status::INVALID_CONTEXT)
     }
 
-    /// Returns the value of a limit.
+    /// Returns the value of one limit of the context (`cuCtxGetLimit`).
     ///
     /// # Errors
     /// `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit.
@@ -438,8 +446,8 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets a limit. A new stack limit resizes the local memory at once, and thereby also frees
-    /// what launches have added.
+    /// Sets one limit of the context. A new stack limit resizes the local memory at once, and
+    /// thereby also frees the local memory that kernel launches have added.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for the
@@ -447,7 +455,7 @@ impl Context {
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
-        // Measured: the driver replaces the values of these limits as follows.
+        // Measured: the driver changes the values that a program sets for these limits as follows.
         let value = match limit {
             STACK_SIZE if value >= STACK_END => return Err(Status::INVALID_VALUE),
             STACK_SIZE => value.next_multiple_of(16),
@@ -467,7 +475,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory that a module with these needs adds; it is freed with the context.
+    /// Takes the GPU memory that loading a module with these needs adds to the context. The memory
+    /// is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -501,8 +510,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes room for a kernel: `local` bytes of local memory per thread, to which the stack limit
-    /// is raised, and the heap.
+    /// Takes the memory for launching a kernel: `local` bytes of local memory per thread, to which
+    /// the stack limit is raised, and the heap of device malloc if needed.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -515,7 +524,8 @@ impl Context {
 
     #[cold]
     fn grow_for_launch(&self, local: u64, needs: Needs) -> Outcome<()> {
-        // One of several threads that launch for the first time takes the memory.
+        // Several threads may launch their first kernel at once; only one of them takes the memory
+        // of the first launch.
         if !LAUNCHED.swap(true, Relaxed) {
             let driver = driver()?;
             let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
@@ -528,8 +538,8 @@ impl Context {
         self.grow_local(local, needs.heap)
     }
 
-    /// Makes room for kernels that need at most `local` bytes of local memory per thread, and for
-    /// the heap where `heap` is set.
+    /// Takes the memory for kernels that need at most `local` bytes of local memory per thread,
+    /// and, where `heap` is set, the heap of device malloc.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -549,8 +559,9 @@ impl Context {
         Ok(())
     }
 
-    /// Resizes the local memory of every thread. Measured (H100, 580.159.04): when the GPU has too
-    /// little room, the local memory that is there is freed, and the limit stays.
+    /// Resizes the local memory of every thread to `per_thread` bytes. Measured (H100, 580.159.04):
+    /// when the GPU has too little room, the present local memory is freed, and the stack limit
+    /// stays.
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
@@ -569,8 +580,8 @@ impl Context {
     }
 
     /// Makes a green context as a part of this primary context. The primary context holds the
-    /// memory of the green one, and also what making it takes, until the primary context is
-    /// destroyed (measured).
+    /// memory of the green context, and the memory that making it takes, until the primary context
+    /// is destroyed (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -587,7 +598,8 @@ impl Context {
         Ok(green)
     }
 
-    /// Ends a green context and returns its primary context, which keeps the memory.
+    /// Ends a green context and returns its primary context, which keeps the memory of the green
+    /// context.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` for a context that is not green, `CONTEXT_IS_DESTROYED` the second time.
@@ -600,7 +612,7 @@ impl Context {
         }
     }
 
-    /// Takes the memory that one more stream costs; it is freed with the context.
+    /// Takes the memory that one more stream costs. The memory is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -619,8 +631,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory of the context's first executable graph (measured); it is freed with the
-    /// context.
+    /// Takes the memory that the context's first executable graph costs (measured). The memory is
+    /// freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

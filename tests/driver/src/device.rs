@@ -1,8 +1,8 @@
-//! The GPUs and their MIG instances: identity, order and visibility. All GPUs are H100 80GB, on
-//! which the figures were measured.
+//! The simulated GPUs and their MIG instances: identity, order and visibility. All GPUs are of the
+//! type H100 80GB, because the memory sizes were measured on an H100.
 //!
-//! A *device* has memory of its own: it is a GPU, or one MIG instance where the GPUs are divided.
-//! Devices and GPUs are numbered in PCI order.
+//! A *device* in this package has memory of its own: it is a GPU, or one MIG instance if the GPUs
+//! are divided. Devices and GPUs are numbered in PCI order.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -14,12 +14,12 @@ use crate::{Outcome, Status};
 
 /// The product name.
 pub const NAME: &str = "NVIDIA H100 80GB HBM3";
-/// Multiprocessors of one GPU.
+/// The number of multiprocessors of one GPU.
 const MULTIPROCESSORS: u64 = 132;
-/// Threads that one multiprocessor can hold.
+/// The number of threads that one multiprocessor can run at once.
 pub const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 
-/// The place of a GPU on the PCI bus.
+/// The PCI address of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pci {
     /// PCI domain.
@@ -31,13 +31,13 @@ pub struct Pci {
 }
 
 impl Pci {
-    /// Returns the bus id as text, for example `0000:1B:00.0`.
+    /// Returns the PCI address as text, for example `0000:1B:00.0`.
     pub fn bus_id(self) -> String {
         format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
     }
 
-    /// Returns whether a text names this place. The domain and the function may be left out, and
-    /// the domain may have eight digits.
+    /// Returns whether a text names this PCI address. The text may leave out the domain and the
+    /// function, and may write the domain with eight digits.
     pub fn is_named(self, text: &str) -> bool {
         let (id, text) = (self.bus_id(), text.to_uppercase());
         [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&text[..])
@@ -69,7 +69,7 @@ pub fn uuid(index: usize) -> [u8; 16] {
     bytes
 }
 
-/// Returns `GPU-` and the UUID, as NVML writes it.
+/// Returns a GPU's UUID with the prefix `GPU-`, as NVML writes it.
 pub fn uuid_text(gpu: usize) -> String {
     written("GPU", uuid(gpu))
 }
@@ -86,7 +86,7 @@ fn written(kind: &str, uuid: [u8; 16]) -> String {
     )
 }
 
-/// Returns how many GPUs the machine has.
+/// Returns how many GPUs the simulated machine has.
 pub fn gpus(machine: &Machine) -> usize {
     machine.knobs.devices.load(Relaxed) as usize
 }
@@ -96,28 +96,28 @@ pub fn instances(machine: &Machine) -> usize {
     machine.knobs.mig.load(Relaxed) as usize
 }
 
-/// Returns how many devices the machine has: its GPUs, or with MIG their instances.
+/// Returns how many devices the simulated machine has: its GPUs, or with MIG their instances.
 pub fn count(machine: &Machine) -> usize {
     (gpus(machine) * instances(machine).max(1)).min(MAX_DEVICES)
 }
 
-/// Returns the GPU that a device is, or is an instance of.
+/// Returns the GPU of a device: the device itself, or the GPU that the MIG instance is part of.
 pub fn gpu_of(machine: &Machine, device: usize) -> usize {
     device / instances(machine).max(1)
 }
 
-/// Returns the devices of a GPU: the GPU itself, or its instances.
+/// Returns the devices of a GPU: the GPU itself, or its MIG instances.
 pub fn devices_of(machine: &Machine, gpu: usize) -> Range<usize> {
     let each = instances(machine).max(1);
     gpu * each..(gpu + 1) * each
 }
 
-/// Returns the UUID of a MIG instance, and `None` for a whole GPU.
+/// Returns the UUID of a MIG instance; `None` for a whole GPU.
 pub fn instance_uuid(machine: &Machine, device: usize) -> Option<[u8; 16]> {
     (instances(machine) > 0).then(|| uuid(MAX_DEVICES + device))
 }
 
-/// Returns a device's UUID as NVML writes it, with `GPU-` or `MIG-`.
+/// Returns a device's UUID with the prefix `GPU-` or `MIG-`, as NVML writes it.
 pub fn full_name(machine: &Machine, device: usize) -> String {
     match instance_uuid(machine, device) {
         Some(uuid) => written("MIG", uuid),
@@ -125,8 +125,8 @@ pub fn full_name(machine: &Machine, device: usize) -> String {
     }
 }
 
-/// Returns the device's total memory by CUDA in bytes: the GPU's, or an instance's equal share of
-/// it.
+/// Returns the total memory in bytes that CUDA reports for a device: all of a GPU, or an equal
+/// share for each of its MIG instances.
 pub fn capacity(machine: &Machine, device: usize) -> u64 {
     let whole = machine.knobs.capacity[gpu_of(machine, device)].load(Relaxed);
     match instances(machine) {
@@ -135,16 +135,17 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Returns the number of multiprocessors of a GPU: an H100's, or as many as the context size
-/// allows. On the real driver no context is smaller than the stacks of all threads that the GPU can
-/// hold (measured: 264 MiB of 518).
+/// Returns the number of multiprocessors of a GPU: that of an H100, or fewer where the knob
+/// `context-bytes` sets a small context size. On the real driver every context is at least as large
+/// as the stacks of all threads that the GPU can run at once (measured: stacks of 264 MiB in a
+/// context of 518 MiB).
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
 /// Returns the devices that this process sees, by CUDA ordinal. With MIG a process sees one
-/// instance, the first of its list (NVIDIA's MIG user guide).
+/// instance only, the first of its list (NVIDIA's MIG user guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -169,13 +170,14 @@ pub fn visible(machine: &Machine) -> &'static [usize] {
     })
 }
 
-/// Returns the part of `order` that the list names by index or UUID. The list ends at the first
-/// invalid name, and a device that is named twice makes the whole list invalid.
+/// Returns the devices in `order` that the text `list` (`CUDA_VISIBLE_DEVICES`) names by index or
+/// UUID. The list ends at the first invalid name, and a device that is named twice makes the whole
+/// list invalid.
 fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {
         let found = if name.starts_with("GPU-") {
-            // With MIG, a GPU's UUID means its first instance.
+            // With MIG, the UUID of a GPU stands for the first instance of that GPU.
             unique((0..gpus(machine)).filter(|gpu| uuid_text(*gpu).starts_with(name)))
                 .map(|gpu| devices_of(machine, gpu).start)
         } else if name.starts_with("MIG-") {
@@ -200,7 +202,7 @@ fn unique(mut fitting: impl Iterator<Item = usize>) -> Option<usize> {
     fitting.next().is_none().then_some(first)
 }
 
-/// Returns the device of a CUDA ordinal.
+/// Returns the device with a CUDA ordinal in this process.
 ///
 /// # Errors
 /// `INVALID_DEVICE` when there is no such ordinal.
@@ -211,8 +213,8 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// Returns an attribute by `cuDeviceGetAttribute`; 0 for a feature that an H100 lacks. The numbers
-/// are `CUdevice_attribute` of CUDA 13.0.
+/// Returns the value of a device attribute for `cuDeviceGetAttribute`; 0 for a feature that an H100
+/// lacks. The numbers are `CUdevice_attribute` of CUDA 13.0.
 pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32> {
     let gpu = gpu_of(machine, device);
     let place = pci(gpu);

@@ -1,5 +1,5 @@
-//! One process's side of the driver: initialisation, and the physical memory that the process takes
-//! and frees.
+//! The state of the simulated driver in one process: its initialisation, and the physical memory
+//! that the process takes and frees.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::AtomicU32;
@@ -17,13 +17,13 @@ const FORKED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// The process's objects on one GPU.
+/// The driver's objects of this process on one GPU.
 pub struct Gpu {
-    /// The primary context; the same object for the life of the process.
+    /// The GPU's primary context, which stays the same object for the life of the process.
     pub primary: &'static Context,
     /// The default pool.
     pub default_pool: &'static Pool,
-    /// The pool that `cuMemAllocAsync` uses.
+    /// The memory pool that `cuMemAllocAsync` uses on this GPU.
     current_pool: Mutex<&'static Pool>,
     /// Live contexts.
     pub contexts: AtomicU32,
@@ -31,7 +31,7 @@ pub struct Gpu {
 
 /// The initialised driver.
 pub struct Driver {
-    /// The machine whose GPUs the driver uses.
+    /// The simulated machine whose GPUs the driver uses.
     pub machine: &'static Machine,
     process: &'static Process,
     gpus: [OnceLock<Gpu>; MAX_DEVICES],
@@ -43,7 +43,7 @@ extern "C" fn forked() {
     let _ = STATE.compare_exchange(READY, FORKED, SeqCst, SeqCst);
 }
 
-/// Initialises the driver in this process.
+/// Initialises the simulated driver in this process.
 ///
 /// # Errors
 /// `NOT_INITIALIZED` in a forked child of an initialised process, `NO_DEVICE` when no GPU is
@@ -78,7 +78,7 @@ pub fn init() -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the driver, once initialised.
+/// Returns the simulated driver of this process, once initialised.
 ///
 /// # Errors
 /// `NOT_INITIALIZED` before the initialisation, and in a forked child.
@@ -90,7 +90,7 @@ pub fn driver() -> Outcome<&'static Driver> {
 }
 
 impl Driver {
-    /// Returns the process's objects on the GPU with this PCI index.
+    /// Returns the driver's objects of this process on the GPU with this PCI index.
     pub fn gpu(&self, index: usize) -> &Gpu {
         self.gpus[index].get_or_init(|| {
             let default_pool = Pool::make(Some(index));
@@ -103,13 +103,14 @@ impl Driver {
         })
     }
 
-    /// Takes physical memory without trimming pools first; returns false when the GPU has too
-    /// little left.
+    /// Takes physical memory of a GPU without trimming pools first; returns false when the GPU has
+    /// too little left.
     pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
         bytes == 0 || self.process.take(device, bytes)
     }
 
-    /// Takes physical memory. If the GPU has too little left, trims the pools and tries again.
+    /// Takes physical memory of a GPU. If the GPU has too little left, trims the memory pools and
+    /// tries again.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -125,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// Returns the number by which the machine knows this process as an owner of memory.
+    /// Returns the number by which the simulated machine knows this process as an owner of memory.
     pub fn owner(&self) -> u64 {
         self.process.owner()
     }
@@ -137,7 +138,8 @@ impl Driver {
         }
     }
 
-    /// Locks and returns the pool that `cuMemAllocAsync` uses on the GPU; it may be replaced.
+    /// Returns the pool that `cuMemAllocAsync` uses on the GPU. The caller may replace the pool
+    /// while it holds the returned lock.
     pub fn current_pool(&self, device: usize) -> MutexGuard<'_, &'static Pool> {
         let pool = &self.gpu(device).current_pool;
         pool.lock().unwrap_or_else(PoisonError::into_inner)

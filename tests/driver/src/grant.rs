@@ -1,10 +1,12 @@
-//! Takes and gives physical memory, exactly and without locks.
+//! The protocol by which processes take and give back physical memory of the simulated GPUs:
+//! exactly, and without locks.
 //!
-//! Per GPU one word says how many blocks are used *and* which operation of which slot made them so.
-//! A process that wants to change the word first writes that operation into the slot's own word (it
-//! *settles* the operation, with the same result whichever process does it), then makes its own. So
-//! the sum of the slots always equals the used figure except for one operation, which any process
-//! can complete, and a process may be killed or stopped between any two instructions.
+//! Each GPU has one word in shared memory. The word says how many blocks are used *and* which
+//! operation of which slot made the last change. A process that wants to change the word first
+//! writes this last operation into the word of the slot that made it. This is called *settling*; it
+//! has the same result whichever process does it. Then the process makes its own operation. So the
+//! sum of all slots always equals the used figure except for one operation, which any process can
+//! settle. Therefore a process may be killed or stopped between any two instructions.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -12,8 +14,9 @@
 //! | slot, held | 24 blocks held, 12 unused, 28 sequence |
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
-//! A slot's operations are made by its owner, one at a time per GPU. After the owner's death any
-//! number of reapers make them, all with the same intent: to give back all that the slot holds.
+//! While the owner of a slot lives, only the owner makes operations for the slot, one at a time per
+//! GPU. After the owner's death any number of reapers make them, all with the same intent: to give
+//! back all that the slot holds.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -24,11 +27,11 @@ const COUNT_BITS: u32 = 24;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 const CHANGE: u64 = (1 << (COUNT_BITS + 1)) - 1;
 const BIAS: i64 = 1 << COUNT_BITS;
-/// The slot in the word of a GPU without operations.
+/// The slot number in a GPU's word before the first operation.
 const NO_SLOT: u64 = 0xfff;
 const SEQUENCE: u64 = (1 << 28) - 1;
 
-/// A GPU's word before its first operation.
+/// The value of a GPU's word before the first operation.
 pub const EMPTY: u64 = NO_SLOT << COUNT_BITS;
 
 fn count(word: u64) -> u64 {
@@ -47,7 +50,7 @@ fn intent_word(change: i64, sequence: u64) -> u64 {
     (change + BIAS) as u64 | sequence << 36
 }
 
-/// Completes the last operation on the GPU and returns its word.
+/// Settles the last operation on the GPU and returns the GPU's word.
 fn settle(machine: &Machine, device: usize) -> u64 {
     let words = &machine.devices[device];
     'look: loop {
@@ -65,8 +68,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
                 return word;
             }
             let intent = held.intent.load(SeqCst);
-            // The held word is neither before nor after this operation: the device word has changed
-            // since it was read.
+            // The slot's word matches neither the state before nor the state after this operation,
+            // so another process has changed the GPU's word since it was read.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }
@@ -77,7 +80,7 @@ fn settle(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Returns the blocks used on the GPU by all processes.
+/// Returns the blocks of the GPU that all processes together use.
 pub fn used(machine: &Machine, device: usize) -> u64 {
     count(machine.devices[device].word.load(Acquire))
 }
@@ -88,23 +91,24 @@ pub fn held(machine: &Machine, slot: usize, device: usize) -> u64 {
     count(machine.slots[slot].held[device].word.load(Acquire))
 }
 
-/// Returns the most blocks ever used at a time.
+/// Returns the most blocks of the GPU that were ever used at a time.
 pub fn peak(machine: &Machine, device: usize) -> u64 {
     settle(machine, device);
     machine.devices[device].peak.load(Acquire)
 }
 
-/// Resets the peak to what is used now.
+/// Resets the GPU's peak to the number of blocks that are used now.
 pub fn reset_peak(machine: &Machine, device: usize) {
     let word = settle(machine, device);
     machine.devices[device].peak.store(count(word), SeqCst);
     settle(machine, device);
 }
 
-/// Changes what the calling process's slot holds by `blocks`; returns false when the GPU has too
-/// few blocks left.
+/// Adds `blocks`, which may be negative, to what the calling process's slot holds on the GPU;
+/// returns false when the GPU has too few blocks left.
 ///
-/// One call at a time per slot and GPU: the caller holds the process's lock.
+/// A slot may have one such call at a time per GPU: the caller holds its process's lock for that
+/// GPU.
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
     let words: &DeviceWords = &machine.devices[device];
     let held: &Held = &machine.slots[slot].held[device];
@@ -130,8 +134,8 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
     }
 }
 
-/// Gives back all that a dead owner's slot holds on the GPU. Several reapers may do so at once, and
-/// long after the death.
+/// Gives back all blocks that the slot of a dead owner holds on the GPU. Several reapers may do
+/// this at once, and long after the owner's death.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];
@@ -140,7 +144,8 @@ pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
         settle(machine, device);
         let intent = held.intent.load(SeqCst);
         let before = held.word.load(SeqCst);
-        // Give back only what was read while the dead process still owned the slot.
+        // Give back the blocks in `before` only if the dead process still owned the slot when they
+        // were read.
         if line.owner.load(SeqCst) != owner || count(before) == 0 {
             return;
         }

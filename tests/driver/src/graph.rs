@@ -1,11 +1,13 @@
-//! Graphs, as far as they concern memory: their nodes, and the memory that a launch takes.
+//! Graphs of the simulated driver, as far as they concern memory: their nodes, and the memory that
+//! a launch takes.
 //!
-//! Measured (H100, 580.159.04): adding nodes and instantiating take none of the memory that the
-//! nodes allocate (with one node of 64 MiB the first instantiation of a context took 2 MiB). The
-//! upload or first launch takes it, later launches take no more. Freeing and destroying do not give
-//! it back; `cuDeviceGraphMemTrim` does. Two graphs launched one after the other on one stream
-//! share it. A launch that does not fit fails with `OUT_OF_MEMORY` and keeps what it has taken
-//! until a trim. The local memory of the kernels is taken at the instantiation.
+//! Measured (H100, 580.159.04): adding nodes to a graph and instantiating it take none of the
+//! memory that the nodes allocate (with one node of 64 MiB the first instantiation of a context
+//! took 2 MiB). The upload or first launch takes that memory, later launches take no more. Freeing
+//! the memory and destroying the graph do not give it back; `cuDeviceGraphMemTrim` does. Two graphs
+//! launched one after the other on one stream share the memory. A launch that does not fit fails
+//! with `OUT_OF_MEMORY` and keeps what it has taken until a trim. The local memory of the kernels
+//! is taken at the instantiation.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -28,17 +30,17 @@ const EXEC_MAGIC: u64 = 0x6578_6563_5f5f_5f5f;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
 const AUTO_FREE: u64 = 1;
 
-/// The memory that a kernel needs besides its code.
+/// The GPU memory that a kernel needs in addition to its code.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Bytes of local memory per thread.
+    /// Bytes of local memory that the kernel needs per thread.
     pub local: u64,
     /// Whether the kernel needs the heap of device malloc.
     pub heap: bool,
 }
 
 impl Need {
-    /// Returns the memory that both kernels need together.
+    /// Returns the memory with which either of the two kernels can run.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -52,18 +54,18 @@ impl Need {
 pub enum Kind {
     /// Launches a kernel.
     Kernel {
-        /// The `CUfunction` or `CUkernel`; 0 for another captured call.
+        /// The `CUfunction` or `CUkernel`; 0 for a captured call that launches no kernel.
         function: usize,
-        /// The memory that the kernel needs.
+        /// The memory that the launched kernel needs.
         need: Need,
     },
-    /// Takes no memory; the number is the node's `CUgraphNodeType`.
+    /// A node that takes no memory; the number is its `CUgraphNodeType`.
     Other(i32),
     /// Runs another graph.
     Child(&'static Graph),
-    /// May run one of these graphs, its bodies.
+    /// A conditional node, which may run one of these graphs (its bodies).
     Conditional(&'static [&'static Graph]),
-    /// Allocates memory on a GPU.
+    /// A node that allocates memory on a GPU.
     Alloc {
         /// The address.
         address: u64,
@@ -72,11 +74,11 @@ pub enum Kind {
         /// PCI index of the GPU.
         device: usize,
     },
-    /// Frees an address that a node of this graph or of another one allocates.
+    /// Frees an address that a node of the same graph or of another graph allocates.
     Free(u64),
 }
 
-/// A node. Never freed, so that a stale handle points to valid memory.
+/// A graph node. Its memory is never freed, so that a stale handle points to valid memory.
 pub struct Node {
     magic: u64,
     kind: Mutex<Kind>,
@@ -84,12 +86,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// Returns the `CUgraphNode`.
+    /// Returns the node's `CUgraphNode` handle.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the node of a `CUgraphNode`.
+    /// Returns the node of a `CUgraphNode` handle.
     ///
     /// # Errors
     /// `INVALID_VALUE` for a handle that is not a node.
@@ -110,7 +112,7 @@ impl Node {
         *self.kind.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the kernel of a node.
+    /// Replaces the kernel that a node launches.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the node does not launch a kernel.
@@ -123,7 +125,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the node's number in `CUgraphNodeType`.
+    /// Returns the node's type as a number of `CUgraphNodeType`.
     pub fn number(&self) -> i32 {
         match self.kind() {
             Kind::Kernel { .. } => 0,
@@ -136,7 +138,7 @@ impl Node {
     }
 }
 
-/// Returns the handles of all nodes that run before a node with these dependencies.
+/// Returns the handles of all nodes that run before a node whose dependencies are `after`.
 fn before(after: &[&'static Node]) -> HashSet<usize> {
     let (mut seen, mut next) = (HashSet::new(), after.to_vec());
     while let Some(node) = next.pop() {
@@ -154,8 +156,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Returns whether more nodes of the graph allocate the address than nodes selected by `among`
-    /// free it.
+    /// Returns whether more nodes of the graph allocate this address than free it, where only the
+    /// freeing nodes that `among` selects are counted.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -170,7 +172,7 @@ impl Parts {
             > 0
     }
 
-    /// Returns whether one of the nodes allocates the address.
+    /// Returns whether one of the graph's nodes allocates this address.
     fn allocates(&self, address: u64) -> bool {
         let at =
             |node: &Node| matches!(node.kind(), Kind::Alloc { address: at, .. } if at == address);
@@ -182,7 +184,8 @@ impl Parts {
         self.nodes.iter().any(|node| at(node))
     }
 
-    /// Returns the addresses on a GPU that a node with these dependencies must not get.
+    /// Returns the address ranges on a GPU that a new node with the dependencies `after` must not
+    /// get.
     fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
         let before = before(after);
         let allocated = self.nodes.iter().filter_map(|node| match node.kind() {
@@ -213,13 +216,13 @@ impl Parts {
     }
 }
 
-/// A graph. Never freed, so that a stale handle points to valid memory.
+/// A graph. Its memory is never freed, so that a stale handle points to valid memory.
 pub struct Graph {
     magic: AtomicU64,
     parts: Mutex<Option<Parts>>,
-    /// Whether an executable graph with its memory nodes exists.
+    /// Whether an executable graph made from this graph exists and contains its memory nodes.
     instantiated: AtomicBool,
-    /// Whether it is the body of a conditional node.
+    /// Whether the graph is the body of a conditional node.
     owned: bool,
 }
 
@@ -243,7 +246,7 @@ impl Graph {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the graph of a `CUgraph`.
+    /// Returns the graph of a `CUgraph` handle.
     ///
     /// # Errors
     /// `INVALID_VALUE` for a handle that is not a graph, or whose graph was destroyed.
@@ -265,7 +268,7 @@ impl Graph {
         work(parts.as_mut().ok_or(Status::INVALID_VALUE)?)
     }
 
-    /// Returns the nodes in the order in which they were added.
+    /// Returns the graph's nodes in the order in which they were added.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -273,7 +276,7 @@ impl Graph {
         self.with(|parts| Ok(parts.nodes.clone()))
     }
 
-    /// Adds a node that takes no memory.
+    /// Adds a node that takes no memory of its own.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -281,7 +284,7 @@ impl Graph {
         self.with(|parts| Ok(parts.add(kind, after)))
     }
 
-    /// Adds a node that allocates on a GPU, and returns it with its address.
+    /// Adds a node that allocates memory on a GPU, and returns the node with the allocated address.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
@@ -309,7 +312,8 @@ impl Graph {
         })
     }
 
-    /// Adds a node that frees an address that a node of this graph or of another one allocates.
+    /// Adds a node that frees an address, which a node of the same graph or of another graph
+    /// allocates.
     ///
     /// # Errors
     /// `INVALID_VALUE` when no graph allocates the address, or this graph already frees it.
@@ -326,7 +330,7 @@ impl Graph {
         })
     }
 
-    /// Adds a conditional node with `count` bodies, and returns it with the bodies.
+    /// Adds a conditional node with `count` bodies, and returns the node with its bodies.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -342,7 +346,7 @@ impl Graph {
         Ok((self.add(Kind::Conditional(bodies), after)?, bodies))
     }
 
-    /// Returns whether the graph or one of its child graphs has nodes that allocate or free.
+    /// Returns whether the graph or one of its child graphs has nodes that allocate or free memory.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -350,8 +354,8 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Returns whether the graph may be added to other graphs. A graph with conditional nodes may
-    /// not (measured), nor may a conditional node's body.
+    /// Returns whether the graph may be added to another graph as a child. A graph with conditional
+    /// nodes may not (measured), nor may the body of a conditional node.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -360,14 +364,15 @@ impl Graph {
         Ok(!self.owned && !self.nodes()?.into_iter().any(|node| is_conditional(&node)))
     }
 
-    /// Returns a copy with the same nodes.
+    /// Returns a copy of the graph with the same nodes.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
     pub fn copy(&self) -> Outcome<&'static Graph> {
         let copy = Graph::make();
         let mut copies: HashMap<usize, &'static Node> = HashMap::new();
-        // A node is always added after its dependencies.
+        // A node is always added after the nodes that it depends on, so the copies of those nodes
+        // already exist.
         for node in self.nodes()? {
             let after = node.after.iter();
             let after = after.filter_map(|before| copies.get(&before.handle()).copied());
@@ -377,13 +382,13 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Returns whether the graph is a conditional node's body, which is destroyed with the node's
-    /// graph.
+    /// Returns whether the graph is the body of a conditional node. Such a graph is destroyed with
+    /// the graph of that node.
     pub fn is_owned(&self) -> bool {
         self.owned
     }
 
-    /// Destroys the graph. Executable graphs made from it stay.
+    /// Destroys the graph. Executable graphs made from the graph stay.
     pub fn destroy(&self) {
         for node in self.nodes().unwrap_or_default() {
             if let Kind::Conditional(bodies) = node.kind() {
@@ -398,17 +403,19 @@ impl Graph {
     }
 }
 
-/// The memory that a launch takes and frees.
+/// The memory that a launch of an executable graph takes and frees.
 #[derive(Default)]
 pub struct Plan {
     allocated: Vec<(Range, usize)>,
     freed: Vec<u64>,
-    /// The handles of the nodes with kernels, and what each kernel needs.
+    /// The handles of the nodes that launch kernels, each with the memory that its kernel needs.
     kernels: Vec<(usize, Need)>,
-    /// The numbers of all nodes' kinds, a child graph's behind those of its node. An update needs a
-    /// graph with the same numbers.
+    /// The types of all nodes as numbers of `CUgraphNodeType`; those of a child graph follow the
+    /// number of the child's node. An executable graph can only be updated from a graph with the
+    /// same numbers.
     shape: Vec<i32>,
-    /// Keeps the addresses reserved.
+    /// The graph's address layouts; holding them keeps the addresses of the graph's allocations
+    /// reserved.
     layouts: Vec<Arc<Mutex<Layout>>>,
 }
 
@@ -449,7 +456,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the memory that all these kernels need together.
+    /// Returns the memory with which any of these kernels can run.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)
@@ -459,11 +466,12 @@ impl Plan {
         !self.allocated.is_empty() || !self.freed.is_empty()
     }
 
-    /// Returns the ranges that a launch leaves allocated.
+    /// Returns the address ranges that are still allocated after a launch.
     fn kept(&self) -> impl Iterator<Item = Range> {
         let mut freed = self.freed.clone();
         let allocated = self.allocated.iter().map(|(range, _)| *range);
-        // All but the last of several allocations at one address are freed.
+        // If several nodes allocate the same address, the graph frees all of those allocations but
+        // the last.
         allocated.filter(move |range| {
             let at = freed.iter().position(|freed| *freed == range.start);
             at.map(|at| freed.swap_remove(at)).is_none()
@@ -479,12 +487,12 @@ impl Plan {
         on.map(|(range, _)| *range)
     }
 
-    /// Returns the steps of address space that need memory on a GPU.
+    /// Returns the steps (32 MiB units) of address space that need memory on a GPU.
     fn steps(&self, device: usize) -> BTreeSet<u64> {
         self.on(device).flat_map(Range::steps).collect()
     }
 
-    /// Returns the bytes allocated on a GPU; overlapping ranges count once.
+    /// Returns the bytes that the graph allocates on a GPU; overlapping ranges count once.
     fn bytes(&self, device: usize) -> u64 {
         let ranges: BTreeSet<Range> = self.on(device).collect();
         let (mut sum, mut end) = (0, 0);
@@ -497,14 +505,14 @@ impl Plan {
     }
 }
 
-/// An executable graph. Never freed, so that a stale handle points to valid memory.
+/// An executable graph. Its memory is never freed, so that a stale handle points to valid memory.
 pub struct Exec {
     magic: AtomicU64,
     context: &'static Context,
     graph: &'static Graph,
     flags: u64,
     plan: Mutex<Option<Arc<Plan>>>,
-    /// The kernels as they are now, in the form of [`Plan::kernels`].
+    /// The kernels that the executable graph launches now, in the form of [`Plan::kernels`].
     kernels: Mutex<Vec<(usize, Need)>>,
 }
 
@@ -540,9 +548,10 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for kernels that need `need`. Measured (H100, 580.159.04): a change takes at once
-    /// what exceeds the need of the present kernels; what a lowered stack limit has given back is
-    /// taken again only by the upload or the launch.
+    /// Takes the memory for kernels with this need. Measured (H100, 580.159.04): changing a kernel
+    /// takes at once the memory by which its need exceeds that of the present kernels; memory that
+    /// was given back because the stack limit was lowered is taken again only by the upload or the
+    /// launch.
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {
@@ -551,13 +560,13 @@ impl Exec {
         }
     }
 
-    /// Makes room for the memory that the present kernels need.
+    /// Takes the memory that the present kernels need, if the context no longer holds it.
     fn grow_again(&self) -> Outcome<()> {
         let need = Plan::need(&self.kernels());
         self.context.grow_local(need.local, need.heap)
     }
 
-    /// Replaces the kernel that a node of the graph had.
+    /// Replaces the kernel that the executable graph launches for this node.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the node is not one of the graph's kernels, `OUT_OF_MEMORY`.
@@ -572,7 +581,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the kernels by those of another graph of the same shape.
+    /// Replaces the kernels of the executable graph by those of a graph with the same shape.
     ///
     /// # Errors
     /// `EXEC_UPDATE_FAILURE` when the other graph has another shape or memory nodes;
@@ -589,7 +598,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the kernels of the child graph that a node had.
+    /// Replaces the kernels of a child graph, which `node` stands for, by those of `graph`.
     ///
     /// # Errors
     /// The errors of [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
@@ -610,12 +619,12 @@ impl Exec {
         Ok(())
     }
 
-    /// Returns the `CUgraphExec`.
+    /// Returns the executable graph's `CUgraphExec` handle.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the executable graph of a `CUgraphExec`.
+    /// Returns the executable graph of a `CUgraphExec` handle.
     ///
     /// # Errors
     /// `INVALID_VALUE` for a handle that is not an executable graph, or whose graph was destroyed.
@@ -636,7 +645,7 @@ impl Exec {
         slot.clone().ok_or(Status::INVALID_VALUE)
     }
 
-    /// Takes the memory that the next launch needs.
+    /// Takes the memory that the executable graph's next launch needs.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -654,13 +663,14 @@ impl Exec {
     pub fn launch(&self, stream: Name) -> Outcome<()> {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
-        // Lowering the stack limit may have given back what the kernels need.
+        // The context may have given back the memory that the kernels need when the stack limit was
+        // lowered.
         self.grow_again()?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)
     }
 
-    /// Destroys the executable graph. The memory stays for other graphs.
+    /// Destroys the executable graph. Other graphs can use its memory.
     pub fn destroy(&self) {
         self.magic.store(0, Release);
         let gone = self

@@ -1,18 +1,19 @@
-//! The places of small requests in blocks of 2 MiB: best fit; of several extents of one size, the
-//! one that was freed last. A freed extent is joined with its free neighbours. The heap only keeps
-//! books, and takes the same time for each operation however many requests are live.
+//! A heap that places small requests in blocks of 2 MiB by best fit; of several free extents of the
+//! same size it takes the one that was freed last. A freed extent is joined with its free
+//! neighbours. The heap only keeps books, and each operation takes the same time however many
+//! requests are live.
 
 use crate::machine::BLOCK;
 
-/// Small requests are rounded up to this many bytes.
+/// Sizes of small requests are rounded up to a multiple of this many bytes.
 pub const GRAIN: u64 = 512;
 /// Grains in a block.
 const GRAINS: usize = (BLOCK / GRAIN) as usize;
 const CHUNK: usize = 64;
-/// The number of a missing extent. Element 0 of the list of extents is never used.
+/// The extent number that means "no extent". Element 0 of the list of extents is never used.
 const NONE: u32 = 0;
 
-/// Blocks and the requests in them.
+/// A heap: blocks, and the requests that were placed in them.
 #[derive(Default)]
 pub struct Heap {
     blocks: Vec<Block>,
@@ -20,32 +21,33 @@ pub struct Heap {
     extents: Vec<Extent>,
     unused: Vec<u32>,
     free: Free,
-    /// One free extent outside the lists: taking and freeing at its edge changes no list.
+    /// One free extent that is kept outside the lists of free extents: taking memory from its edge,
+    /// or freeing there, changes no list.
     rest: u32,
 }
 
-/// A part of a block, live or free. Two free extents are never neighbours.
+/// A part of a block: a live request, or free. Two free extents are never neighbours.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     block: u32,
     start: u16,
     grains: u16,
-    /// Bytes that were asked for; 0 = free.
+    /// Bytes that the request asked for; 0 = the extent is free.
     bytes: u32,
-    /// The neighbours in the block.
+    /// The extents before and after this extent in its block.
     before: u32,
     after: u32,
-    /// The neighbours in the list of free extents of this size.
+    /// The extents before and after this extent in the list of free extents of its size.
     previous: u32,
     next: u32,
 }
 
 /// Free extents by size.
 struct Free {
-    /// The first extent of each size, by grains less one.
+    /// The first free extent of each size; the index is the size in grains, less one.
     first: Vec<u32>,
-    /// Bitmaps: the sizes that have extents (`sizes`), and the words of `sizes` that are not 0
-    /// (`words`).
+    /// Two bitmaps: `sizes` has a bit for each size with a free extent, and `words` has a bit for
+    /// each word of `sizes` that is not 0.
     sizes: [u64; GRAINS / 64],
     words: u64,
 }
@@ -61,23 +63,25 @@ impl Default for Free {
 }
 
 struct Block {
-    /// The address of the block; 0 = vacant.
+    /// The address of the block; 0 = the element is vacant.
     address: u64,
-    /// The live extents by the grain at which they start, in chunks that are made when first used.
+    /// The numbers of the live extents, by the grain at which they start; each chunk of the table
+    /// is made when it is first used.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
-/// The rest of a block after a request in it was freed.
+/// What is left of a block after a request in it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// The block, in which other requests live.
+    /// The block stays in the heap, because other requests live in it.
     Block,
-    /// An empty block, which is no longer in the heap.
+    /// Nothing: the block became empty and was removed from the heap.
     Nothing,
 }
 
 impl Heap {
-    /// Takes the place for a request of 1 byte to a block, if there is room for it.
+    /// Places a request of 1 byte to a whole block and returns its address; `None` when no free
+    /// extent is large enough.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let grains = bytes.div_ceil(GRAIN) as u16;
         let found = self.smallest(grains)?;
@@ -113,7 +117,7 @@ impl Heap {
         Some(block.address + u64::from(start) * GRAIN)
     }
 
-    /// Adds an empty block and returns its index.
+    /// Adds an empty block to the heap and returns the block's index.
     pub fn add(&mut self, address: u64) -> usize {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.blocks.push(Block {
@@ -132,8 +136,8 @@ impl Heap {
         index as usize
     }
 
-    /// Frees the request at the address in the block with this index; returns `None` when there is
-    /// no such request.
+    /// Frees the request at this address in the block with this index; returns `None` when the
+    /// address is not the start of a request.
     pub fn give(&mut self, index: usize, address: u64) -> Option<Left> {
         let block = self.blocks.get_mut(index)?;
         let offset = address.checked_sub(block.address)?;
@@ -167,7 +171,7 @@ impl Heap {
         Some(Left::Nothing)
     }
 
-    /// Returns start and bytes of the request that contains the address.
+    /// Returns the start and the bytes of the request that contains this address.
     pub fn find(&self, index: usize, address: u64) -> Option<(u64, u64)> {
         let block = self.blocks.get(index)?;
         let grain = (address.checked_sub(block.address)? / GRAIN) as usize;
@@ -183,7 +187,7 @@ impl Heap {
         inside.then_some((start, u64::from(extent.bytes)))
     }
 
-    /// Returns the size in bytes of the largest request that there is room for.
+    /// Returns the size in bytes of the largest request that fits into the heap now.
     #[inline(always)]
     pub fn room(&self) -> u64 {
         let rest = self.extents.get(self.rest as usize);
@@ -191,7 +195,7 @@ impl Heap {
         self.free.largest().max(rest) * GRAIN
     }
 
-    /// Returns the addresses of all blocks.
+    /// Returns the addresses of all blocks of the heap.
     pub fn addresses(&self) -> impl Iterator<Item = u64> {
         let all = self.blocks.iter().map(|block| block.address);
         all.filter(|address| *address != 0)
@@ -210,7 +214,7 @@ impl Heap {
         self.extents.len() as u32 - 1
     }
 
-    /// Returns the smallest free extent that fits.
+    /// Returns the smallest free extent that holds a request of `grains`.
     fn smallest(&self, grains: u16) -> Option<u32> {
         let listed = self.free.smallest(grains);
         let Some(rest) = self.extents.get(self.rest as usize) else {
@@ -245,21 +249,22 @@ impl Heap {
         number != NONE && self.extents[number as usize].bytes == 0
     }
 
-    /// Joins two neighbours; the result has the number of the first.
+    /// Joins two neighbouring extents; the joined extent has the number `first`.
     #[inline(always)]
     fn join(&mut self, first: u32, second: u32) {
         let Extent { grains, after, .. } = self.extents[second as usize];
         let joined = &mut self.extents[first as usize];
         joined.grains += grains;
         joined.after = after;
-        // If `second` has no neighbour behind it, this writes to the unused element 0.
+        // If `second` is the last extent of the block, `after` is 0, and this line writes to the
+        // unused element 0.
         self.extents[after as usize].before = first;
         self.unused.push(second);
     }
 }
 
 impl Free {
-    /// Returns the first extent of the smallest size that fits.
+    /// Returns the first extent in the list of the smallest size that holds a request of `grains`.
     fn smallest(&self, grains: u16) -> Option<u32> {
         if self.words == 0 {
             return None;
@@ -279,7 +284,8 @@ impl Free {
         Some(self.first[at * 64 + sizes.trailing_zeros() as usize])
     }
 
-    /// Returns the largest size in grains; 0 without a free extent.
+    /// Returns the size in grains of the largest free extent in the lists; 0 if the lists are
+    /// empty.
     fn largest(&self) -> u64 {
         if self.words == 0 {
             return 0;
@@ -335,7 +341,7 @@ mod tests {
 
     use super::*;
 
-    /// The live requests by address.
+    /// The requests that are live in the test's heap, by address.
     type Live = BTreeMap<u64, (u64, usize)>;
 
     fn check(heap: &Heap, live: &Live) {

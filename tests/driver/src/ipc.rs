@@ -1,9 +1,11 @@
-//! Linear memory that other processes open (`cuIpc…MemHandle`), in whole blocks.
+//! Linear memory that several processes share through handles (`cuIpc…MemHandle`), always in whole
+//! blocks.
 //!
-//! Measured (H100, 580.159.04): the memory counts for its owner until the owner frees it, then for
-//! the process that has it open. The owner's address is free again as soon as the owner has freed
-//! it. A second open returns the same address, and each open needs a close. Assumed: a process that
-//! opens the handles of two small requests in one block maps the block once.
+//! Measured (H100, 580.159.04): the memory counts for its owner until the owner frees it, and then
+//! for the process that has it open. The owner may use the address again as soon as it has freed
+//! the memory. A second open of the same handle returns the same address, and each open needs a
+//! close. Assumed: a process that opens the handles of two small requests in one block maps the
+//! block once.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -23,19 +25,22 @@ const MAGIC: u64 = 0x6770_756c_696d_0104;
 #[repr(C)]
 pub struct Handle(pub [u64; 8]);
 
-/// Memory of another process that this process has open.
+/// Memory of another process that this process has opened.
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// By the address of a request in the memory: its bytes, and how often it is open.
+    /// The requests in the memory that this process has opened, by their addresses: the bytes of
+    /// each request, and how often it is open.
     open: BTreeMap<u64, (u64, u32)>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The memory that other processes may open, by the address of its first block.
+    /// The memory of this process that it has exported to other processes, by the address of its
+    /// first block.
     exported: HashMap<u64, Shared>,
-    /// The memory that is open here, by the address of its first block.
+    /// The memory of other processes that this process has opened, by the address of its first
+    /// block.
     mapped: BTreeMap<u64, Mapping>,
 }
 
@@ -45,7 +50,7 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a handle of linear memory for other processes.
+/// Returns a handle with which other processes can open this linear memory.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an address that is not linear memory, `OUT_OF_MEMORY` when all objects are
@@ -76,7 +81,7 @@ pub fn export(address: u64) -> Outcome<Handle> {
     ]))
 }
 
-/// Gives back the blocks at an address, unless other processes have them open.
+/// Gives back the blocks at an address, unless other processes have these blocks open.
 pub fn give(device: usize, address: u64, bytes: u64) {
     let shared = state().exported.remove(&address);
     match (shared, driver()) {
@@ -86,7 +91,7 @@ pub fn give(device: usize, address: u64, bytes: u64) {
     }
 }
 
-/// Opens another process's memory in a context.
+/// Opens another process's memory in a context of this process.
 ///
 /// # Errors
 /// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for an invalid handle,
@@ -156,7 +161,7 @@ impl Mapping {
     }
 }
 
-/// Finds the open memory that contains an address: its start, bytes and GPU.
+/// Finds the opened memory that contains an address: its start, bytes and GPU.
 pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     let guard = state();
     let (_, mapping) = guard.mapped.range(..=address).next_back()?;
@@ -164,7 +169,7 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     (address < start + bytes).then_some((*start, *bytes, mapping.shared.device))
 }
 
-/// Closes all memory that is open in a context that is being destroyed.
+/// Closes all memory that was opened in a context when that context is destroyed.
 pub fn clear(context: &Context) {
     let mut guard = state();
     let mapped = &mut guard.mapped;

@@ -1,5 +1,5 @@
-//! Settings of the machine: read from the environment when the machine is made, and changed later
-//! by `gpulimit-sim-ctl knob`.
+//! The knobs: settings of the simulated machine, read from the environment when the machine is
+//! made, and changed later by `gpulimit-sim-ctl knob`.
 
 use std::cell::Cell;
 use std::env;
@@ -8,76 +8,81 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::machine::{BLOCK, MAX_DEVICES};
 
-/// The most symbols that can have rules at a time.
+/// The largest number of driver functions that can have rules (waits and failures of their own) at
+/// a time.
 pub const MAX_RULES: usize = 64;
 const NAME_WORDS: usize = 6;
 /// Bits of [`Knobs::active`].
 const SET: u32 = 1;
 const LOCKED: u32 = 2;
 
-/// The settings that the shared state holds.
+/// The knobs, as they lie in the shared memory of the simulated machine.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 while any latency, failure or work is set, or after a process was ever locked: the
-    /// only word that an ordinary call reads.
+    /// Not 0 while any latency, failure or kernel time (`work`) is set, and after a process was
+    /// ever locked. An ordinary driver call reads only this word of the knobs.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
-    /// Per GPU: the total memory by `cuDeviceTotalMem`, in bytes.
+    /// The total memory of each GPU that `cuDeviceTotalMem` reports, in bytes.
     pub capacity: [AtomicU64; MAX_DEVICES],
-    /// The bytes that a context costs.
+    /// The bytes that a context takes.
     pub context_bytes: AtomicU64,
     /// The bytes that the first kernel launch of a process takes.
     pub first_launch_bytes: AtomicU64,
-    /// The ms for which a dead process's memory stays used.
+    /// The milliseconds for which the memory of a dead process still counts as used.
     pub kill_lag: AtomicU64,
-    /// The version by `cuDriverGetVersion`.
+    /// The driver version that `cuDriverGetVersion` reports.
     pub driver_version: AtomicU32,
     /// Not 0: CUDA's default order of the GPUs (fastest first) is the reverse of the PCI order.
     pub reversed: AtomicU32,
-    /// Not 0: NVML's process lists are empty, as where /proc is not mounted.
+    /// Not 0: NVML's process lists are empty, as in a container without /proc.
     pub no_proc: AtomicU32,
-    /// Not 0: every process is also in NVML's lists of graphics processes and of clients of MPS.
+    /// Not 0: NVML lists every process as a graphics process and as an MPS client, too.
     pub all_lists: AtomicU32,
-    /// Not 0: the elements of NVML's `_v3` process lists are those of the first R535 drivers.
+    /// Not 0: NVML's `_v3` process lists have the element layout of the first R535 drivers.
     pub early_535: AtomicU32,
-    /// Not 0: NVML calls its own functions by their exported names.
+    /// Not 0: NVML calls its own functions by their exported names, so that an interposed library
+    /// sees these calls.
     pub own_exports: AtomicU32,
-    /// MIG instances of every GPU; 0 = no MIG.
+    /// The number of MIG instances of every GPU; 0 = no MIG.
     pub mig: AtomicU32,
-    /// The ns for which every kernel keeps its stream busy.
+    /// The nanoseconds for which every kernel keeps its stream busy.
     pub work: AtomicU64,
-    /// The ns that every call waits before its work, unless a rule names the symbol.
+    /// The nanoseconds that every driver call waits before its work, unless a rule names the called
+    /// function.
     pub latency: AtomicU64,
-    /// The ns that every call waits after its work, unless a rule names the symbol.
+    /// The nanoseconds that every driver call waits after its work, unless a rule names the called
+    /// function.
     pub delay: AtomicU64,
-    /// Not 0: waits are random, between 0 and the time that is set; this is the seed.
+    /// Not 0: the waits of driver calls are random, between 0 and the time that is set; this number
+    /// is the seed.
     pub jitter: AtomicU64,
-    /// Latency and failure of single symbols.
+    /// The rules: waits and failures of single driver functions.
     pub rules: [Rule; MAX_RULES],
 }
 
-/// The settings of one symbol.
+/// The waits and the failure that are set for one driver function.
 #[repr(C)]
 pub struct Rule {
     name: [AtomicU64; NAME_WORDS],
-    /// The wait before its work in ns; `u64::MAX` = not set.
+    /// The wait before the function's work in nanoseconds; `u64::MAX` = not set.
     latency: AtomicU64,
-    /// The wait after its work in ns; `u64::MAX` = not set.
+    /// The wait after the function's work in nanoseconds; `u64::MAX` = not set.
     delay: AtomicU64,
-    /// The code in the low half, the number of the failing call in the high half (0 = all calls); 0
-    /// = not set.
+    /// The failure of the function: the error code in the low half, and in the high half the number
+    /// of the call that fails (0 = all calls). 0 = not set.
     failure: AtomicU64,
 }
 
-/// The orders for the next call of a symbol: waits, or failure.
+/// What the knobs order for the next call of a driver function: waits, or failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
-    /// The wait before the call's work, in ns.
+    /// The wait before the call's work, in nanoseconds.
     pub latency: u64,
-    /// The wait after the call's work, in ns.
+    /// The wait after the call's work, in nanoseconds.
     pub delay: u64,
-    /// The code with which the call fails, in place of its work.
+    /// The error code with which the call fails instead of doing its work.
     pub failure: Option<i32>,
 }
 
@@ -97,10 +102,10 @@ fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
     Some(words)
 }
 
-/// The settings that the environment gives to a new machine.
+/// The knobs that the environment sets for a new simulated machine.
 pub struct Settings(Vec<(&'static str, String)>);
 
-/// The environment variable and the knob of each setting.
+/// The environment variables, each with the knob that it sets.
 pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_GPUS", "gpus"),
     ("GPULIMIT_SIM_CAPACITY", "capacity"),
@@ -122,7 +127,7 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl Settings {
-    /// Reads the variables of [`NAMES`].
+    /// Reads the environment variables of [`NAMES`].
     pub fn from_environment() -> Self {
         Settings(
             NAMES
@@ -135,8 +140,8 @@ impl Settings {
 }
 
 impl Knobs {
-    /// Sets the defaults, then the given settings. A value that cannot be read is reported on
-    /// stderr and left out, so that a test that misspells a knob shows it.
+    /// Sets every knob to its default, then applies `settings`. An invalid value is reported on
+    /// stderr and ignored, so that a test that misspells a knob shows it.
     pub fn configure(&self, settings: &Settings) {
         self.devices.store(1, Relaxed);
         for capacity in &self.capacity {
@@ -152,7 +157,7 @@ impl Knobs {
         }
     }
 
-    /// Sets one knob. Lists are comma-separated and replace what was set before.
+    /// Sets one knob. A list is comma-separated and replaces what was set before.
     ///
     /// # Errors
     /// A line that names the knob and the value.
@@ -240,13 +245,14 @@ impl Knobs {
         Ok(())
     }
 
-    /// Notes that a process was locked: from now on every call checks whether its process is
-    /// locked.
+    /// Notes that a process was locked (see [`crate::checkpoint`]): from now on every driver call
+    /// checks whether its process is locked.
     pub fn note_locked(&self) {
         self.active.fetch_or(LOCKED, Release);
     }
 
-    /// Sets the waits of all calls and of single symbols.
+    /// Sets one kind of wait (before or after the work) for all driver calls and for single
+    /// functions.
     fn set_waits(
         &self,
         knob: &str,
@@ -292,8 +298,8 @@ impl Knobs {
         Err(format!("more than {MAX_RULES} symbols with rules"))
     }
 
-    /// Returns what the knobs order for a call of the symbol. `calls` counts the symbol's calls in
-    /// this process, the present one included.
+    /// Returns what the knobs order for a call of the driver function `symbol`. `calls` counts the
+    /// calls of this function in this process, the present call included.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),
@@ -328,14 +334,14 @@ impl Knobs {
     }
 }
 
-/// Returns the next number of this thread's random sequence; other threads and processes have other
-/// sequences.
+/// Returns the next number of the calling thread's random sequence; each thread and process has a
+/// sequence of its own.
 fn random(seed: u64) -> u64 {
     thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
     STATE.with(|state| {
         let mut word = match state.get() {
-            // Each thread has its own variable, so the variable's address makes the thread's seed
-            // unique.
+            // Each thread has its own copy of this variable, so the address of the copy makes the
+            // seed differ between threads.
             0 => {
                 seed ^ (u64::from(std::process::id()) << 32
                     | std::ptr::from_ref(state).addr() as u64 >> 4)

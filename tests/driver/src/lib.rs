@@ -1,10 +1,10 @@
-//! The simulated NVIDIA driver: the model of the machine's GPUs that its libcuda and libnvidia-ml
-//! share.
+//! The simulated NVIDIA driver: the model of a machine's GPUs on which both its libcuda and its
+//! libnvidia-ml are built.
 //!
-//! [`machine`] is the hardware: one shared file that records what every process holds on every GPU.
-//! The other modules are one process's side of the driver: contexts, blocks, pools, virtual memory.
-//! The C interfaces are in the `cuda` and `nvml` packages beside this one; this package knows no C
-//! signature.
+//! The module [`machine`] is the hardware: one shared file that records what every process holds on
+//! every GPU. The other modules are the driver inside one process: contexts, blocks, pools, virtual
+//! memory. The C interfaces are in the packages `cuda` and `nvml` in this folder; this package
+//! knows no C signature.
 
 pub mod abi;
 pub mod array;

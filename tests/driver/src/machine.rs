@@ -1,8 +1,9 @@
-//! The machine: what all processes together hold on every GPU, in one file of shared memory.
+//! The simulated machine: one file of shared memory that records what all processes hold on every
+//! GPU.
 //!
 //! The file holds atomics only, no locks: a process may be killed or stopped at any instruction
-//! without blocking the others. [`crate::grant`] is the protocol on the words; [`crate::process`]
-//! decides which process owns a slot.
+//! without blocking the others. [`crate::grant`] is the protocol by which processes change these
+//! atomics; [`crate::process`] decides which process owns a slot.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -16,92 +17,97 @@ use std::time::Duration;
 
 use crate::knobs::{Knobs, Settings};
 
-/// Physical memory is handed out in blocks of this many bytes.
+/// Physical memory of a GPU is handed out in blocks of this many bytes.
 pub const BLOCK: u64 = 2 << 20;
-/// The most GPUs of one machine.
+/// The largest number of GPUs in one simulated machine.
 pub const MAX_DEVICES: usize = 16;
-/// The most processes that can hold memory at a time.
+/// The largest number of processes that can hold GPU memory at a time.
 pub const MAX_PROCESSES: usize = 4000;
-/// The most exported allocations at a time.
+/// The largest number of exported allocations at a time.
 pub const MAX_OBJECTS: usize = 90;
-/// The bytes that a GPU keeps back: part of NVML's total and used figures, not of CUDA's total.
+/// The bytes of each GPU that the driver reserves: part of NVML's total and used figures, but not
+/// of CUDA's total.
 pub const RESERVED: u64 = 480 << 20;
 
 const MAGIC: u64 = 0x6770_756c_696d_0009;
 
-/// The shared state. A file of zeros is a valid, empty machine, which `create` then configures.
+/// The contents of the shared file. A file of zeros is a valid, empty machine, which `create` then
+/// configures.
 #[repr(C)]
 pub struct Machine {
     magic: AtomicU64,
-    /// Settings that may change while programs run.
+    /// The knobs, which may change while programs run.
     pub knobs: Knobs,
-    /// One more than the highest slot that was ever owned.
+    /// One more than the number of the highest slot that ever had an owner.
     pub high_water: AtomicU32,
-    /// When the slots were last searched for dead owners, in ms of the monotonic clock.
+    /// The time at which the slots were last searched for dead owners, in ms of the monotonic
+    /// clock.
     pub last_scan: AtomicU64,
     /// Per GPU: the used blocks.
     pub devices: [DeviceWords; MAX_DEVICES],
-    /// The number of objects ever made.
+    /// The number of exported objects ever made.
     pub births: AtomicU64,
-    /// The holders of exported memory, see [`crate::shared`].
+    /// The exported memory and the processes that hold it, see [`crate::shared`].
     pub objects: [Object; MAX_OBJECTS],
-    /// One slot for each process, then one for each exported object.
+    /// One slot for each process, followed by one for each exported object.
     pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
 }
 
 /// Exported memory.
 #[repr(C, align(64))]
 pub struct Object {
-    /// A number that no other object ever has; 0 = free.
+    /// A number that no other exported object ever has; 0 = this element is free.
     pub birth: AtomicU64,
-    /// The GPU; a number past the last GPU for host memory.
+    /// The GPU of the exported memory; a number past the last GPU for host memory.
     pub device: AtomicU64,
-    /// The owner ([`Slot::owner`]) that exported it; 0 after that process has let go of it.
+    /// The owner ([`Slot::owner`]) that exported the memory; 0 after that process has given up the
+    /// memory.
     pub exporter: AtomicU64,
-    /// The owners that have imported it, once per import.
+    /// The owners that have imported the memory, once per import.
     pub imports: [AtomicU64; 29],
 }
 
 /// One GPU's words.
 #[repr(C, align(64))]
 pub struct DeviceWords {
-    /// Blocks used and the last operation, see [`crate::grant`].
+    /// The GPU's used blocks and the last operation on them, see [`crate::grant`].
     pub word: AtomicU64,
-    /// The most blocks ever used at a time.
+    /// The most blocks of the GPU that were ever used at a time.
     pub peak: AtomicU64,
 }
 
-/// The memory that one process holds, and the state of the process.
+/// A slot: the memory that one process holds, and the state of that process.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// 0 = free. Otherwise the owner: its pid (in its own namespace) in the high half, a unique
-    /// birth number in the low half.
+    /// The process that owns the slot: its pid (in its own PID namespace) in the high half, a
+    /// unique birth number in the low half. 0 = the slot is free.
     pub owner: AtomicU64,
-    /// Inode of the owner's PID namespace.
+    /// Inode of the PID namespace of the slot's owner.
     pub namespace: AtomicU64,
-    /// When the owner began to exit, in ms of the monotonic clock; 0 = the owner did not announce
-    /// an exit.
+    /// The time at which the owner began to exit, in ms of the monotonic clock; 0 = the owner did
+    /// not announce an exit.
     pub exiting: AtomicU64,
-    /// When the owner was found dead, in ms; 0 = not found dead.
+    /// The time at which the owner was found dead, in ms of the monotonic clock; 0 = not found
+    /// dead.
     pub died: AtomicU64,
-    /// Whether the owner is locked or checkpointed, see [`crate::checkpoint`].
+    /// Whether the slot's owner is locked or checkpointed, see [`crate::checkpoint`].
     pub state: AtomicU64,
-    /// Per GPU: the blocks that a checkpoint moved away.
+    /// For each GPU, the blocks that a checkpoint moved away from it.
     pub away: [AtomicU64; MAX_DEVICES],
-    /// Per GPU: the memory that the process holds.
+    /// For each GPU, the memory that the slot's owner holds on it.
     pub held: [Held; MAX_DEVICES],
 }
 
 /// The memory that one process holds on one GPU, see [`crate::grant`].
 #[repr(C)]
 pub struct Held {
-    /// Blocks held and the last operation on them.
+    /// The blocks that the process holds on the GPU, and the last operation on them.
     pub word: AtomicU64,
-    /// The operation that is about to be made.
+    /// The operation that the process is about to make.
     pub intent: AtomicU64,
 }
 
-/// Returns the time of the machine's monotonic clock.
+/// Returns the time of the monotonic clock, which all processes of the machine share.
 pub fn monotonic() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -112,13 +118,13 @@ pub fn monotonic() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Returns milliseconds of the machine's monotonic clock; never 0.
+/// Returns the time of the monotonic clock in milliseconds; never 0.
 pub fn now_ms() -> u64 {
     (monotonic().as_millis() as u64).max(1)
 }
 
-/// Returns the path of the machine's state: `GPULIMIT_SIM_STATE`, or a file per user in shared
-/// memory.
+/// Returns the path of the simulated machine's shared file: the value of `GPULIMIT_SIM_STATE`, or a
+/// file of the user's own in `/dev/shm`.
 pub fn state_path() -> PathBuf {
     match std::env::var_os("GPULIMIT_SIM_STATE") {
         Some(path) if !path.is_empty() => PathBuf::from(path),
@@ -129,7 +135,7 @@ pub fn state_path() -> PathBuf {
     }
 }
 
-/// Returns the path of the file that represents exported memory.
+/// Returns the path of the file that represents an exported object.
 pub fn object_path(birth: u64) -> PathBuf {
     let mut path = state_path().into_os_string();
     path.push(format!(".shared-{birth}"));
@@ -137,7 +143,7 @@ pub fn object_path(birth: u64) -> PathBuf {
 }
 
 impl Machine {
-    /// Returns the machine of this process, made at first use.
+    /// Returns the simulated machine of this process, which is made at the first use.
     ///
     /// # Errors
     /// When the state file can neither be opened nor created, or belongs to another version.
@@ -152,7 +158,8 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// Opens the state file, for a file description of its own.
+    /// Opens the machine's shared file. Each call returns a new file description, because file
+    /// locks belong to the description.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -175,8 +182,8 @@ impl Machine {
         Err(io::Error::other("the state file keeps vanishing"))
     }
 
-    /// Writes a configured machine to another name and links it to the path, so that other
-    /// processes only ever see a complete machine.
+    /// Writes a configured machine to a file with another name and links that file to the path, so
+    /// that other processes never see an incomplete machine.
     fn create() -> io::Result<()> {
         let path = state_path();
         let mut fresh = path.clone().into_os_string();
@@ -188,7 +195,8 @@ impl Machine {
             .create_new(true)
             .custom_flags(libc::O_CLOEXEC)
             .open(&fresh)?;
-        // All users of the machine share its GPUs, whatever the creator's umask is.
+        // Every user may write to the file, whatever the creator's umask is: all users of the
+        // machine share its GPUs.
         file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
         file.set_len(size_of::<Machine>() as u64)?;
         let machine = Machine::map_raw(&file)?;
@@ -244,8 +252,8 @@ impl Machine {
     }
 }
 
-/// Removes the state file and the files of exported memory. Processes that have the state mapped
-/// keep their machine.
+/// Removes the machine's shared file and the files of exported objects. A process that has the
+/// shared file mapped keeps its machine.
 pub fn remove_state() {
     if let Ok(machine) = Machine::get() {
         for object in &machine.objects {

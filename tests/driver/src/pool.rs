@@ -1,9 +1,11 @@
-//! Memory pools: stream-ordered memory, which belongs to a pool and not to a context.
+//! Memory pools of the simulated driver: stream-ordered memory, which belongs to a pool and not to
+//! a context.
 //!
-//! Managed pools report the same attributes as others, but the driver counts their memory for no
-//! process, and they outlive the contexts of their GPU (measured, H200, 580.159.04). On that driver
-//! the memory of a managed pool also stays on the GPU until the pool is destroyed and its last
-//! pointer freed, whatever is freed or trimmed before; the simulated driver does not model this.
+//! Pools of managed memory report the same attributes as other pools, but the driver counts their
+//! memory for no process, and they outlive the contexts of their GPU (measured, H200, 580.159.04).
+//! On that driver the memory of a managed pool also stays on the GPU until the pool is destroyed
+//! and its last pointer freed, even if memory is freed or the pool is trimmed before; the simulated
+//! driver does not model this.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,16 +19,17 @@ use crate::space::{Entry, Gaps, Use, space};
 use crate::work::{self, Name, Queue};
 use crate::{Outcome, Status};
 
-/// A pool grows in steps of this many bytes (measured).
+/// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
-/// The most freed ranges that are kept for a request of the same size before they are merged with
-/// their neighbours.
+/// The largest number of freed ranges that a pool keeps for requests of the same size before it
+/// merges them with their neighbours.
 const QUICK: usize = 16;
-/// The index of `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in [`State::reuse`].
+/// The index of the pool attribute `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in
+/// [`State::reuse`].
 const INTERNAL_DEPENDENCIES: usize = 2;
 
-/// A hasher for addresses: one multiplication spreads them well enough.
+/// A hash function for addresses: one multiplication spreads them well enough.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -45,7 +48,7 @@ impl Hasher for AddressHasher {
     }
 }
 
-/// A pool. Never freed, so that a stale handle points to valid memory.
+/// A memory pool. The object is never freed, so that a stale handle points to valid memory.
 #[derive(Debug)]
 pub struct Pool {
     index: usize,
@@ -66,14 +69,16 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: Gaps,
-    /// Freed ranges that only their own stream may use again until the work of that stream ends.
+    /// Freed ranges that only the stream that freed them may use again until the work of that
+    /// stream ends.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
-    /// The first address of a managed pool.
+    /// The start of a managed pool's own address range; `None` until the pool first grows, and for
+    /// other pools.
     arena: Option<u64>,
 }
 
-/// A freed range that its stream may use again before the stream's work ends.
+/// A freed range that the stream that freed it may use again before that stream's work ends.
 #[derive(Clone, Debug)]
 struct Pending {
     range: Range<u64>,
@@ -84,7 +89,7 @@ struct Pending {
 static POOLS: RwLock<Vec<&'static Pool>> = RwLock::new(Vec::new());
 
 impl Pool {
-    /// Makes a pool on a GPU; with `None` a pool on the host, which takes no GPU memory.
+    /// Makes a pool on a GPU. With `None` the pool is on the host and takes no GPU memory.
     pub fn make(device: Option<usize>) -> &'static Pool {
         Pool::new(device, false)
     }
@@ -110,7 +115,7 @@ impl Pool {
         pool
     }
 
-    /// Returns the pool with this index.
+    /// Returns the pool with this index in the process's list of pools.
     pub fn by_index(index: usize) -> Option<&'static Pool> {
         POOLS
             .read()
@@ -128,12 +133,12 @@ impl Pool {
             .collect()
     }
 
-    /// Returns the `CUmemoryPool`.
+    /// Returns the pool's `CUmemoryPool` handle.
     pub fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the pool of a `CUmemoryPool`.
+    /// Returns the pool of a `CUmemoryPool` handle.
     ///
     /// # Errors
     /// `INVALID_VALUE` for a handle that is not a pool, or whose pool was destroyed.
@@ -146,8 +151,8 @@ impl Pool {
         }
     }
 
-    /// Returns the pool of a `CUmemoryPool`, even a destroyed one: the driver accepts it as the
-    /// current pool (measured, H200, 580.159.03).
+    /// Returns the pool of a `CUmemoryPool` handle, even if the pool was destroyed: the driver
+    /// accepts a destroyed pool as a GPU's current pool (measured, H200, 580.159.03).
     ///
     /// # Errors
     /// `INVALID_VALUE` for a handle that never was a pool.
@@ -157,22 +162,22 @@ impl Pool {
         found.copied().ok_or(Status::INVALID_VALUE)
     }
 
-    /// Returns whether this is the handle of a destroyed pool.
+    /// Returns whether this `CUmemoryPool` handle stands for a destroyed pool.
     pub fn was_destroyed(handle: usize) -> bool {
         Pool::even_destroyed(handle).is_ok_and(|pool| pool.state().destroyed)
     }
 
-    /// Returns the PCI index of the pool's GPU, and `None` for a pool on the host.
+    /// Returns the PCI index of the pool's GPU; `None` for a pool on the host.
     pub fn device(&self) -> Option<usize> {
         self.device
     }
 
-    /// Returns whether the pool's memory is managed.
+    /// Returns whether the pool holds managed memory.
     pub fn is_managed(&self) -> bool {
         self.managed
     }
 
-    /// Returns the GPU on which the driver counts the pool's memory.
+    /// Returns the GPU on which the driver counts the pool's memory; `None` if it counts on no GPU.
     fn taken_from(&self) -> Option<usize> {
         self.device.filter(|_| !self.managed)
     }
@@ -181,8 +186,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates from the pool, which grows when it has no gap that fits and that the stream may
-    /// use.
+    /// Allocates memory from the pool. The pool grows when it has no gap that is large enough and
+    /// that the stream may use.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -215,7 +220,8 @@ impl Pool {
         if let Some(device) = self.taken_from()
             && !driver.take_bare(device, bytes)
         {
-            // Unused memory of this and the other pools is given back first.
+            // The GPU has too little memory left, so first this pool and then all other pools on
+            // the GPU give back their unused memory.
             self.shrink(driver, state, |reserved| reserved > 0);
             Pool::trim_all(device);
             if !driver.take_bare(device, bytes) {
@@ -240,7 +246,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees a pointer of the pool once the work of the stream is done.
+    /// Frees an allocation of the pool once the work under way on the stream is done.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an address that the pool did not allocate.
@@ -259,7 +265,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives back unused steps as long as `more` returns true for the reserved bytes.
+    /// Gives back unused steps of the pool to the GPU as long as `more` returns true for the pool's
+    /// reserved bytes.
     fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
         state.settle();
         state.merge();
@@ -294,13 +301,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Does what a synchronise does for pools: every pool of the GPU gives back unused memory down
-    /// to its threshold.
+    /// Does for the pools of a GPU what a synchronising call does: every pool gives back unused
+    /// memory down to its release threshold.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
             let mut state = pool.state();
-            // A destroyed pool without live pointers holds only pending memory.
+            // A destroyed pool whose pointers are all freed holds only pending memory, which is all
+            // given back.
             let gone = state.destroyed && state.live.is_empty();
             let threshold = if gone { 0 } else { state.threshold };
             if state.reserved > threshold {
@@ -309,8 +317,8 @@ impl Pool {
         }
     }
 
-    /// Makes every pool of the GPU give back its unused memory; skips pools that are locked by
-    /// another thread.
+    /// Makes every pool of the GPU give back its unused memory; skips pools whose lock another
+    /// thread holds.
     pub fn trim_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
@@ -323,8 +331,8 @@ impl Pool {
         }
     }
 
-    /// Drops all memory of the GPU's pools, managed ones excepted, when its last context was
-    /// destroyed.
+    /// Drops all memory of the GPU's pools, managed pools excepted, when the last context on the
+    /// GPU is destroyed.
     pub fn clear_all(device: usize) {
         for pool in Pool::on(device).into_iter().filter(|pool| !pool.managed) {
             pool.clear();
@@ -345,7 +353,7 @@ impl Pool {
         self.shrink(driver, &mut state, |_| true);
     }
 
-    /// Destroys the pool; its memory is given back with its last pointer.
+    /// Destroys the pool; its memory is given back when its last pointer is freed.
     ///
     /// # Errors
     /// `NOT_INITIALIZED`.
@@ -357,7 +365,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Finds the allocation that contains an address: its start and the bytes asked for.
+    /// Finds the pool's allocation that contains an address: its start, and the bytes that the
+    /// program asked for.
     pub fn find(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state();
         let found = state.live.get(&address).map(|bytes| (address, *bytes));
@@ -372,7 +381,7 @@ impl Pool {
         })
     }
 
-    /// Returns an attribute by its number.
+    /// Returns a pool attribute by its number.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an unknown number.
@@ -389,7 +398,8 @@ impl Pool {
         })
     }
 
-    /// Sets an attribute; a high-water mark can only be set to 0, which resets it.
+    /// Sets a pool attribute by its number; a high-water mark can only be set to 0, which resets
+    /// it.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an attribute or a value that cannot be set.
@@ -407,8 +417,8 @@ impl Pool {
 }
 
 impl State {
-    /// Returns the first free addresses of a managed pool, which has an address range of its own
-    /// and uses addresses again that it has given back (measured).
+    /// Returns the lowest free addresses of a managed pool. Such a pool has an address range of its
+    /// own and uses an address again after it has given it back (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {
@@ -428,7 +438,7 @@ impl State {
         }
     }
 
-    /// Takes a gap of this size that the stream may use.
+    /// Takes a gap of this size that the stream may use without waiting.
     fn take(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.pending.is_empty() {
             self.take_free(size)
@@ -446,7 +456,8 @@ impl State {
         Some(address)
     }
 
-    /// Takes a range of the same size that was just freed, or else the first gap that fits.
+    /// Takes a range of exactly this size that was just freed, or else the first gap that is large
+    /// enough.
     fn take_free(&mut self, size: u64) -> Option<u64> {
         if let Some(position) = self.quick.iter().rposition(|(freed, _)| *freed == size) {
             return Some(self.quick.swap_remove(position).1);
@@ -455,8 +466,8 @@ impl State {
         self.free.take(size, |start| start)
     }
 
-    /// Takes a gap whose memory another stream may still use; this stream then waits for the other
-    /// one.
+    /// Takes a gap whose memory another stream may still use, and lets the calling stream wait for
+    /// that other stream.
     #[cold]
     fn take_dependent(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.reuse[INTERNAL_DEPENDENCIES] == 0 {
@@ -468,8 +479,8 @@ impl State {
         Some(address)
     }
 
-    /// Takes the first gap that fits in the free memory and in the pending ranges that `may`
-    /// selects. Returns it with the time at which all of it is free.
+    /// Takes the first gap that is large enough in the free memory and in the pending ranges that
+    /// `may` selects. Returns the gap's address with the time at which all of the gap is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;
@@ -511,7 +522,7 @@ impl State {
         }
     }
 
-    /// Turns the pending ranges whose streams have finished into free memory.
+    /// Makes those pending ranges free whose stream's work has ended.
     fn settle(&mut self) {
         let ended: Vec<Pending> = self
             .pending

@@ -1,10 +1,10 @@
-//! The slots of the machine: which process owns one, and what happens to the slots of dead
-//! processes.
+//! The slots of the simulated machine: which process owns a slot, and what happens to the slots of
+//! dead processes.
 //!
-//! The owner of slot *i* holds an open-file-description lock on byte *i* of the state file's lock
-//! range. A mapping that forked children do not inherit keeps the file description open. So the
-//! lock ends with the process's memory, however the process dies, and can be tested from any PID
-//! namespace.
+//! The owner of slot *i* holds an open-file-description lock on byte *i* of the lock range of the
+//! machine's shared file. The file description stays open through a mapping that forked children do
+//! not inherit. So the lock ends with the process's memory, however the process dies, and any
+//! process can test the lock, whatever PID namespace it is in.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -18,24 +18,28 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, monotonic, now_ms};
 use crate::{checkpoint, device, grant, shared};
 
-/// The lock bytes lie far behind the file's data.
+/// The offset of the lock range in the machine's shared file, far behind the file's data.
 const LOCKS: i64 = 1 << 40;
-/// The slots are searched for dead owners at most this often, in ms, unless memory has run out.
+/// The shortest time in ms between two searches of the slots for dead owners, unless memory has run
+/// out.
 const SCAN_MS: u64 = 2;
-/// The time between two searches also grows with the square of the number of slots, divided by
-/// this: to answer for one lock the kernel goes through all locks of a file.
+/// The time between two searches of the slots for dead owners is at least the square of the number
+/// of slots, divided by this number, in ms: to test one lock the kernel goes through all locks of a
+/// file.
 const SCANNED_PER_MS: u64 = 10_000;
 
-/// This process as an owner of a slot of the machine.
+/// The calling process as an owner of a slot of the simulated machine.
 pub struct Process {
     machine: &'static Machine,
     slot: usize,
-    /// One lock per GPU, because [`grant::change`] allows one operation at a time.
+    /// One lock for each GPU, because a process may make only one operation ([`grant::change`]) on
+    /// a GPU at a time.
     operations: [Mutex<()>; MAX_DEVICES],
 }
 
 static OWN: OnceLock<Result<Process, String>> = OnceLock::new();
-/// The pid of the process that made [`OWN`]: exit handlers also run in forked children.
+/// The pid of the process that made [`OWN`]. Exit handlers compare it with their own pid, because
+/// they also run in forked children.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 fn lock(file: &File, slot: usize, kind: i32, command: i32) -> io::Result<libc::flock> {
@@ -66,7 +70,7 @@ extern "C" fn exiting() {
 }
 
 impl Process {
-    /// Returns the calling process, which gets a slot at the first use.
+    /// Returns the calling process as an owner, and takes a slot for it at the first use.
     ///
     /// # Errors
     /// When the machine cannot be opened or has no free slot.
@@ -76,7 +80,7 @@ impl Process {
             .map_err(String::as_str)
     }
 
-    /// Returns the slot of this process, if it has one already.
+    /// Returns the slot of this process, if the process has one already.
     pub(crate) fn line() -> Option<&'static Slot> {
         match OWN.get() {
             Some(Ok(own)) if OWNER.load(Relaxed) == std::process::id() => {
@@ -90,7 +94,8 @@ impl Process {
         let machine = Machine::get()?;
         let file = Machine::file()?;
         for (slot, line) in machine.slots.iter().enumerate().take(MAX_PROCESSES) {
-            // Take the lock first: a slot that has an owner but no lock belongs to a dead process.
+            // A process takes the lock of a slot before it writes itself as the owner: a slot that
+            // has an owner but no lock belongs to a dead process.
             if line.owner.load(Acquire) != 0
                 || lock(&file, slot, libc::F_WRLCK, libc::F_OFD_SETLK).is_err()
             {
@@ -126,7 +131,7 @@ impl Process {
         )))
     }
 
-    /// Returns the number by which the machine knows this process as an owner.
+    /// Returns the number by which the simulated machine knows this process as an owner.
     pub fn owner(&self) -> u64 {
         self.machine.slots[self.slot].owner.load(SeqCst)
     }
@@ -146,7 +151,7 @@ impl Process {
         taken
     }
 
-    /// Gives back physical memory.
+    /// Gives physical memory back to a GPU.
     pub fn give(&self, device: usize, bytes: u64) {
         let _one = self.operations[device]
             .lock()
@@ -160,14 +165,15 @@ impl Process {
     }
 }
 
-/// Returns whether this owner still has its slot: the process is alive, or its memory is not yet
-/// given back.
+/// Returns whether this owner still has its slot: its process is alive, or the memory of the dead
+/// process is not yet given back.
 pub fn is_alive(machine: &Machine, owner: u64) -> bool {
     let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
     slots.iter().any(|line| line.owner.load(SeqCst) == owner)
 }
 
-/// Marks a descriptor of exported memory as open until its last copy is closed.
+/// Marks the descriptor of exported memory as open; the mark ends when the last copy of the
+/// descriptor is closed.
 ///
 /// # Errors
 /// The error of fcntl.
@@ -175,22 +181,23 @@ pub fn hold_descriptor(file: &File) -> io::Result<()> {
     lock(file, 0, libc::F_RDLCK, libc::F_OFD_SETLK).map(drop)
 }
 
-/// Returns whether a descriptor of this exported memory is open.
+/// Returns whether any process has a descriptor of this exported memory open.
 pub fn is_held(file: &File) -> bool {
     lock(file, 0, libc::F_WRLCK, libc::F_OFD_GETLK)
         .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// The right to change the holders of shared memory, which one process has at a time.
+/// The lock on the machine's list of exported objects, which one process has at a time. Only that
+/// process may change which processes hold exported memory.
 pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl ObjectsLock {
-    /// Takes the lock, waiting for it if necessary.
+    /// Takes the lock on exported objects, waiting for it if necessary.
     pub fn wait() -> Option<ObjectsLock> {
         ObjectsLock::take(libc::F_OFD_SETLKW)
     }
 
-    /// Takes the lock; returns `None` when another process holds it.
+    /// Takes the lock on exported objects; returns `None` when another process holds it.
     pub fn attempt() -> Option<ObjectsLock> {
         ObjectsLock::take(libc::F_OFD_SETLK)
     }
@@ -202,14 +209,15 @@ impl ObjectsLock {
     }
 }
 
-/// Returns a number that no other owner of the slot has.
+/// Returns the birth number of an owner, which no other owner of the slot has.
 fn birth() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let ns = monotonic().as_nanos() as u64;
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 
-/// Maps the file in this process alone, which keeps its description open and so its locks held.
+/// Maps the file in this process alone. The mapping keeps the file description open, and so the
+/// process keeps the file locks on it.
 fn keep(file: &File) -> io::Result<()> {
     // SAFETY: a new mapping, which is never dereferenced.
     unsafe {
@@ -228,21 +236,21 @@ fn keep(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// A process that holds memory, or a dead one whose memory is not yet given back.
+/// A process that holds GPU memory, or a dead process whose memory is not yet given back.
 #[derive(Clone, Debug)]
 pub struct Holder {
     /// The pid in the process's own PID namespace.
     pub pid: u32,
-    /// The inode of that namespace.
+    /// The inode of the process's PID namespace.
     pub namespace: u64,
-    /// Whether the process is dead and its memory still used.
+    /// Whether the process is dead and its memory still counts as used.
     pub dying: bool,
     /// Bytes held per GPU.
     pub held: [u64; MAX_DEVICES],
 }
 
-/// Searches for owners that died, and gives back what an owner held once the lag after its death is
-/// over.
+/// Searches the slots for owners that died, and gives back a dead owner's memory after the time
+/// that the knob `kill-lag-ms` sets.
 pub fn scan(machine: &Machine, at_once: bool) {
     let now = now_ms();
     let last = machine.last_scan.load(Relaxed);
@@ -262,8 +270,8 @@ pub fn scan(machine: &Machine, at_once: bool) {
         let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
             .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
         if !free {
-            // Another scan, which slept while the slot changed hands, may have marked this new
-            // owner as dead.
+            // Another search of the slots may have slept while the slot got this new owner, and
+            // then have marked the new owner as dead.
             if line.died.load(Relaxed) != 0 {
                 line.died.store(0, SeqCst);
             }
@@ -289,7 +297,7 @@ pub fn scan(machine: &Machine, at_once: bool) {
     shared::sweep(machine);
 }
 
-/// Returns every process that holds memory on any GPU.
+/// Returns every process that holds memory on any GPU of the simulated machine.
 pub fn holders(machine: &Machine) -> Vec<Holder> {
     scan(machine, false);
     let devices = device::count(machine);
@@ -323,15 +331,15 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// A process that sees the holders by the pids in its `/proc`.
+/// A process that asks NVML for processes, and sees them by the pids in its `/proc`.
 pub struct Viewer {
-    /// The inode of its PID namespace.
+    /// The inode of the asking process's PID namespace.
     namespace: u64,
 }
 
 impl Viewer {
-    /// Returns the calling process. `None` where `/proc` is not mounted or belongs to another
-    /// namespace: NVML's process lists are empty there.
+    /// Returns the calling process as a viewer. `None` where `/proc` is not mounted or belongs to
+    /// another PID namespace: NVML's process lists are empty there.
     pub fn own() -> Option<Viewer> {
         let own_name = std::fs::read_link("/proc/self").ok()?;
         let is_own = own_name.to_str()? == std::process::id().to_string();

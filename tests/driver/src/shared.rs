@@ -1,14 +1,14 @@
-//! Exported memory, which several processes may hold.
+//! Exported memory of the simulated driver, which several processes may hold.
 //!
-//! Its bytes have a slot of their own ([`Object`]) besides those of the processes, as long as a
-//! process has a handle, a mapping or a descriptor of it. Linear memory ([`crate::ipc`]) has no
-//! descriptors. Measured (H100, 580.159.04): NVML counts the bytes for the exporter as long as the
-//! exporter holds them. After that it counts them for an importer that has the only import while no
-//! descriptor is open, and otherwise for no process. Assumed: several imports without a descriptor
-//! count for no process.
+//! The bytes of exported memory have a slot of their own ([`Object`]), separate from the slots of
+//! processes, as long as any process has a handle, a mapping or a descriptor of the memory. Linear
+//! memory ([`crate::ipc`]) has no descriptors. Measured (H100, 580.159.04): NVML counts the bytes
+//! for the exporter as long as the exporter holds them. After that it counts them for an importer
+//! that has the only import while no descriptor is open, and otherwise for no process. Assumed:
+//! several imports without a descriptor count for no process.
 //!
-//! A descriptor is an open description of a file that describes the object. Its lock lasts until
-//! the last copy of the descriptor is closed.
+//! A descriptor of exported memory is an open description of a file that describes the object. The
+//! lock on that file lasts until the last copy of the descriptor is closed.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -25,12 +25,13 @@ use crate::vmm::Properties;
 use crate::{Outcome, Status, grant};
 
 const MAGIC: u64 = 0x6770_756c_696d_0103;
-/// Bytes of the file that describes an object: magic, GPU, size, object, birth, properties.
+/// The length in bytes of the file that describes an exported object: magic, GPU, size, object,
+/// birth, properties.
 const TEXT: usize = 72;
 
 /// Exported memory as one process knows it.
 pub struct Shared {
-    /// The GPU; `None` for host memory.
+    /// The GPU of the exported memory; `None` for host memory.
     pub device: Option<usize>,
     /// The size in bytes.
     pub bytes: u64,
@@ -40,7 +41,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Exports memory that so far only this process holds, and returns it with a descriptor.
+    /// Exports memory that until now only this process holds, and returns it with a descriptor.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when all objects are in use.
@@ -64,8 +65,8 @@ impl Shared {
         Shared::share(device, bytes, describe)
     }
 
-    /// Moves memory that so far only this process holds to an object, and returns it with the
-    /// result of `describe`, which runs before the move.
+    /// Moves memory that until now only this process holds to an exported object. Returns the
+    /// exported memory with the result of `describe`, which runs before the move.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when all objects are in use, and the errors of `describe`.
@@ -89,8 +90,8 @@ impl Shared {
         };
         let described = describe(&shared)?;
         if let Some(device) = device {
-            // The bytes are given back before they are taken for the object, so that no peak counts
-            // them twice. Other processes may take the room in between; then wait for it.
+            // The process gives the bytes back before the object takes them, so that no peak counts
+            // them twice. If other processes take the room in between, this process waits for it.
             driver.give(device, bytes);
             let blocks = (bytes / BLOCK) as i64;
             while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
@@ -105,8 +106,8 @@ impl Shared {
         Ok((shared, described))
     }
 
-    /// Imports the memory of a descriptor, and returns it with its properties. The caller keeps the
-    /// descriptor.
+    /// Imports the exported memory that a descriptor stands for, and returns it with its
+    /// properties. The caller keeps the descriptor.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the descriptor is not exported memory, `OUT_OF_MEMORY` when there are
@@ -146,8 +147,8 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// Imports memory that its exporter, another process, still holds; the memory is named by its
-    /// [`Shared::name`].
+    /// Imports memory that its exporter, another process, still holds; `object` and `birth` are the
+    /// numbers that [`Shared::name`] returned there.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when the exporter no longer holds it,
@@ -171,7 +172,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Returns the two numbers that identify the object.
+    /// Returns the two numbers that identify the exported object.
     pub fn name(&self) -> [u64; 2] {
         [self.object as u64, self.birth]
     }
@@ -187,7 +188,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Opens another descriptor of the memory.
+    /// Opens another descriptor of the exported memory.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an import, `OUT_OF_MEMORY` when the descriptor cannot be opened.
@@ -205,8 +206,8 @@ impl Shared {
         Ok(file.into_raw_fd())
     }
 
-    /// Gives up this process's export, or this import of it, once it has neither handle nor
-    /// mapping.
+    /// Gives up this process's export or import of the memory. The caller has neither a handle nor
+    /// a mapping of it any more.
     pub fn let_go(&self) {
         let (Ok(driver), Some(lock)) = (driver(), ObjectsLock::wait()) else {
             return;
@@ -231,7 +232,7 @@ impl Shared {
     }
 }
 
-/// Returns the exporter and the importers whose slots the machine still has.
+/// Returns the exporter and the importers of an object, without those whose slots have been freed.
 fn holders(machine: &Machine, object: &Object) -> (Option<u64>, Vec<u64>) {
     let alive = |place: &AtomicU64| {
         let owner = place.load(SeqCst);
@@ -243,7 +244,7 @@ fn holders(machine: &Machine, object: &Object) -> (Option<u64>, Vec<u64>) {
     )
 }
 
-/// Returns whether a descriptor is open.
+/// Returns whether any process has a descriptor of the object open.
 fn is_under_way(object: &Object) -> bool {
     File::open(object_path(object.birth.load(SeqCst))).is_ok_and(|file| is_held(&file))
 }
@@ -272,7 +273,8 @@ fn sweep_object(machine: &Machine, at: usize, _lock: &ObjectsLock) {
     object.birth.store(0, SeqCst);
 }
 
-/// Frees the objects that no process holds any more, unless another process holds the lock.
+/// Frees the exported objects that are no longer held by any process. Does nothing while another
+/// process holds the lock on exported objects.
 pub fn sweep(machine: &Machine) {
     let abandoned = |object: &Object| is_abandoned(machine, object);
     if machine.objects.iter().any(abandoned)
@@ -282,7 +284,7 @@ pub fn sweep(machine: &Machine) {
     }
 }
 
-/// Calls `seen` with owner, GPU and bytes of all exported memory that counts for a process.
+/// Calls `seen` with owner, GPU and bytes for all exported memory that NVML counts for a process.
 pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     for (at, object) in machine.objects.iter().enumerate() {
         if object.birth.load(SeqCst) == 0 {
@@ -303,8 +305,8 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     }
 }
 
-/// Returns the bytes of a GPU's exported memory that the exporter no longer holds, and that so
-/// count for an importer or for no process.
+/// Returns the bytes of a GPU's exported memory that the exporter no longer holds, and that NVML
+/// therefore counts for an importer or for no process.
 pub fn unowned(machine: &Machine, device: usize) -> u64 {
     let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
     let left = |(_, object): &(usize, &Object)| {

@@ -1,8 +1,8 @@
-//! The process's device address space: the use of each address, and the host memory behind it.
+//! The device address space of the process: the use of each address, and the host memory behind it.
 //!
-//! The space is one huge reservation of host addresses, in blocks of 2 MiB. A device address is the
-//! host address of the same byte, so copies and fills really move data. Host pages are allocated
-//! when touched, and freed with the block.
+//! The address space is one huge reservation of host addresses, in blocks of 2 MiB. A device
+//! address is the host address of the same byte, so copies and fills really move data. Host pages
+//! are allocated when they are touched, and freed with their block.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,38 +15,40 @@ use crate::machine::BLOCK;
 use crate::{Outcome, Status};
 
 const BLOCKS: u64 = 1 << 23;
-/// Addresses for the 32-bit interface, where programs have no mappings.
+/// The size of the lowest part of the address space, for addresses that fit into 32 bits; programs
+/// have no host mappings there.
 const LOW: u64 = 1 << 30;
 const LOW_BYTES: u64 = 3 << 30;
-/// A single copy or fill moves at most this many bytes of real data.
+/// The largest number of bytes of real data that a single copy or fill moves.
 pub const DATA_LIMIT: usize = 16 << 20;
 
-/// The use of a block of the address space.
+/// The use of a block of the device address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Use {
-    /// Unused, or not the first block of a large request.
+    /// The block is unused, or is not the first block of a large request.
     None = 0,
-    /// Small requests; the entry has the context, the shard, and the index of the block in it.
+    /// The block holds small requests; the block's entry has the context, the shard, and the index
+    /// of the block in the shard.
     Small = 1,
-    /// The first block of a large request.
+    /// The block is the first block of a large request.
     Large = 2,
-    /// Part of a pool; the entry has the index of the pool.
+    /// The block is part of a memory pool; the block's entry has the index of the pool.
     Pool = 3,
-    /// Part of a graph's allocations.
+    /// The block is part of a graph's allocations.
     Graph = 4,
 }
 
-/// A block's entry: its use, the index of a context, a shard, and an index whose meaning depends on
-/// the use.
+/// The entry of a block of the address space: its use, the index of a context, a shard, and an
+/// index whose meaning depends on the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
 impl Entry {
-    /// The entry of an unused block.
+    /// The entry of an unused block of the address space.
     pub const NONE: Entry = Entry(0);
 
-    /// Packs an entry: 12 bits of context, 12 of shard, 32 of index.
+    /// Packs an entry: 12 bits for the context, 12 for the shard, 32 for the index.
     pub fn new(usage: Use, context: usize, shard: usize, index: usize) -> Self {
         Entry(usage as u64 | (context as u64) << 4 | (shard as u64) << 16 | (index as u64) << 32)
     }
@@ -62,17 +64,18 @@ impl Entry {
         }
     }
 
-    /// Returns the index of the context.
+    /// Returns the index of the block's context.
     pub fn context(self) -> usize {
         (self.0 >> 4 & 0xfff) as usize
     }
 
-    /// Returns the shard of the context.
+    /// Returns the number of the block's shard in its context.
     pub fn shard(self) -> usize {
         (self.0 >> 16 & 0xfff) as usize
     }
 
-    /// Returns the index of the block in its shard, or of the pool.
+    /// Returns the index of the block in its shard, or the index of the pool that the block is part
+    /// of.
     pub fn index(self) -> usize {
         (self.0 >> 32) as usize
     }
@@ -81,16 +84,17 @@ impl Entry {
 /// The address space.
 pub struct Space {
     base: u64,
-    /// Whether there is host memory behind the addresses.
+    /// Whether device addresses have host memory behind them.
     backed: bool,
-    /// Whether data was ever written, so that freed blocks may have pages to give back.
+    /// Whether data was ever written to device memory. Only then can freed blocks have host pages
+    /// to give back.
     written: AtomicBool,
     entries: &'static [AtomicU64],
     free: Mutex<Gaps>,
     low: OnceLock<Mutex<Gaps>>,
 }
 
-/// Free ranges: the start of each and its length.
+/// Free address ranges: the start of each range and its length.
 #[derive(Default, Debug)]
 pub struct Gaps(BTreeMap<u64, u64>);
 
@@ -99,7 +103,8 @@ impl Gaps {
         Gaps(BTreeMap::from([(blocks.start, blocks.end - blocks.start)]))
     }
 
-    /// Takes a range of this length: the lowest gap that fits. `align` rounds up its start.
+    /// Takes a range of `wanted` bytes from the lowest gap that is large enough. The function
+    /// `align` rounds up the start of the range.
     pub fn take(&mut self, wanted: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
         let found = self.0.iter().find_map(|(start, length)| {
             let aligned = align(*start);
@@ -117,7 +122,7 @@ impl Gaps {
         Some(aligned)
     }
 
-    /// Gives a range back, and joins it with its free neighbours.
+    /// Gives a range back, and joins it with the free ranges next to it.
     pub fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &span)) = self.0.range(..start).next_back()
             && before + span == start
@@ -132,7 +137,7 @@ impl Gaps {
         self.0.insert(start, length);
     }
 
-    /// Takes a range out of the free range that contains it.
+    /// Removes a range from the free range that contains it.
     pub fn cut(&mut self, range: Range<u64>) {
         if let Some((&start, &length)) = self.0.range(..=range.start).next_back() {
             self.0.remove(&start);
@@ -145,7 +150,7 @@ impl Gaps {
         }
     }
 
-    /// Returns start and length of every free range.
+    /// Returns the start and the length of every free range.
     pub fn all(&self) -> Vec<(u64, u64)> {
         self.0
             .iter()
@@ -154,7 +159,7 @@ impl Gaps {
     }
 }
 
-/// Returns the process's address space, which is made at the first use.
+/// Returns the device address space of the process, which is made at the first use.
 pub fn space() -> &'static Space {
     static SPACE: OnceLock<Space> = OnceLock::new();
     SPACE.get_or_init(Space::reserve)
@@ -175,7 +180,7 @@ fn map(bytes: u64, access: i32) -> Option<u64> {
     (address != libc::MAP_FAILED).then_some(address as u64)
 }
 
-/// Maps zeroed host memory at these addresses; returns false where another mapping is.
+/// Maps zeroed host memory at these addresses; returns false if another mapping is there.
 fn map_at(address: u64, bytes: u64) -> bool {
     // SAFETY: with MAP_FIXED_NOREPLACE the kernel maps only addresses that have no mapping.
     let mapped = unsafe {
@@ -201,8 +206,8 @@ impl Space {
         let writable = wanted
             .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
             .flatten();
-        // Where address space is limited (ulimit -v, strict overcommit) the addresses have no
-        // memory.
+        // A process whose address space is limited (ulimit -v, strict overcommit) cannot reserve
+        // writable memory; its device addresses then have no host memory behind them.
         let base = writable
             .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
             .unwrap_or(0x0000_2000_0000_0000);
@@ -236,7 +241,7 @@ impl Space {
         }
     }
 
-    /// Returns the entry of the block that contains the address.
+    /// Returns the entry of the block that contains this address.
     pub fn entry(&self, address: u64) -> Entry {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -244,7 +249,7 @@ impl Space {
             .map_or(Entry::NONE, |entry| Entry(entry.load(Acquire)))
     }
 
-    /// Sets the entries of `blocks` blocks from the address on.
+    /// Sets the entries of `blocks` blocks, beginning with the block at this address.
     pub fn mark(&self, address: u64, blocks: u64, entry: Entry) {
         let first = address.wrapping_sub(self.base) / BLOCK;
         for block in first..first + blocks {
@@ -254,8 +259,8 @@ impl Space {
         }
     }
 
-    /// Clears the block's entry if it is still this one; returns false when another thread has
-    /// changed it.
+    /// Clears the entry of the block at this address if it still equals `entry`; returns false when
+    /// another thread has changed it.
     pub fn unmark(&self, address: u64, entry: Entry) -> bool {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -263,7 +268,7 @@ impl Space {
             .is_some_and(|slot| slot.compare_exchange(entry.0, 0, AcqRel, Relaxed).is_ok())
     }
 
-    /// Takes addresses for this many bytes: the lowest gap that fits.
+    /// Takes device addresses for this many bytes from the lowest gap that is large enough.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when no gap fits.
@@ -277,7 +282,7 @@ impl Space {
         Ok(self.base + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)
     }
 
-    /// Takes addresses that fit into 32 bits.
+    /// Takes device addresses that fit into 32 bits.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when no gap fits.
@@ -291,7 +296,7 @@ impl Space {
         Ok(LOW + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)
     }
 
-    /// Gives addresses back, and the host pages behind them.
+    /// Gives device addresses back, and the host pages behind them.
     pub fn give(&self, address: u64, bytes: u64) {
         let blocks = bytes.div_ceil(BLOCK);
         self.forget(address, blocks * BLOCK);
@@ -303,7 +308,7 @@ impl Space {
         free.give((address - base) / BLOCK, blocks);
     }
 
-    /// Drops the data behind the addresses, and the host pages that held it.
+    /// Drops the data behind these device addresses, and the host pages that held the data.
     pub fn forget(&self, address: u64, bytes: u64) {
         if self.written.load(Relaxed) {
             // SAFETY: the caller has freed or unmapped this range of the reservation, so no data in
@@ -318,13 +323,13 @@ impl Space {
         }
     }
 
-    /// Returns whether the address belongs to the device.
+    /// Returns whether this is an address of device memory.
     pub fn contains(&self, address: u64) -> bool {
         address.wrapping_sub(self.base) < BLOCKS * BLOCK
     }
 
-    /// Copies memory. Of a copy from or to the device at most [`DATA_LIMIT`] bytes are moved, and
-    /// none where device addresses have no host memory behind them.
+    /// Copies memory. A copy from or to device memory moves at most [`DATA_LIMIT`] bytes, and none
+    /// where device addresses have no host memory behind them.
     ///
     /// # Safety
     /// The caller must be allowed to read or write `bytes` bytes at each address outside the device
@@ -344,7 +349,7 @@ impl Space {
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
 
-    /// Fills memory with a pattern of `width` bytes, with the same restrictions as [`Space::copy`].
+    /// Fills memory with a pattern of `width` bytes. The restrictions of [`Space::copy`] apply.
     ///
     /// # Safety
     /// The caller must be allowed to write an address outside the device space, as for

@@ -1,9 +1,9 @@
-//! Result codes of the CUDA driver interface.
+//! Result codes of the CUDA driver functions.
 
-/// The result of a driver call: a value, or the reason it failed.
+/// The result of a driver call: a value, or the reason why the call failed.
 pub type Outcome<T> = Result<T, Status>;
 
-/// A `CUresult` other than success.
+/// An error code of the CUDA driver: a `CUresult` other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub i32);
 
@@ -73,7 +73,8 @@ table! {
     UNKNOWN = 999 "CUDA_ERROR_UNKNOWN" "unknown error";
 }
 
-/// The NUL-terminated name and description of a code, for `cuGetErrorName` and `cuGetErrorString`.
+/// Returns the NUL-terminated name and description of an error code, for `cuGetErrorName` and
+/// `cuGetErrorString`.
 pub fn describe(code: i32) -> Option<(&'static str, &'static str)> {
     NAMED
         .iter()

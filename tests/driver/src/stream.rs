@@ -1,5 +1,5 @@
-//! Streams and events. Nothing is computed, so a stream only has its cost, its context, its
-//! capture, and the time at which its work ends.
+//! Streams and events of the simulated driver. The simulated driver computes nothing, so a stream
+//! only has its cost, its context, its capture, and the time at which its work ends.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,14 +15,14 @@ use crate::{Outcome, Status};
 const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
 const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
 
-/// A stream. Never freed, so that a stale handle still points to an object that says it is
-/// destroyed.
+/// A stream. The object is never freed, so that a stale handle still points to a `Stream` that says
+/// that it was destroyed.
 pub struct Stream {
     magic: AtomicU64,
-    /// The context it was created in; for a green context, the primary context that this is part
-    /// of.
+    /// The context in which the stream was created; for a stream of a green context, the primary
+    /// context that the green context is part of.
     pub context: &'static Context,
-    /// The context that `cuStreamGetCtx` returns.
+    /// The context that `cuStreamGetCtx` returns for the stream.
     pub named: &'static Context,
     /// Creation flags.
     pub flags: u32,
@@ -30,16 +30,16 @@ pub struct Stream {
     pub priority: i32,
     /// A number that no other stream of the process has.
     pub id: u64,
-    /// Its `CUstreamCaptureStatus`, which [`capture`] keeps.
+    /// The stream's `CUstreamCaptureStatus`, which the module [`capture`] keeps up to date.
     pub(crate) capture: AtomicI32,
-    /// When its work ends, which [`work`] keeps.
+    /// The time at which the stream's work ends, which the module [`work`] keeps up to date.
     pub(crate) end: AtomicU64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
-/// Returns whether a `CUstream` is the legacy stream. `twin` is set for a function for the
-/// per-thread default stream, where 0 means the thread's own stream.
+/// Returns whether a `CUstream` handle stands for the legacy stream. `twin` is set if the called
+/// function uses the per-thread default stream, where handle 0 means the thread's own stream.
 #[inline(always)]
 pub fn is_legacy(handle: usize, twin: bool) -> bool {
     handle == 1 || handle == 0 && !twin
@@ -73,8 +73,8 @@ impl Stream {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the stream of a `CUstream`, and `None` for the NULL, legacy and per-thread streams
-    /// (0, 1, 2).
+    /// Returns the stream of a `CUstream` handle; `None` for the NULL, legacy and per-thread
+    /// streams (handles 0, 1, 2).
     ///
     /// # Errors
     /// `INVALID_HANDLE` for a handle that is not a stream or whose stream was destroyed,
@@ -95,7 +95,7 @@ impl Stream {
         }
     }
 
-    /// Returns the context that a `CUstream` works in.
+    /// Returns the context in which the stream of a `CUstream` handle works.
     ///
     /// # Errors
     /// `INVALID_HANDLE`, or the errors of [`context::current`].
@@ -106,19 +106,20 @@ impl Stream {
         }
     }
 
-    /// Destroys the stream and ends a capture of it. The context keeps the stream's memory.
+    /// Destroys the stream and ends its capture, if one is under way. The context keeps the
+    /// stream's memory.
     pub fn destroy(&self) {
         capture::drop_stream(self);
         self.magic.store(0, Release);
     }
 
-    /// Returns the `CUstreamCaptureStatus`.
+    /// Returns the stream's `CUstreamCaptureStatus`.
     pub fn capture_status(&self) -> i32 {
         self.capture.load(Acquire)
     }
 
-    /// Returns whether a call on the stream is captured into a graph instead of executed; if so,
-    /// adds its node.
+    /// Returns whether the driver captures calls on this stream into a graph instead of executing
+    /// them; if so, adds a node for the present call.
     ///
     /// # Errors
     /// `STREAM_CAPTURE_INVALIDATED` when the capture is invalid.
@@ -131,12 +132,12 @@ impl Stream {
     }
 }
 
-/// An event. Never freed, so that a stale handle points to valid memory.
+/// An event. The object is never freed, so that a stale handle points to valid memory.
 pub struct Event {
     magic: AtomicU64,
-    /// The context it was created in.
+    /// The context in which the event was created.
     pub context: &'static Context,
-    /// When the recorded work ends; 0 = never recorded.
+    /// The time at which the work before the event ends; 0 = the event was never recorded.
     end: AtomicU64,
 }
 
@@ -155,7 +156,7 @@ impl Event {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the event of a `CUevent`.
+    /// Returns the event of a `CUevent` handle.
     ///
     /// # Errors
     /// `INVALID_HANDLE` for a handle that is not an event, or whose event was destroyed.
@@ -176,18 +177,20 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event behind the queue's work; without a queue, now.
+    /// Records the event behind the work of a stream's queue; without a queue the event is over at
+    /// once.
     pub fn record(&self, queue: Option<Queue>) {
         let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
         self.end.store(end, Release);
     }
 
-    /// Returns when the recorded work ends; 0 when the event was never recorded.
+    /// Returns the time at which the work before the event ends; 0 when the event was never
+    /// recorded.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)
     }
 
-    /// Returns the milliseconds from another event to this one.
+    /// Returns the milliseconds from the event `start` to this event.
     ///
     /// # Errors
     /// `INVALID_HANDLE` when one of them was never recorded, `NOT_READY` while the work before one

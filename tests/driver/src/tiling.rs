@@ -1,10 +1,10 @@
-//! The layout of arrays in memory, and the bytes that they need.
+//! The layout of CUDA arrays in memory, and the bytes that they need.
 //!
 //! Measured (H100, 580.159.04): 31 arrays and 8 mipmapped arrays of all kinds need exactly the
 //! bytes that [`Shape::bytes`] returns. An array consists of groups of 64 bytes × 8 rows. Up to 16
-//! groups form a block; they are stacked along the height, or along the depth of a
+//! groups form a block; the groups are stacked along the height, or along the depth of a
 //! three-dimensional array. The levels of a mipmapped array follow each other; every layer has all
-//! levels and begins at a whole block. The sum is rounded up to 64 KiB.
+//! levels and begins at a whole block. The total is rounded up to 64 KiB.
 
 use crate::{Outcome, Status};
 
@@ -16,36 +16,38 @@ const CUBEMAP: u32 = 0x04;
 pub const SPARSE: u32 = 0x40;
 /// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; memory is mapped into all of it.
 pub const DEFERRED: u32 = 0x80;
-/// The known flags: those above, and the flags for surfaces, texture gather and colour attachments.
-/// Depth textures (0x10) of floats are refused (measured).
+/// The array flags that the driver accepts: the flags that have names in this file, and those for
+/// surfaces, texture gather and colour attachments. The driver refuses the flag for depth textures
+/// (0x10) with floats (measured).
 const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
 
 /// Array sizes are multiples of this many bytes.
 pub const GRAIN: u64 = 64 << 10;
-/// The size of a group: bytes per row, and rows.
+/// The size of a group of an array's layout: bytes per row, and number of rows.
 const GROUP: (u64, u64) = (64, 8);
-/// The most groups of a block.
+/// The largest number of groups in a block of an array's layout.
 const STACK: u64 = 16;
 
-/// The shape of an array: `CUDA_ARRAY3D_DESCRIPTOR`.
+/// The shape of an array, as in `CUDA_ARRAY3D_DESCRIPTOR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The width in elements.
     pub width: u64,
-    /// The height in elements; 0 for one dimension.
+    /// The height in elements; 0 for a one-dimensional array.
     pub height: u64,
-    /// The depth in elements, or the number of layers; 0 for one or two dimensions.
+    /// The depth in elements, or the number of layers; 0 for a one- or two-dimensional array.
     pub depth: u64,
     /// The `CUarray_format`.
     pub format: u32,
-    /// The number of channels of an element.
+    /// The number of channels of each element.
     pub channels: u32,
-    /// The flags `CUDA_ARRAY3D_…`
+    /// The array's flags (`CUDA_ARRAY3D_…`).
     pub flags: u32,
 }
 
 impl Shape {
-    /// Returns the bytes of an element; `None` for a format that is not plain.
+    /// Returns the bytes of one element; `None` for a format other than integers and floats, and
+    /// for a number of channels other than 1, 2 or 4.
     fn element(&self) -> Option<u64> {
         let number = match self.format {
             0x01 | 0x08 => 1,
@@ -60,23 +62,23 @@ impl Shape {
         self.flags & (LAYERED | CUBEMAP) != 0
     }
 
-    /// Returns the number of layers; 1 for an array without layers.
+    /// Returns the number of layers of the array; 1 for an array without layers.
     pub fn layers(&self) -> u64 {
         if self.is_layered() { self.depth } else { 1 }
     }
 
-    /// Returns width, height and depth of one layer at a level, in elements.
+    /// Returns width, height and depth of one layer at a level of the array, in elements.
     pub fn extent(&self, level: u32) -> [u64; 3] {
         let depth = if self.is_layered() { 1 } else { self.depth };
         [self.width, self.height, depth].map(|length| (length >> level).max(1))
     }
 
-    /// Returns the most levels that the array can have.
+    /// Returns the largest number of levels that a mipmapped array of this shape can have.
     pub fn levels(&self) -> u32 {
         self.extent(0).into_iter().max().unwrap_or(1).ilog2() + 1
     }
 
-    /// Checks that the driver knows this shape.
+    /// Checks that the driver accepts an array of this shape.
     ///
     /// # Errors
     /// `INVALID_VALUE`. The largest sizes are those that the GPU's attributes give for textures.
@@ -111,7 +113,7 @@ impl Shape {
         }
     }
 
-    /// Returns the bytes that the array needs with this many levels.
+    /// Returns the bytes that an array of this shape needs with this many levels.
     pub fn bytes(&self, levels: u32) -> u64 {
         let element = self.element().unwrap_or(0);
         let layer: u64 = (0..levels)
@@ -131,7 +133,7 @@ impl Shape {
         layers.next_multiple_of(GRAIN)
     }
 
-    /// Returns the height and the depth of a block at a level, in groups.
+    /// Returns the height and the depth, in groups, of a block at a level of the array.
     fn block(&self, level: u32) -> (u64, u64) {
         let [_, height, depth] = self.extent(level);
         let deep = depth.next_power_of_two().min(STACK);
@@ -139,8 +141,8 @@ impl Shape {
         (high.min(STACK / deep), deep)
     }
 
-    /// Returns width, height and depth of the tiles of 64 KiB into which memory is mapped, in
-    /// elements: NVIDIA's standard shapes.
+    /// Returns width, height and depth, in elements, of the tiles of 64 KiB into which a program
+    /// can map memory: NVIDIA's standard shapes.
     pub fn tile(&self) -> [u64; 3] {
         let flat = self.is_layered() || self.depth == 0;
         match (flat, self.element().unwrap_or(1)) {

@@ -1,6 +1,7 @@
-//! Virtual memory management: address reservations, physical allocations and mappings.
+//! Virtual memory management of the simulated driver: address reservations, physical allocations
+//! and mappings.
 //!
-//! Exported allocations are in [`crate::shared`].
+//! The module [`crate::shared`] handles exported allocations.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,12 +17,13 @@ pub type Properties = [u8; 32];
 
 struct Physical {
     bytes: u64,
-    /// The GPU; `None` for host memory.
+    /// The GPU of the allocation; `None` for host memory.
     device: Option<usize>,
     properties: Properties,
     handles: u32,
     mappings: u32,
-    /// Set once the allocation was exported, and for an import.
+    /// The exported memory behind the allocation; set once the allocation was exported, and for an
+    /// import.
     shared: Option<Shared>,
 }
 
@@ -68,7 +70,7 @@ pub fn reserve(bytes: u64, alignment: u64) -> Outcome<u64> {
     Ok(address)
 }
 
-/// Gives reserved addresses back.
+/// Frees reserved device addresses.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the range is not exactly one reservation, or memory is mapped in it.
@@ -86,7 +88,7 @@ pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes physical memory and returns its handle.
+/// Takes physical memory and returns the handle of the new allocation.
 ///
 /// # Errors
 /// `INVALID_VALUE` for a size that is not a multiple of the granularity, `OUT_OF_MEMORY`.
@@ -116,7 +118,7 @@ impl State {
         self.physical.get_mut(&handle).ok_or(Status::INVALID_VALUE)
     }
 
-    /// Frees the allocation if it has neither handles nor mappings.
+    /// Frees the allocation with this handle if it has neither handles nor mappings left.
     fn settle(&mut self, handle: u64) {
         let is_needed = |physical: &Physical| physical.handles > 0 || physical.mappings > 0;
         if self.physical.get(&handle).is_none_or(is_needed) {
@@ -138,14 +140,15 @@ impl Physical {
     }
 }
 
-/// Exports an allocation as a file descriptor.
+/// Exports an allocation as a file descriptor that other processes can import.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown or imported handle, or one that was not created for export.
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
     let physical = guard.physical(handle)?;
-    // The lowest bit of requestedHandleTypes means a file descriptor.
+    // The allocation can be exported as a file descriptor only if it was created with that handle
+    // type, the lowest bit of `requestedHandleTypes`.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -159,7 +162,7 @@ pub fn export(handle: u64) -> Outcome<i32> {
 }
 
 /// Imports an allocation from a file descriptor, which the caller keeps. Returns a new handle, even
-/// in the process that exported it (measured, H100, 580.159.04).
+/// in the process that exported the allocation (measured, H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_VALUE` when the descriptor is not an exported allocation, `OUT_OF_MEMORY`.
@@ -175,7 +178,7 @@ pub fn import(descriptor: i32) -> Outcome<u64> {
     }))
 }
 
-/// Releases one reference to a handle.
+/// Releases one reference to an allocation's handle.
 ///
 /// # Errors
 /// `INVALID_VALUE` for a handle that was never created or is fully released.
@@ -191,7 +194,8 @@ pub fn release(handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds a reference to the handle that is mapped at the address, and returns the handle.
+/// Adds a reference to the handle of the allocation that is mapped at this address, and returns the
+/// handle.
 ///
 /// # Errors
 /// `INVALID_VALUE` when no memory is mapped there.
@@ -214,7 +218,7 @@ impl State {
     }
 }
 
-/// Maps a handle's memory at reserved addresses.
+/// Maps the memory of a handle at reserved addresses.
 ///
 /// # Errors
 /// `INVALID_VALUE` unless the whole allocation is mapped into one reservation, `ALREADY_MAPPED`.
@@ -251,7 +255,7 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Checks that memory can be mapped: its handle is not fully released.
+/// Checks that the memory of a handle can be mapped: the handle must have references left.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the handle is unknown or released.
@@ -262,7 +266,7 @@ pub fn check(handle: u64) -> Outcome<()> {
     }
 }
 
-/// Unmaps a range, which must consist of whole mappings.
+/// Unmaps a range of addresses, which must consist of whole mappings.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the range does not consist of whole mappings.
@@ -283,7 +287,7 @@ pub fn unmap(address: u64, bytes: u64) -> Outcome<()> {
 }
 
 impl State {
-    /// Returns the starts of the mappings of which a range consists.
+    /// Returns the start addresses of the mappings that make up this range.
     fn whole(&self, address: u64, bytes: u64) -> Outcome<Vec<u64>> {
         let end = address.checked_add(bytes).ok_or(Status::INVALID_VALUE)?;
         let mut next = address;
@@ -301,7 +305,7 @@ impl State {
     }
 }
 
-/// Sets the access of a range of whole mappings.
+/// Sets the access flags of a range of addresses, which must consist of whole mappings.
 ///
 /// # Errors
 /// `INVALID_VALUE` when something in it is not mapped.
@@ -316,7 +320,7 @@ pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the access at an address.
+/// Returns the access flags of the mapping at an address.
 ///
 /// # Errors
 /// `INVALID_VALUE` when no memory is mapped there.
@@ -324,7 +328,7 @@ pub fn access(address: u64) -> Outcome<u64> {
     Ok(state().mapping(address)?.1.access)
 }
 
-/// Returns the properties with which a handle was created.
+/// Returns the properties with which the allocation of a handle was created.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown handle.
@@ -341,7 +345,7 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     Some((start, mapping.bytes, device))
 }
 
-/// Drops all physical memory of a GPU whose last context was destroyed.
+/// Drops all physical memory of a GPU when the last context on that GPU is destroyed.
 pub fn clear_all(device: usize) {
     let mut guard = state();
     let state = &mut *guard;

@@ -1,8 +1,8 @@
-//! The times at which the work of streams ends, once the knob `work` lets kernels take time. Before
-//! a process's first such kernel an ordinary call only reads `EVER` for this.
+//! The times at which the work of streams ends. The knob `work` lets kernels take time. Until a
+//! kernel of this process takes time, an ordinary driver call reads only `EVER` of this module.
 //!
-//! Times are in nanoseconds, as [`now`] returns them. An end only ever moves later, so one number
-//! can also be the end of several streams' work.
+//! Times are in nanoseconds, as [`now`] returns them. The end of a stream's work only ever moves to
+//! a later time, so one number can also be the end of the work of several streams.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -16,15 +16,16 @@ use crate::driver::driver;
 use crate::stream::{Stream, is_legacy};
 use crate::{Outcome, Status};
 
-/// Whether a kernel of this process has ever taken time.
+/// Whether any kernel of this process has ever taken time.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The thread's own default streams: the end of each one's work, by the id of its context.
+    /// The calling thread's per-thread default streams: the end of the work of each, by the id of
+    /// the stream's context.
     static OWN: RefCell<Vec<(u64, &'static AtomicU64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the present time; never 0.
+/// Returns the present time in nanoseconds; never 0.
 pub fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
@@ -36,7 +37,7 @@ pub fn is_over(end: u64) -> bool {
     !EVER.load(Relaxed) || end <= now()
 }
 
-/// Checks that work that ends at this time is over.
+/// Returns `NOT_READY` as long as work that ends at this time is under way.
 ///
 /// # Errors
 /// `NOT_READY`.
@@ -64,13 +65,14 @@ fn sleep(end: u64) {
     }
 }
 
-/// Sleeps until all work of the context is done.
+/// Sleeps until all work of this context is done.
 #[inline(always)]
 pub fn wait_for(context: &Context) {
     wait(context.work.all.load(Acquire));
 }
 
-/// Sleeps until all work of the thread's current context is done, if it has one.
+/// Sleeps until all work of the thread's current context is done; returns at once if the thread has
+/// no current context.
 #[inline(always)]
 pub fn wait_for_current() {
     if EVER.load(Relaxed)
@@ -80,7 +82,7 @@ pub fn wait_for_current() {
     }
 }
 
-/// Adds a launched kernel or graph to a stream, and returns when it ends.
+/// Adds a launched kernel or graph to a stream's work, and returns the time at which it ends.
 ///
 /// # Errors
 /// The errors of [`Stream::context_of`].
@@ -103,17 +105,17 @@ fn launch_at_length(stream: Name) -> Outcome<u64> {
     Ok(stream.find()?.add(0, work))
 }
 
-/// When the work of a context's streams ends.
+/// The times at which the work of a context's streams ends.
 #[derive(Default)]
 pub struct Ends {
     legacy: AtomicU64,
-    /// The end of the legacy stream's work and of that of the streams that wait for it.
+    /// The end of the work of the legacy stream and of all streams that wait for the legacy stream.
     blocking: AtomicU64,
     all: AtomicU64,
 }
 
 impl Ends {
-    /// Resets the ends of a context that is being destroyed.
+    /// Resets the end times of a context that is being destroyed.
     pub(crate) fn clear(&self) {
         for end in [&self.legacy, &self.blocking, &self.all] {
             end.store(0, Release);
@@ -121,7 +123,7 @@ impl Ends {
     }
 }
 
-/// The order of a stream's work; default streams have one, too.
+/// The queue of a stream's work: a stream created by the program or a default stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue {
     context: &'static Context,
@@ -135,13 +137,13 @@ impl PartialEq for Queue {
     }
 }
 
-/// A stream as calls name it. Its queue is looked up only where needed; passing two words costs the
-/// calls nothing.
+/// A stream in the form in which a driver call names it. The stream's queue is looked up only where
+/// it is needed, so that calls pay for passing two words only.
 #[derive(Clone, Copy)]
 pub struct Name {
-    /// The `CUstream`, already checked.
+    /// The `CUstream` handle, already checked.
     pub handle: usize,
-    /// Whether it was given to a function for the per-thread default stream.
+    /// Whether the called function uses the per-thread default stream.
     pub twin: bool,
 }
 
@@ -152,7 +154,7 @@ impl Name {
         twin: false,
     };
 
-    /// Returns the queue; `None` as long as no kernel has taken time.
+    /// Returns the stream's queue; `None` as long as no kernel of the process has taken time.
     #[inline(always)]
     pub fn queue(self) -> Option<Queue> {
         if EVER.load(Relaxed) {
@@ -162,7 +164,7 @@ impl Name {
         }
     }
 
-    /// Returns a number that no other stream of the process has.
+    /// Returns a number that identifies the stream and that no other stream of the process has.
     ///
     /// # Errors
     /// The errors of [`Stream::from_handle`].
@@ -210,7 +212,7 @@ impl Queue {
         std::ptr::eq(self.end, &self.context.work.legacy)
     }
 
-    /// Returns when the stream's work ends.
+    /// Returns the time at which the work of the queue ends.
     pub fn end(self) -> u64 {
         if self.is_legacy() {
             self.context.work.blocking.load(Acquire)
@@ -219,8 +221,9 @@ impl Queue {
         }
     }
 
-    /// Adds `work` ns of work, and returns its end. The work begins when all that the stream waits
-    /// for is over, but not before the time `after`.
+    /// Adds `work` nanoseconds of work to the queue, and returns the time at which that work ends.
+    /// The work begins when everything that the stream waits for is over, but not before the time
+    /// `after`.
     pub fn add(self, after: u64, work: u64) -> u64 {
         static ORDER: Mutex<()> = Mutex::new(());
         let _one = ORDER.lock().unwrap_or_else(PoisonError::into_inner);

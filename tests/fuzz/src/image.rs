@@ -1,5 +1,5 @@
-//! Fuzzing of code images, as programs pass them to the driver: reading them never panics, ends,
-//! and takes a bounded amount of memory.
+//! Fuzzing of code images, as programs pass them to the driver: reading an image never panics,
+//! always ends, and takes a bounded amount of memory.
 
 use crate::numbers::Numbers;
 use gpulimit_fatbin::{lz4, needs_of_bytes, zstd};
@@ -11,7 +11,7 @@ pub fn any(bytes: &[u8]) {
     }
 }
 
-/// Splits the input into a stated size and compressed data.
+/// Splits the fuzz input into the decompressed size that it states, and compressed data.
 fn stated(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let mut numbers = Numbers(bytes);
     let size = usize::from(numbers.half()?) | usize::from(numbers.byte()?) << 16;

@@ -1,5 +1,5 @@
-//! Fuzzing of a ledger that is damaged while it is used: its functions never panic, they end, and
-//! no process is granted more than the limit.
+//! Fuzzing of a ledger file that is damaged while it is used: the ledger's functions never panic,
+//! they end, and no process is granted more than the limit.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,11 +17,11 @@ use crate::scratch;
 const CAPACITY: u64 = 80 << 30;
 const MOST: u64 = 1 << 30;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
-/// Offsets of the words and of the slots in the file.
+/// Offsets of the members' words and of the slots in the ledger file.
 const WORDS: u64 = 16 << 10;
 const SLOTS: u64 = WORDS + (1 << 20);
 
-/// A witness for which the driver holds no memory of dead processes.
+/// A witness that says that the driver holds no memory of dead processes.
 struct Gone;
 
 impl Witness for Gone {
@@ -55,8 +55,8 @@ pub fn any(bytes: &[u8]) {
         };
         let at = u64::from(at);
         match kind % 14 {
-            // Damages the header after the preface. The preface is only checked when the ledger is
-            // opened.
+            // Damages the ledger's header after its preface (the part that is only checked when the
+            // ledger is opened).
             0 => write(64 + at % ((WORDS - 64) / 8) * 8),
             1 => write(WORDS + at % 64 * 8),
             2 => write(WORDS + at % (1 << 17) * 8),
@@ -83,7 +83,8 @@ pub fn any(bytes: &[u8]) {
             10 => drop(ledger.processes(&Gone)),
             11 => drop(ledger.events(value)),
             12 => more.extend(ledger.claim(&Identity::of_self(), "below")),
-            // Damages the preface: a file that is not a ledger is refused.
+            // Damages the ledger's preface: opening such a file must be refused, because it is not
+            // a ledger.
             _ => {
                 write(at % 8 * 8);
                 assert_eq!(Ledger::open(&path).is_ok(), is_whole(&path));

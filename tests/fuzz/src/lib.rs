@@ -1,4 +1,5 @@
-//! Fuzz targets: functions that process untrusted bytes, and panic if a guarantee is violated.
+//! The fuzz targets: functions that pass untrusted bytes to gpulimit, and panic if one of its
+//! guarantees is violated.
 //!
 //! `fuzz/` calls the targets with the inputs of a fuzzer. `cargo test -p gpulimit-fuzz-targets`
 //! calls them with the committed corpus and random changes of it.
@@ -11,10 +12,10 @@ mod policy;
 mod scratch;
 mod text;
 
-/// A function that processes one kind of untrusted bytes.
+/// A fuzz target: a function that processes one kind of untrusted bytes.
 pub type Target = fn(&[u8]);
 
-/// All targets, by the names of their folders in `fuzz/corpus`.
+/// All fuzz targets, by the names of their folders in `fuzz/corpus`.
 pub const TARGETS: &[(&str, Target)] = &[
     ("environment", policy::environment),
     ("image", image::any),
@@ -27,7 +28,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("zstd", image::zstd),
 ];
 
-/// Returns the target with this name.
+/// Returns the fuzz target with this name.
 pub fn target(name: &str) -> Target {
     let found = TARGETS.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no target {name}")).1

@@ -1,4 +1,5 @@
-//! Fuzzing of a damaged limits file: it never allows more than it did.
+//! Fuzzing of a damaged limits file: a damaged file never allows more memory than the undamaged
+//! file did.
 
 use std::os::unix::fs::FileExt;
 
@@ -14,8 +15,8 @@ const MOST: u64 = 4 << 30;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const OTHER: DeviceId = DeviceId::gpu([8; 16]);
 
-/// Applies the damage that the bytes describe to a valid file. The remaining bytes then replace the
-/// whole file.
+/// Applies the damage that the fuzz input describes to a valid limits file. Then the remaining
+/// input replaces the whole file.
 pub fn any(bytes: &[u8]) {
     let path = scratch::path("limits");
     let mut set = LimitSet::all(Size::Bytes(MOST));
@@ -33,7 +34,7 @@ pub fn any(bytes: &[u8]) {
         else {
             break;
         };
-        // Mostly the first 512 bytes, where most of the content is.
+        // Damage mostly the first 512 bytes of the limits file, where most of its content is.
         let at = usize::from(at) % if kind & 0x80 == 0 { 512 } else { whole.len() };
         let end = (at + usize::from(length) % 300 + 1).min(whole.len());
         for byte in &mut whole[at..end] {

@@ -1,5 +1,5 @@
-//! Fuzzing of policy files, of compiled rules, and of the environment variables that request a
-//! group.
+//! Fuzzing of policy files, of the rules compiled from them, and of the environment variables that
+//! request a group.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -13,7 +13,7 @@ use gpulimit_policy::{GROUP, MAX, assignment, file};
 
 use crate::scratch;
 
-/// The accounts of a machine with a few users.
+/// The user accounts of a test machine with a few users.
 struct Machine;
 
 impl Accounts for Machine {
@@ -46,8 +46,8 @@ impl Accounts for Machine {
     }
 }
 
-/// Compiles a policy file. Every mistake must name a line of the file; rules without a mistake must
-/// read back unchanged.
+/// Compiles the fuzz input as a policy file. Every mistake that is reported must name a line of the
+/// file; the rules of a file without mistakes must read back unchanged.
 pub fn file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -64,7 +64,7 @@ pub fn file(bytes: &[u8]) {
     }
 }
 
-/// Loads these bytes as rules; `None` if they are refused.
+/// Loads these bytes as a file of compiled rules; `None` if the file is refused.
 fn load(bytes: &[u8]) -> Option<Rules> {
     let path = scratch::path(".rules");
     std::fs::write(&path, bytes).expect("written");
@@ -76,12 +76,12 @@ fn load(bytes: &[u8]) -> Option<Rules> {
         owner: gpulimit_group::effective_user(),
     };
     let loaded = Rules::load(&source);
-    // The file exists, so the result is never "no rules".
+    // The rules file exists, so loading never returns `None` for a missing file.
     loaded.ok().map(|rules| rules.expect("a file is there"))
 }
 
-/// Loads rules, as they are and with a valid last line. They must be refused or read back
-/// unchanged.
+/// Loads the fuzz input as compiled rules, once unchanged and once with a valid last line. The
+/// rules must be refused or read back unchanged.
 pub fn rules(bytes: &[u8]) {
     for text in [bytes, &whole(bytes)] {
         if let Some(rules) = load(text) {
@@ -90,8 +90,8 @@ pub fn rules(bytes: &[u8]) {
     }
 }
 
-/// Returns the bytes with the last line that valid rules have: an FNV-1a hash of everything before
-/// it.
+/// Returns the bytes followed by the last line that valid compiled rules have: an FNV-1a hash of
+/// everything before that line.
 fn whole(bytes: &[u8]) -> Vec<u8> {
     let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -103,7 +103,8 @@ fn whole(bytes: &[u8]) -> Vec<u8> {
     [bytes, format!("end {count} {sum:016x}\n").as_bytes()].concat()
 }
 
-/// Reads environment variables, one per line. A requested limit must never be silently ignored.
+/// Reads environment variables from the fuzz input, one per line. A limit that a variable requests
+/// must never be silently ignored.
 pub fn environment(bytes: &[u8]) {
     let variables: Vec<(&[u8], &[u8])> = bytes
         .split(|byte| *byte == b'\n')
@@ -120,7 +121,8 @@ pub fn environment(bytes: &[u8]) {
         found.map(|(_, value)| OsString::from_vec(value.to_vec()))
     };
     let asked = assignment(&env);
-    // In the group of a job, another tool's "no limit" is accepted.
+    // If the environment names the group of a job (`job-…`), a variable of another tool may still
+    // say that there is no limit. A request for any other group, or by `MAX`, must not be lost.
     let is_chosen = env(GROUP).is_some_and(|name| !name.as_encoded_bytes().starts_with(b"job-"));
     if is_chosen || env(MAX).is_some() {
         assert!(!matches!(asked, Ok(None)), "asked for and not given");

@@ -1,4 +1,4 @@
-//! A folder in memory for each thread, which is removed when the thread ends.
+//! A temporary folder for each thread, in memory, which is removed when the thread ends.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ thread_local! {
     static HERE: Scratch = Scratch::new();
 }
 
-/// Returns a path in this thread's folder where no file exists.
+/// Returns a path in this thread's temporary folder where no file exists.
 pub fn path(name: &str) -> PathBuf {
     let path = HERE.with(|folder| folder.0.join(name));
     let _ = std::fs::remove_file(&path);

@@ -1,5 +1,5 @@
-//! Fuzzing of text that people write: sizes, keys, names and GPUs. A text that is accepted must
-//! read back as the same value.
+//! Fuzzing of text that people write for gpulimit: sizes, keys, names and GPUs. A text that is
+//! accepted must read back as the same value.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;

@@ -1,4 +1,4 @@
-//! Runs every fuzz target on its corpus and on random changes of it.
+//! Runs every fuzz target on its committed corpus and on random changes of that corpus.
 //!
 //! `GPULIMIT_FUZZ_ROUNDS` is the number of changes for each target; `GPULIMIT_FUZZ_SEED` selects
 //! other changes.
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use gpulimit_fuzz_targets::{TARGETS, Target};
 
-/// An input that takes longer than this counts as a hang.
+/// A fuzz input whose processing takes longer than this counts as a hang.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Largest size to which an input can grow.
+/// The largest number of bytes to which a changed fuzz input can grow.
 const LONGEST: usize = 16 << 10;
 
-/// Random numbers that depend only on the seed.
+/// A generator of random numbers that depend only on the seed.
 struct Random(u64);
 
 impl Random {
@@ -35,7 +35,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     }
 }
 
-/// Returns the committed inputs in a fixed order.
+/// Returns the committed fuzz inputs of a target in a fixed order.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")
@@ -51,7 +51,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Makes one random change of a kind that often breaks parsers.
+/// Makes one random change to a fuzz input, of a kind that often breaks parsers.
 fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let at = random.below(bytes.len() + 1);
     let end = (at + random.below(32) + 1).min(bytes.len());
@@ -81,7 +81,7 @@ fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     bytes.truncate(LONGEST);
 }
 
-/// Stores an input that broke a target, and returns its path.
+/// Stores a fuzz input that broke a target, and returns the path of the stored file.
 fn keep(name: &str, bytes: &[u8]) -> String {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("broken-{name}"));
     std::fs::write(&path, bytes).expect("written");
@@ -129,7 +129,7 @@ fn no_input_breaks_a_target() {
     let seed = number("GPULIMIT_FUZZ_SEED", 1);
     std::thread::scope(|scope| {
         for (name, target) in TARGETS {
-            // Each round creates a file of 17 MiB.
+            // Each round of the target `ledger` creates a file of 17 MiB, so it gets fewer rounds.
             let rounds = if *name == "ledger" {
                 rounds / 10
             } else {

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An empty directory, which is removed when this is dropped.
+/// An empty temporary directory, which is removed when the value is dropped.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    /// Makes a directory that no other test uses.
+    /// Makes a temporary directory that no other test uses.
     #[expect(clippy::new_without_default, reason = "makes a directory")]
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -18,7 +18,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// Returns the path of this name in the directory.
+    /// Returns the path of the file with this name in the temporary directory.
     pub fn at(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

@@ -1,17 +1,17 @@
 //! Protection of this process from the truncation of files that it has mapped.
 //!
 //! If another process truncates a mapped file, reading a page beyond the file's new end raises
-//! SIGBUS. On a tmpfs path the truncation cannot be prevented: seals need a memfd, and leases and
-//! locks are advisory. Without a SIGBUS handler, one process in a group could therefore end the
-//! programs of all others. The handler replaces the *whole* mapping with private zeros and marks
-//! the mapping as lost. The zeros mean nothing; code that reads them checks [`any`] and then
-//! `Watch::is_lost`.
+//! SIGBUS. No process can prevent the truncation of a file with a path on tmpfs. Seals exist only
+//! for a memfd, and leases and locks are advisory. Without a SIGBUS handler, one process in a group
+//! could therefore end the programs of all others. The handler replaces the *whole* mapping with
+//! private zeros and marks the mapping as lost. The zeros mean nothing; code that reads them checks
+//! [`any`] and then `Watch::is_lost`.
 //!
-//! The SIGBUS handler is installed when the first file is mapped, so never in a program without a
-//! limit. It handles faults in watched mappings only, and passes all other signals on to the
-//! handler that was installed before it. There are two cases without protection: a program that
-//! later installs its own handler for SIGBUS, and a thread that has SIGBUS blocked, where the
-//! kernel ends the program without calling a handler.
+//! The SIGBUS handler is installed when the first file is mapped. A program without a limit maps no
+//! file, so it never gets the handler. The handler treats only faults in watched mappings. It
+//! passes all other signals on to the handler that was installed before it. There are two cases
+//! without protection. A program may later install its own handler for SIGBUS. A thread may have
+//! SIGBUS blocked; the kernel then ends the program without calling a handler.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull, null_mut};
@@ -23,8 +23,8 @@ const WATCHED: usize = 500;
 /// Value of `Entry::start` while a thread is filling the registry entry.
 const TAKEN: usize = 1;
 
-/// The registry: the mappings of one process that are watched for truncation. A forked child finds
-/// the registry all zeros, which means that it belongs to no process.
+/// The registry: the mappings of one process that are watched for truncation. In a forked child the
+/// whole registry is zero. A registry of zeros belongs to no process.
 struct Registry {
     /// The pid of the process that owns the mappings. Needed on kernels that do not wipe pages on
     /// fork.
@@ -105,23 +105,24 @@ impl Entry {
     fn around(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let len = self.len.load(Ordering::Acquire);
-        // If another mapping has taken the entry between the two loads of `start`, the length may
-        // belong to that mapping, but then the two loaded starts differ.
+        // Another mapping may have taken the entry between the two loads of `start`. The length may
+        // then belong to that mapping, but the two loaded starts differ, and the length is not
+        // used.
         let is_one = start > TAKEN && self.start.load(Ordering::Relaxed) == start;
         (is_one && (start..start.saturating_add(len)).contains(&address)).then_some((start, len))
     }
 }
 
-/// Returns the registry of this process, and creates the registry if there is none; `None` if
-/// memory is short.
+/// Returns the registry of this process. Creates the registry if the process has none. Returns
+/// `None` if memory is short.
 fn own_registry() -> Option<&'static Registry> {
     let known = REGISTRY.load(Ordering::Acquire);
     if let Some(own) = of_this_process(known) {
         return Some(own);
     }
     let pages = super::Pages::private(size_of::<Registry>()).ok()?;
-    // Kernels before 4.14 cannot wipe pages on fork; on these kernels the pid in the registry tells
-    // whether the registry was copied from the parent process.
+    // Kernels before 4.14 cannot wipe pages on fork. On these kernels a forked child finds its
+    // parent's pid in the registry, and so knows that the registry is a copy.
     let _ = pages.advise(libc::MADV_WIPEONFORK);
     let fresh = pages.start().as_ptr().cast::<Registry>();
     // SAFETY: the pages are new and zeroed by the kernel, all zeros is a valid `Registry`, and the
@@ -186,8 +187,8 @@ extern "C" fn on_bus(signal: i32, about: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// Replaces the watched mapping around the address with zeros; returns false if the address is in
-/// no watched mapping.
+/// Finds the watched mapping that contains the address, and replaces it with zeros. Returns false
+/// if no watched mapping contains the address.
 fn replace(address: usize) -> bool {
     let Some(registry) = of_this_process(REGISTRY.load(Ordering::Acquire)) else {
         return false;
@@ -209,8 +210,9 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // The handler makes raw system calls, because a program may have replaced the C library's
-    // wrappers by functions that do things that are forbidden in a signal handler.
+    // A program may have replaced the C library's wrappers of system calls by functions of its own.
+    // Such functions may do what a signal handler must not do, so the handler makes raw system
+    // calls.
     //
     // SAFETY: the range is a whole watched mapping, which is alive because a thread has just
     // accessed it. The content consists of atomics, for which zeros are valid, and its readers find
@@ -238,8 +240,8 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
     let flags = before.map_or(0, |before| before.sa_flags);
     // SAFETY: the kernel has written the description of the signal.
     let code = unsafe { (*about).si_code };
-    // For a fault, this function treats SIG_IGN like SIG_DFL, as the kernel does, because the
-    // faulting instruction would otherwise repeat forever.
+    // For a fault, this function treats SIG_IGN like SIG_DFL, as the kernel does. If the function
+    // ignored the fault, the faulting instruction would repeat forever.
     let is_fault = (libc::BUS_ADRALN..=libc::BUS_MCEERR_AR).contains(&code);
     match action {
         libc::SIG_IGN if !is_fault => {}

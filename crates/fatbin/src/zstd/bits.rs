@@ -26,8 +26,9 @@ impl<'a> Forward<'a> {
         self.at += count;
     }
 
-    /// Returns the bytes of the stream after the last byte that was read, even in part; `None` if
-    /// the reader has passed the end.
+    /// Returns the bytes of the stream that follow the last read byte. A byte counts as read if at
+    /// least one of its bits was read. Returns `None` if the reader has passed the end of the
+    /// stream.
     pub fn behind(self) -> Option<&'a [u8]> {
         self.bytes.get(self.at.div_ceil(8)..)
     }
@@ -92,7 +93,8 @@ impl<'a> Backward<'a> {
     /// at most the number of available bits.
     #[inline]
     pub fn peek(&self, count: u32) -> u64 {
-        // The code shifts twice, because a single shift by 64, for a count of 0, is not allowed.
+        // If `count` is 0, a single shift would be a shift by 64, which is not allowed. Therefore
+        // the code shifts twice.
         self.window.wrapping_shl(self.used) >> 1 >> (63 - count)
     }
 

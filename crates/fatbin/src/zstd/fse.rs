@@ -13,9 +13,9 @@ pub struct State {
     pub next: u16,
 }
 
-/// Reads the description of a symbol distribution from the front of `rest`. Returns the logarithm
-/// of the decoding table's size, and the frequency of each symbol; the frequency -1 means less than
-/// one.
+/// Reads the description of a symbol distribution from the front of `rest`. Returns the binary
+/// logarithm of the decoding table's size, and the frequency of each symbol. The frequency -1
+/// stands for a frequency below 1.
 pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32, Vec<i16>)> {
     let mut bits = Forward::new(rest);
     let log = bits.peek(4) as u32 + 5;
@@ -31,7 +31,7 @@ pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32
         }
         let width = (left + 1).ilog2() as usize + 1;
         let (value, low) = (bits.peek(width), (1 << (width - 1)) - 1);
-        // Small values of a frequency take one bit less than large ones.
+        // In the description, a small frequency takes one bit less than a large frequency.
         let spare = (1 << width) - 2 - left;
         let value = if value & low < spare {
             bits.skip(width - 1);

@@ -21,7 +21,8 @@ impl Table {
         let weights = weights(rest)?;
         let sum: u32 = weights.iter().map(|weight| 1 << weight >> 1).sum();
         let bits = sum.checked_ilog2()? + 1;
-        // The weight of the last symbol is not stored: the last symbol takes the rest of the table.
+        // The weight of the last symbol is not stored. The last symbol takes the part of the table
+        // that the other symbols leave.
         let left = (1 << bits) - sum;
         if bits > MOST_BITS || !u32::is_power_of_two(left) {
             return None;
@@ -48,8 +49,8 @@ impl Table {
         (bits.left() == 0).then_some(())
     }
 
-    /// Decodes four streams of Huffman codes into the four quarters of `out`. The sizes of three
-    /// streams precede the streams.
+    /// Decodes four streams of Huffman codes into the four quarters of `out`. The input begins with
+    /// the sizes of the first three streams; the four streams follow.
     pub fn decode_four(&self, mut streams: &[u8], out: &mut [u8]) -> Option<()> {
         let mut sizes = [0; 3];
         for size in &mut sizes {

@@ -4,8 +4,9 @@
 use super::bits::Backward;
 use super::{Output, fse, number};
 
-/// One state of a sequence decoder: the smallest value that the state stands for, the number of
-/// bits to add to the value, and the transition to the next state.
+/// One state of a sequence decoder. A state stands for a range of values: it holds the smallest
+/// value and the number of bits to add to that value. It also holds the transition to the next
+/// state.
 #[derive(Clone, Copy, Default)]
 struct State {
     base: u32,
@@ -92,8 +93,8 @@ const OFFSETS: Kind = Kind {
 };
 
 impl Table {
-    /// Selects the decoding table in the mode that the block specifies. In a mode with a
-    /// description of the table, reads the description from the front of `rest`.
+    /// Selects the decoding table by the mode that the block specifies. In some modes the block
+    /// describes the table; the description is then read from the front of `rest`.
     fn read(&mut self, mode: usize, kind: &Kind, rest: &mut &[u8]) -> Option<()> {
         match mode {
             0 => self.set(kind, kind.log, &fse::table(kind.log, kind.counts)?),
@@ -141,8 +142,8 @@ impl State {
     }
 }
 
-/// The decoding tables of the last block, which a later block may use again, and the distances of
-/// recent matches.
+/// The decoding tables of the last block, and the distances of recent matches. A later block may
+/// use both again.
 pub struct Sequences {
     literals: Table,
     offsets: Table,

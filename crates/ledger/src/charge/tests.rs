@@ -16,8 +16,8 @@ struct Plain<'a> {
     trusted: bool,
     looks: Cell<u32>,
     script: RefCell<Script<'a>>,
-    /// Number of changes of the process's own word that were begun and ended, and the sum of the
-    /// changes in units.
+    /// Number of times that a change of the process's own word was begun, number of times that one
+    /// was ended, and the sum of the changes in units.
     begun: Cell<u32>,
     ended: Cell<u32>,
     kept: Cell<i64>,
@@ -602,8 +602,7 @@ fn the_level_with_the_worst_verdict_refuses() {
 
 #[test]
 fn memory_that_moves_during_a_look_causes_no_refusal() {
-    // Each look counts the moving memory twice, with another total each time, until the memory
-    // stops moving.
+    // While the memory moves, each look counts it twice and sees another total.
     for moves in 2..20 {
         let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
             let (one, other) = if look < moves {

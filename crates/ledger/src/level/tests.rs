@@ -299,8 +299,8 @@ fn a_request_with_outdated_limits_does_not_wait() {
         "still draining"
     );
     assert_eq!(outdated.0.get(), 1);
-    // A request that an undecided request of a living process keeps waiting is refused too when the
-    // limits are outdated.
+    // An undecided request of a living process keeps this request waiting. When the limits are
+    // outdated, this request is refused too.
     let alive = scratch.join();
     scratch
         .word(dead, scratch.device)
@@ -502,8 +502,8 @@ fn readers_never_see_idle_memory_as_used() {
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // After so long a wait, the reader may have given up on a consistent value, because a
-            // thread was suspended in the middle of a request.
+            // The reader may have waited so long that it gave up and returned an inconsistent
+            // value. The cause is a thread that was suspended in the middle of a request.
             if start.elapsed() >= Duration::from_millis(50) {
                 continue;
             }

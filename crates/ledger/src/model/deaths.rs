@@ -1,10 +1,10 @@
 //! Scenarios in which any process may die or stop at any of its steps.
 //!
-//! In each scenario the judge checks: the memory that the driver has handed out never exceeds the
-//! limit; memory that a process has is always charged; a process is refused only for a reason; a
-//! process does not change a living process's slot; and all processes end. When all processes have
-//! ended, one cleaning must leave exactly the charges of the living processes, and a new process
-//! must be able to charge the rest.
+//! In each scenario the judge checks five rules. The memory that the driver has handed out never
+//! exceeds the limit. Memory that a process has is always charged. A process is refused only for a
+//! reason. A process does not change a living process's slot. All processes end. When all processes
+//! have ended, the dead processes' slots are cleaned once. Exactly the charges of the living
+//! processes must then be left, and a new process must be able to charge the rest.
 
 use super::super::charge;
 use super::super::level::{self, Level};
@@ -323,8 +323,8 @@ fn a_slot_that_is_not_zeroed_is_detected() {
 fn a_joining_process_missing_from_high_water_is_detected() {
     let newcomer = || Role::newcomer(&[Claim, Take(6)]);
     let scenario = Scenario::new(&[10], vec![newcomer(), newcomer()], 0);
-    // Each process detects that its slot lies outside `high_water`, hidden from other processes,
-    // and then refuses all requests.
+    // The slots lie outside `high_water`, so other processes do not see them. Each process detects
+    // this for its own slot, and then refuses all its requests.
     assert_detected(Fault::HighWaterMissing, "process 0 was refused", scenario);
 }
 

@@ -1,16 +1,16 @@
-//! The explorer: runs a scenario in every order of its processes' steps, and with a death before
-//! every step where a process may die.
+//! The explorer: runs a scenario in every order of its processes' steps. If a process may die, the
+//! explorer also tries its death before every step.
 //!
 //! Each process is a coroutine that pauses before each step. A step is an operation that other
 //! processes can see: on a shared word, on a file lock, on the simulated driver, or on the clock.
-//! Before each step the explorer makes a choice: which process takes its step, or dies instead, or
-//! what the kernel or the driver does next for a dead process. The local state of a process is
-//! determined by the values that the process has seen. The state of the scenario is therefore the
-//! shared words plus one hash of the seen values per process. The explorer does not explore a state
-//! twice.
+//! Before each step the explorer chooses what happens next. Either a process takes its step, or a
+//! process dies instead, or the kernel or the driver releases something of a dead process. The
+//! values that a process has seen determine its local state. The state of the scenario is therefore
+//! the shared words, plus one hash of the seen values for each process. The explorer does not
+//! explore a state twice.
 //!
-//! The explored orders include processes that are stopped forever: such a process is not chosen
-//! until all others have ended.
+//! Some of the explored orders show processes that are stopped for very long: a process is not
+//! chosen until all others have ended.
 
 use super::super::lock;
 use super::scenario::Scenario;
@@ -25,23 +25,23 @@ pub(crate) const MAX_PROCESSES: usize = 3;
 /// The process number of a caller that is not a process of the scenario: the judge, and loom's
 /// threads.
 pub(crate) const OBSERVER: usize = 8;
-/// Largest number of steps of one process. If a process takes more steps, other processes are
-/// keeping it from ending, which is a violation.
+/// Largest number of steps of one process. A process that takes more steps is kept from ending by
+/// other processes. This violates a rule.
 const STEPS: u32 = 2_000;
 /// Size of a coroutine's stack, in 64-bit words.
 const STACK: usize = 0x4000;
 /// The time of the model's clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
-/// Duration of a process's first wait in milliseconds; each further wait takes four times as long.
-/// On a loaded machine a sleep may take that long, and two such waits exceed the time that a
-/// request waits for undecided requests.
+/// Duration of a process's first wait, in milliseconds. Each further wait takes four times as long
+/// as the wait before it. On a loaded machine a sleep may take that long. The first two waits
+/// together exceed the time that a request waits for undecided requests.
 const WAIT_MS: u64 = 600;
 
 /// The effect of a step: whether the step changes state that other processes can see.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
-    /// The step changes no shared state, so a death before this step leaves the same state as a
-    /// death before the next step that changes shared state.
+    /// The step changes no shared state. A death before this step therefore leaves the same state
+    /// as a death before a later step, so the explorer does not try it.
     Read,
     Write,
 }
@@ -138,9 +138,8 @@ pub(crate) fn pause() {
     });
     CLOCK.set(CLOCK.get() + (WAIT_MS << (2 * waits.min(6) - 2)));
     if word::mode() == Mode::Step {
-        // A process's wait is longer than the kernel needs to drop a dead process's locks
-        // (milliseconds) and the driver to free its memory (190 ms), so both may happen during the
-        // wait.
+        // The kernel drops a dead process's locks within milliseconds, and the driver frees its
+        // memory within 190 ms. A wait is longer than that, so both may happen during the wait.
         super::scenario::finish_deaths();
         super::scenario::forget_obstacles(process());
         // After a wait, a request reads all words anew. Of its earlier knowledge it keeps only the
@@ -164,8 +163,8 @@ pub(crate) fn begin(kept: &[u64]) {
 
 /// Records that a rule of the scenario was violated.
 pub(crate) fn violation(what: String) {
-    // Violations are ignored while the processes of a finished run are brought to the end of their
-    // programs.
+    // After a run, its processes are brought to the end of their programs. Violations during this
+    // phase are ignored.
     if word::mode() == Mode::Step || process() == OBSERVER {
         VIOLATION.with_borrow_mut(|violation| {
             violation.get_or_insert(what);
@@ -204,8 +203,8 @@ pub(crate) fn step<T>(
     if let Name::Charged { book, slot } = name {
         let owner = owner(book, slot);
         if effect == Effect::Read && owner == Some(process()) {
-            // A process's read of its own word is not a step: no other process changes the word
-            // while it has an owner, as the following check ensures.
+            // A process's read of its own word is not a step. No other process changes the word
+            // while the slot has an owner; the following check ensures that.
             return operate();
         }
         stop(name, effect);

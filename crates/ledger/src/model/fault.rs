@@ -11,8 +11,8 @@ pub(crate) enum Fault {
     ClaimLockMissing,
     /// The owner lock of every slot appears free, as if every owner were dead.
     OwnerLockUnseen,
-    /// Owner locks appear free to a process that holds a claim lock, as if the process did not
-    /// check the owner lock again under the claim lock.
+    /// Owner locks appear free to a process that holds a claim lock. The effect is that of a
+    /// process that does not check the owner lock again after taking the claim lock.
     SecondLookMissing,
     /// The words that count charges are not zeroed when a slot is cleaned.
     NotZeroed,

@@ -1,7 +1,7 @@
 //! File locks of models. One word holds all locks of a ledger file, in one byte per lock. The byte
 //! is the number of the open file description that holds the lock, or 0.
 //!
-//! As in the kernel, a lock belongs to an open file description and is dropped with the last
+//! As in the kernel, a lock belongs to an open file description. The lock is dropped with the last
 //! reference to that description. Each operation on locks is one step of a process.
 
 use super::MAX_SLOTS;
@@ -80,8 +80,8 @@ impl Bytes {
         self.start >= MAX_SLOTS
     }
 
-    /// Returns the positions of these locks in the word of the file; an empty range for slots that
-    /// do not exist in the model.
+    /// Returns the positions of these locks in the word that holds all locks of the file. Returns
+    /// an empty range for slots that do not exist in the model.
     pub(super) fn bytes(self) -> std::ops::Range<usize> {
         let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
         let len = if first < USED.get() { len } else { 0 };

@@ -44,8 +44,8 @@ pub(crate) enum Action {
     Try(u64),
     /// Uncharges like [`Action::Give`], for memory that was charged ahead and not used.
     GiveIdle,
-    /// Uncharges like [`Action::Give`], but wrongly does so before the simulated driver has freed
-    /// the memory.
+    /// Uncharges memory before the simulated driver has freed it. This is a deliberate error:
+    /// [`Action::Give`] uncharges afterwards.
     GiveEarly,
 }
 
@@ -62,8 +62,8 @@ pub(crate) struct Role {
     pub may_die: bool,
 }
 
-/// The way in which processes find out whether the driver has freed a dead process's memory: by
-/// asking NVML, or by waiting for the grace time.
+/// The way in which processes find out whether the driver has freed a dead process's memory. They
+/// ask NVML, or they wait for the grace time.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum DeathEvidence {
     Nvml,
@@ -89,11 +89,11 @@ struct Actor {
     memory: Cell<u64>,
     asks: Cell<u64>,
     asks_since: Cell<u64>,
-    /// Whether the process's request did not fit beside the granted memory at some moment since the
-    /// request began.
+    /// Whether there was a moment, since the process's request began, at which the request did not
+    /// fit beside the granted memory.
     too_much: Cell<bool>,
-    /// Whether a living process's request or cleaning has stood in this process's way since this
-    /// process last waited.
+    /// Whether another living process was in the way of this process, with a request or by
+    /// cleaning, at some moment since this process last waited.
     in_the_way: Cell<bool>,
 }
 
@@ -128,8 +128,8 @@ pub(crate) fn finish_deaths() {
     }
 }
 
-/// Forgets the obstacles that a process met before its present wait: they no longer justify a
-/// refusal of its request.
+/// Forgets the obstacles that a process met before its present wait. These obstacles no longer
+/// justify a refusal of the process's request.
 pub(crate) fn forget_obstacles(process: usize) {
     actor(process, |actor| actor.in_the_way.set(false));
 }
@@ -180,8 +180,8 @@ impl Role {
 }
 
 impl Scenario {
-    /// Creates a scenario from ledgers with these limits in units, these processes, and the number
-    /// of processes that die.
+    /// Creates a scenario. `limits` are the limits of its ledgers in units, and `kills` is the
+    /// number of processes that die.
     pub(crate) fn new(limits: &[u64], roles: Vec<Role>, kills: u32) -> Self {
         let mut books = Vec::new();
         let mut device = None;
@@ -210,14 +210,14 @@ impl Scenario {
         scenario
     }
 
-    /// Selects the words on which an operation is a step: those that change in this scenario and
-    /// influence a decision of a process.
+    /// Selects the words on which an operation is a step. These are the words that change in this
+    /// scenario and influence a decision of a process.
     fn watch(&self) {
         let newcomers = self.roles.iter().any(|role| role.holds.is_none());
         let counts = |name: &Name| match name {
             Name::HighWater { .. } => newcomers,
-            // A process that holds no lock reads the pid of a slot's owner only as a hint, so this
-            // read is not a step.
+            // A process that holds no lock uses the pid of a slot's owner only as a hint. Therefore
+            // its read of this pid is not a step.
             Name::Pid { .. } => newcomers && super::is_deep(),
             Name::DeadSince { .. } => self.evidence == DeathEvidence::Grace,
             _ => true,
@@ -470,8 +470,8 @@ impl Scenario {
         actor(process, |actor| actor.memory.set(0));
     }
 
-    /// Returns a hash of all state of the scenario that decides what can happen next, except the
-    /// local state of processes.
+    /// Returns a hash of the scenario's state. The hash covers all that decides what can happen
+    /// next, except the local state of processes.
     pub(crate) fn state(&self) -> u64 {
         let mut hash = 0;
         for (_, word) in &self.watched {
@@ -601,7 +601,7 @@ impl Scenario {
             .sum()
     }
 
-    /// Returns whether the process has no request, or has a request that was granted at the topmost
+    /// Returns true if the process has no request, or if its request was granted at the topmost
     /// level.
     fn is_decided(&self, process: usize) -> bool {
         let Some(top) = self.roles[process].path.last() else {
@@ -648,8 +648,8 @@ impl Scenario {
         }
     }
 
-    /// Checks the final state of the scenario, when all processes have ended. Called in plain mode,
-    /// where operations on words are not steps.
+    /// Checks the final state of the scenario. Called when all processes have ended, and in plain
+    /// mode, in which operations on words are not steps.
     pub(crate) fn judge_end(&self) {
         finish_deaths();
         for book in 0..self.books.len() {
@@ -742,7 +742,7 @@ pub(crate) fn die(book: usize, owner: Slot) {
     }
 }
 
-/// The caller's means of making room in a full group, as the processes of a scenario have them.
+/// The means by which a process of a scenario makes room in a full group.
 struct MemberPressure<'a>(&'a Scenario);
 
 impl Pressure for MemberPressure<'_> {

@@ -1,5 +1,5 @@
-//! Models of claiming, charging and cleaning slots. Loom tries every value that the memory model
-//! lets a load return, with a bounded number of preemptions.
+//! Models of claiming, charging and cleaning slots. For each load, loom tries every value that the
+//! memory model allows. The number of preemptions is bounded.
 
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
@@ -64,7 +64,7 @@ impl Group {
     }
 }
 
-/// Runs a model. In each run, `set` creates the initial members, and loom executes `run`; the
+/// Runs a model. In each run, `set` creates the initial members, and then loom executes `run`. The
 /// members that `run` returns leave the ledger afterwards.
 fn check<T: 'static>(
     set: impl Fn(&Group) -> T + Send + Sync + 'static,
@@ -153,8 +153,8 @@ fn a_missing_fence_is_detected() {
             });
             let mine = group.try_charge(&member, 6);
             let (slot, theirs) = handle.join().expect("the other");
-            // The members are dropped before the assertion fails, because they must not be dropped
-            // while loom unwinds the stack.
+            // The members must not be dropped while loom unwinds the stack. Therefore they are
+            // dropped before the assertion, which may fail.
             let both = mine && theirs;
             if both {
                 word::end_weak_run();

@@ -1,9 +1,10 @@
-//! Models of the charge algorithm. Loom tries every order of steps and every value that the memory
-//! model lets a load return.
+//! Models of the charge algorithm. Loom tries every order of steps. For each load it tries every
+//! value that the memory model allows.
 //!
 //! Each thread plays a process with its own slot, unless noted. A request waits for a few steps
-//! instead of a second; a request whose steps are used up may be refused, as a request may be
-//! beside a process that was stopped in the middle of a charge.
+//! instead of a second. When these steps are used up, the request may be refused. This is allowed,
+//! because a real request may also be refused if another process was stopped in the middle of a
+//! charge.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -82,8 +83,8 @@ impl Rung for Seat {
         );
     }
 
-    // Here the record of a process is private memory; it has models of its own further down in this
-    // file.
+    // In this model the record of a process is private memory. Models of the record itself are
+    // further down in this file.
     fn begin(&self) -> bool {
         true
     }
@@ -217,8 +218,8 @@ fn a_withdrawn_attempt_causes_no_refusal() {
     });
 }
 
-/// Runs `climb` with a path of two levels whose upper level refuses the request, beside a process
-/// that charges only at the lower level.
+/// Runs `climb` with a path of two levels. The upper level refuses the request. Meanwhile another
+/// process charges only at the lower level.
 fn two_levels(climb: fn(&[Seat], u64)) {
     model(move || {
         let leaf = Book::new([0, 0, 0], 2);
@@ -289,8 +290,8 @@ impl charge::Idle for Ahead<'_> {
     }
 }
 
-/// Lets a process that uses 2 units run `act`, while a reader computes the used units. The result
-/// of a reader that gives up is not checked.
+/// Runs `act` as a process that uses 2 units. At the same time a reader computes the used units. If
+/// the reader gives up, its result is not checked.
 fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
     model(move || {
         let book = Book::new([2 + idle, 0, 0], 1);

@@ -2,8 +2,8 @@
 //! controls them.
 //!
 //! A model *watches* the words that more than one process may change; each operation on a watched
-//! word is a step. Operations on all other words are ordinary memory accesses: figures for display,
-//! words written only once, and words that belong to one process.
+//! word is a step. The other words are figures for display, words that are written only once, and
+//! words that belong to one process. Operations on these are ordinary memory accesses.
 
 use super::super::atomic::Ordering;
 use super::explorer::{self, Effect};
@@ -183,7 +183,7 @@ impl AtomicU64 {
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         if mode() == Mode::Plain && value > self.peek() {
             // The slot of a dead process may be cleaned before the process's program is brought to
-            // its end, so the word may then have less than the program takes from it.
+            // its end. The word may then hold fewer units than the program takes from it.
             self.store_plain(0);
             return 0;
         }
@@ -247,8 +247,8 @@ impl AtomicU64 {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Makes one atomic change of the word as the kernel does, based on the current value. Returns
-    /// whether `change` returned a new value; the process sees only whether it did.
+    /// Changes the word in one atomic step, as the kernel does. `change` gets the current value and
+    /// may return a new value. Returns whether it did; the process sees no more than that.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)

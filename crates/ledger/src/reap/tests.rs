@@ -38,7 +38,7 @@ fn owned_empty_and_claimed_slots_are_left_alone() {
     lock::unlock(&other, Bytes::claim(dead)).expect("locks");
     assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
     assert_eq!(charged(&scratch), 0);
-    // A second lock shows that the claim lock was released.
+    // The lock can be taken again, which shows that the claim lock was released.
     assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
 }
 

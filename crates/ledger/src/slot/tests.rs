@@ -16,7 +16,7 @@ fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
     candidate.pick(crowd, &mut Random::new()).expect("locks")
 }
 
-/// Returns the different slots that many attempts to choose a slot pick, in order.
+/// Chooses a slot many times. Returns the different slots that were chosen, in ascending order.
 fn picks_of(scratch: &Scratch, crowd: usize) -> Vec<usize> {
     let mut picks: Vec<_> = (0..100).filter_map(|_| pick_of(scratch, crowd)).collect();
     assert!(
@@ -113,7 +113,7 @@ fn a_claim_waits_for_the_end_of_a_removal() {
         assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
     });
     drop(removal);
-    // If a removal is not carried out, the process that waits for a slot gets one.
+    // The removal is given up. The process that waits for a slot then gets one.
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
     std::thread::scope(|scope| {

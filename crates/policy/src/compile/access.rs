@@ -22,9 +22,9 @@ struct Assigned {
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Sets for every group which users may run programs in the group: those that its `members` key
-/// names, else those whom the rules put into the group. A member of a group is also admitted to all
-/// groups above that group.
+/// Sets which users may run programs in each group: the users that the group's `members` key names.
+/// Without this key they are the users whom the rules put into the group. A member of a group is
+/// also admitted to all groups above that group.
 pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {
@@ -115,8 +115,8 @@ fn members_value(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Membe
     }
 }
 
-/// Admits the users of each group to all groups above it, because a process is also charged in the
-/// groups above its own.
+/// Admits the users of each group to all groups above it. A process is also charged in the groups
+/// above its own, so its user needs access to them.
 fn widen(groups: &mut Groups) {
     let described =
         |Planned { group, .. }: &Planned| (group.name.clone(), group.owner, group.members);

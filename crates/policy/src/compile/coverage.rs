@@ -7,7 +7,7 @@ use crate::rules::{Rule, Rules, is_in};
 /// people.
 ///
 /// A rule with a condition on the cgroup, the container or the executable does not cover all
-/// processes of a user, so such rules are left out. If the policy has only such rules, as a policy
+/// processes of a user. So such rules do not count. If the policy has only such rules, as a policy
 /// for containers may, the list is empty.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules

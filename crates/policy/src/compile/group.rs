@@ -17,7 +17,8 @@ pub(super) struct Planned {
 }
 
 impl Compiler<'_> {
-    /// Makes the template, and the templates above it, produce a group for this user or unix group.
+    /// Makes the template produce a group for this user or unix group. The templates above it then
+    /// do so as well.
     pub(super) fn bind(&mut self, template: &str, binding: Binding) {
         for prefix in prefixes(template) {
             if let Some(holes) = Holes::of(prefix)
@@ -93,8 +94,8 @@ impl Compiler<'_> {
 
     pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
         let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
-        // Templates come first, so that the stanza of a single group replaces the group of that
-        // name that a template makes.
+        // The stanza of a single group replaces a group of the same name that a template makes. So
+        // templates come first.
         let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
         let holes = |stanza: &&GroupStanza| Holes::of(&stanza.name.value).unwrap_or_default();
         stanzas.sort_by_key(|stanza| (!holes(stanza).any(), stanza.name.value.split('/').count()));
@@ -150,8 +151,9 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Returns the users and unix groups for which the template makes a group: those bound to the
-    /// template itself, and those bound to templates above it with the same placeholders.
+    /// Returns the users and unix groups for which the template makes a group. Some are bound to
+    /// the template itself. The others are bound to a template above it that has the same
+    /// placeholders.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -171,8 +173,8 @@ impl Compiler<'_> {
             })
     }
 
-    /// Reports groups whose parent group is not in the policy file: one mistake per stanza, even if
-    /// the stanza makes many groups.
+    /// Reports groups whose parent group is not in the policy file. Reports one mistake per stanza,
+    /// even if the stanza makes many groups.
     fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for stanza in &policy.groups {
@@ -185,8 +187,9 @@ impl Compiler<'_> {
                 .filter(|group| group.template == *template)
                 .collect();
             let is_missing = if made.is_empty() {
-                // Either the template makes no group on this machine, or stanzas of single groups
-                // replace all groups that it makes.
+                // No group comes from this template, for one of two reasons. The template makes no
+                // group on this machine, or stanzas of single groups replace all groups that it
+                // makes.
                 !self.bindings.contains_key(template)
                     && !policy.groups.iter().any(|other| other.name.value == above)
             } else {
@@ -208,14 +211,14 @@ impl Compiler<'_> {
         }
     }
 
-    /// Reports mistakes in the name and the limits of a stanza: at most one of each kind, even if
-    /// the stanza makes many groups.
+    /// Reports mistakes in the name and the limits of a stanza. Reports at most one mistake of each
+    /// kind, even if the stanza makes many groups.
     fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
         let template = &stanza.name.value;
         let holes = Holes::of(template).unwrap_or_default();
-        // A stanza that makes no group on this machine is checked with a sample name in place of
-        // the placeholders, which is always valid.
+        // A stanza that makes no group on this machine is checked with a sample name. The sample
+        // name has valid text in place of the placeholders.
         let example = Binding {
             user: Some(("x".into(), 0)),
             group: Some("x".into()),
@@ -345,8 +348,9 @@ impl Compiler<'_> {
     }
 }
 
-/// Splits a list of unix groups by the groups that a template makes: one part per unix group, with
-/// its name, where the template contains `{group}`, else one part with all of them.
+/// Splits a list of unix groups into the parts for the groups of a template. If the template
+/// contains `{group}`, each unix group is a part with its name. Otherwise all unix groups are one
+/// part.
 pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
     match holes.group {
         true => {
@@ -362,7 +366,8 @@ pub(super) fn place(name: &str) -> Vec<String> {
     name.split('/').map(str::to_owned).collect()
 }
 
-/// Returns the settings `own` of a group, with `defaults` for the keys that `own` does not set.
+/// Returns the settings `own` of a group. For keys that `own` does not set, takes the settings from
+/// `defaults`.
 fn merged(own: &Settings, defaults: &Settings) -> Settings {
     let mut all = own.clone();
     let says = |key| own.sizes.iter().any(|(there, ..)| *there == key);

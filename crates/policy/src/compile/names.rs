@@ -36,7 +36,7 @@ pub trait Accounts {
     fn regular(&self) -> Range;
 }
 
-/// The machine's user database, with its list of users after the first query for that list.
+/// The machine's user database. Keeps the list of users after the first query for it.
 pub(super) struct Names<'a> {
     accounts: &'a dyn Accounts,
     listed: Option<Vec<User>>,

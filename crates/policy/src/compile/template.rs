@@ -49,7 +49,8 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    /// Returns a binding with only those of its parts that the placeholders `holes` ask for.
+    /// Returns those parts of the binding that the placeholders `holes` ask for: the user, the unix
+    /// group, or both.
     pub fn narrowed(&self, holes: Holes) -> Self {
         Self {
             user: self.user.clone().filter(|_| holes.user),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use toml::Spanned;
 
-/// The table of a stanza's keys that serde reads into one type.
+/// A type into which serde reads a table of a stanza's keys.
 pub(super) trait Stanza {
     /// The keys of the table.
     const NAMES: &'static [&'static str];

@@ -141,7 +141,7 @@ user = []
         (12, "unknown key 'usr' in rule 1, did you mean user?"),
         (14, "rule 2 has no group"),
         (15, "'max' is a key of groups, not of rule 2"),
-        (16, "'[]' is empty"),
+        (16, "the list [] is empty"),
     ];
     for (line, why) in expected {
         let at = format!("p.toml:{line}: {why}");

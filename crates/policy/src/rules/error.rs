@@ -5,8 +5,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// The reason why existing rules cannot be read or applied. The program then gets no GPU memory: a
-/// limit that the administrator intended must not be lost.
+/// The reason why existing rules cannot be read or applied. The program then gets no GPU memory,
+/// because a limit that the administrator intended must not be lost.
 #[derive(Debug)]
 pub enum RulesError {
     /// A system call failed.
@@ -42,7 +42,7 @@ pub enum RulesError {
         /// The error of the system call.
         error: io::Error,
     },
-    /// The process is in a user namespace of its own, where it can forge the properties that rules
+    /// The process is in a user namespace of its own. There it can forge the properties that rules
     /// have conditions on.
     Namespace {
         /// The path of the rules file.
@@ -54,7 +54,7 @@ pub enum RulesError {
         /// The path of the root.
         root: PathBuf,
     },
-    /// The rule makes a group for each user, but has none for this user.
+    /// The rule makes a group for each user, but this user has none.
     Unlisted {
         /// The id of the user.
         uid: u32,
@@ -127,7 +127,7 @@ impl fmt::Display for RulesError {
             ),
             Self::Unknown { what, error } => write!(
                 f,
-                "the administrator's rules depend on {what} of this program, which cannot be read: \
+                "cannot read {what} of this program, on which the administrator's rules depend: \
                  {error}"
             ),
             Self::Namespace { path } => write!(

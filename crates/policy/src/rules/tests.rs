@@ -229,7 +229,8 @@ fn damaged_rules_are_an_error_and_never_no_rules() {
     ]
     .map(str::to_owned)
     .into();
-    // The loop leaves out each line of the text once, and doubles each line once.
+    // The loop makes two wrong texts for each line: one without the line, and one with the line
+    // twice.
     let lines: Vec<&str> = good.split_inclusive('\n').collect();
     for at in 0..lines.len() {
         wrong.push([&lines[..at], &lines[at + 1..]].concat().concat());

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! gpulimit-rules 1
-//! rule 1 closed             the number in the policy file, and on_error
-//! user 1000 1003-1005       conditions, each of which may be missing
+//! rule 1 closed             the rule's number in the policy file, and its `on_error`
+//! user 1000 1003-1005       the rule's conditions from here on; each may be missing
 //! gid 100 101
 //! member 1000-1003
 //! cgroup /system.slice/*    a line for each pattern
 //! executable /opt/*
 //! container *
-//! group lab                 the target: a group, or `exempt`,
-//!                           or `each 1000 lab/alice` for each user, or `each` for no user yet
-//! end 1 0123456789abcdef    the number of rules, and a sum over all lines before
+//! group lab                 the target: a group; or `exempt`; or one line
+//!                           `each 1000 lab/alice` per user; or `each` alone, for no user yet
+//! end 1 0123456789abcdef    the number of rules, and a checksum over all lines before this one
 //! ```
 
 use super::{OnError, Range, Rule, Rules, Target, UnixGroups};

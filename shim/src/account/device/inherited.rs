@@ -1,5 +1,6 @@
-//! Memory that this process shares with other processes: memory that it leaves to them, and memory
-//! that NVML begins to attribute to this process without a CUDA call of this process ([`shared`]).
+//! Memory that this process shares with other processes ([`shared`]). The process may leave such
+//! memory to other processes. NVML may also begin to attribute such memory to this process,
+//! although the process makes no CUDA call.
 
 use std::sync::atomic::Ordering;
 
@@ -32,32 +33,32 @@ impl Device {
         self.process.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
     }
 
-    /// Ends this process's hold of shared memory of `size` bytes that other processes may still
-    /// hold. This process has charged `bytes` for that memory: either all of `size` or 0. These
-    /// bytes stay charged to the group for as long as any process may hold the memory. `before` is
-    /// what [`Device::hidden`] returned before this process let go of the memory.
+    /// Records that this process has let go of shared memory of `size` bytes, which other processes
+    /// may still hold. This process has charged `bytes` for that memory: either `size` or 0. These
+    /// bytes stay charged to the group for as long as any process may hold the memory. `before`:
+    /// the result of [`Device::hidden`] before this process let go of the memory.
     pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         let (member, device) = (self.book.member, &self.book.device);
         member.mark_shared(device, (bytes as i64).wrapping_neg());
         member.orphan(device, bytes);
-        // NVML may now attribute the memory to this process: where `bytes` is 0, because the memory
-        // was imported and charged to another process or had an unknown size, or because this
-        // process has another import of it.
+        // NVML may now attribute the memory to this process, in two cases. Where `bytes` is 0, the
+        // memory was imported and either was charged to another process or had an unknown size. In
+        // the other case, this process has a second import of the same memory.
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }
         shared::settle(member, device, size, before);
     }
 
-    /// Uncharges memory that processes have left behind and that no process holds any more. Returns
-    /// true when there were such charges.
+    /// Uncharges shared memory that a process has left behind and that no process holds any more.
+    /// Returns true when there were charges for memory left behind.
     pub(super) fn settle_orphans(&self) -> bool {
         shared::settle(self.book.member, &self.book.device, 0, None)
     }
 
     /// Takes over memory of other processes that NVML now attributes to this process: NVML's figure
-    /// is `grown` bytes larger than the bytes that this process knows. Charges the bytes that are
-    /// such memory and returns them.
+    /// is `grown` bytes larger than the memory that this process knows of. Finds out how many of
+    /// these bytes are memory of other processes, charges that number and returns it.
     pub(super) fn take_over(&self, grown: u64) -> u64 {
         let (member, device) = (self.book.member, &self.book.device);
         let charge = |category| {

@@ -1,5 +1,5 @@
-//! Measuring: compares NVML's figure for this process with the bytes for which calls of the process
-//! gave a size (the named bytes). The difference is the driver's own memory
+//! Measuring: compares NVML's figure for this process with the *named* bytes, the bytes for which
+//! calls of the process gave a size. The difference is the driver's own memory
 //! (`account/driver_part.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,15 +11,15 @@ use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
-/// The age of the last measurement, in milliseconds, from which a call that takes a block measures
-/// again.
+/// The greatest age of the last measurement, in milliseconds. If the last measurement is older, a
+/// call that takes a block measures again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// The most times that a measurement reads NVML's figure because another thread takes or frees
-/// memory meanwhile.
+/// A measurement reads NVML's figure again if another thread takes or frees memory meanwhile. This
+/// is the most times that it reads the figure.
 pub(super) const ATTEMPTS: u32 = 12;
 
-/// The state that measurements share with calls under way.
+/// The state that measurements share with the calls that run at the same time.
 #[derive(Default)]
 pub(super) struct Measuring {
     nvml: figures::Handle,
@@ -27,12 +27,12 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. The measurement
-    /// is then repeated by the next call that may measure, or by the thread that was destroying a
-    /// context during the measurement.
+    /// Whether the last measurement may have overestimated the driver's own memory. If so, the
+    /// measurement is repeated by the next call that may measure, or by the thread that was
+    /// destroying a context during the measurement.
     inexact: AtomicBool,
-    /// The number of ended calls that took or freed memory or destroyed a context. A call
-    /// increments this number before it checks whether a measurement ran during the call.
+    /// The number of ended calls that took or freed memory or destroyed a context. Each such call
+    /// first increments this number and then checks whether a measurement ran during the call.
     ended_calls: AtomicU64,
     /// The number of contexts that threads are destroying at the moment.
     teardowns: AtomicU32,
@@ -52,9 +52,9 @@ impl Device {
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
-            // Memory of other processes that NVML has attributed to this process since the last
-            // measurement is counted with the named bytes from now on, and no longer with the
-            // driver's own memory.
+            // Since the last measurement, NVML may have attributed memory of other processes to
+            // this process. From now on such memory counts as named, and not as the driver's own
+            // memory.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),
@@ -64,9 +64,9 @@ impl Device {
         (number, total)
     }
 
-    /// Measures after a panic inside gpulimit. Bytes that calls had paid ahead have stayed charged,
-    /// because the calls may have been made. Where NVML gives no figure, uncharges these bytes, as
-    /// after any call that cannot be measured.
+    /// Measures after a panic inside gpulimit. Calls had charged bytes in advance. These bytes have
+    /// stayed charged, because the driver may have been called. Where NVML gives no figure,
+    /// uncharges them, as after any call that cannot be measured.
     pub fn recover(&self) {
         if self.measure().is_none() {
             self.assume(0);
@@ -79,10 +79,11 @@ impl Device {
         self.driver_part.assume(&self.book, &self.contexts, change);
     }
 
-    /// Repeats the measurement where necessary; call after memory was taken or freed. A new
-    /// measurement is necessary when another one ran during the call (and may have counted the
-    /// call's memory as the driver's own), when NVML may have begun to attribute memory of other
-    /// processes to this process, or when the last measurement is old.
+    /// Repeats the measurement where necessary. Called after a hooked call has taken or freed
+    /// memory. A new measurement is necessary in three cases. Another measurement ran during the
+    /// hooked call, and may have counted the call's memory as the driver's own. Or NVML may have
+    /// begun to attribute memory of other processes to this process. Or the last measurement is
+    /// old.
     pub fn renew(&self, mark: u64) {
         self.measuring.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
@@ -100,9 +101,9 @@ impl Device {
     }
 
     /// Runs `call`, which may destroy a context with everything in it; `after` updates the account.
-    /// A measurement that runs meanwhile may miss memory that is already freed but still named, so
-    /// its result is only a lower bound of the driver's own memory. This function then measures
-    /// again at the end.
+    /// During the call, memory may be freed already but still count as named. So a measurement that
+    /// another thread makes meanwhile gives only a lower bound of the driver's own memory. In this
+    /// case the function measures again at the end.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         let teardown = Teardown::begin(&self.measuring.teardowns);
         let status = call();
@@ -125,11 +126,11 @@ impl Device {
     /// such figure (NVML is missing, or this process runs in a PID namespace that NVML does not
     /// know).
     ///
-    /// Memory becomes named after the driver has given it out, and is no longer named before the
-    /// driver frees it. So when another thread's call falls between the two readings, the
-    /// difference is too large, never too small, and that call measures again ([`Device::renew`]).
-    /// Pools shrink inside synchronise calls and graph memory grows inside launches, so the
-    /// reserved bytes of both are read before and after NVML's figure.
+    /// Memory becomes named only after the driver has given it out, and stops being named before
+    /// the driver frees it. Another thread's call may fall between the readings of the two numbers.
+    /// The difference is then too large, never too small, and that other call measures again
+    /// ([`Device::renew`]). Pools shrink inside synchronise calls and graph memory grows inside
+    /// launches, so the reserved bytes of both are read before and after NVML's figure.
     fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.process.pools.refresh_on(&self.book);
@@ -145,16 +146,16 @@ impl Device {
         })
     }
 
-    /// Returns a lower bound of the driver's own memory, used where NVML, or a library in place of
-    /// NVML, shows less: the local memory that contexts have from the start, and the variables of
-    /// loaded code.
+    /// Returns a lower bound of the driver's own memory: the local memory that contexts have from
+    /// the start, plus the variables of loaded code. The bound is used where NVML, or a library
+    /// that stands in for NVML, shows less.
     fn least_of_driver(&self) -> u64 {
         let contexts = self.contexts.all();
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // Local memory counts at most with its size at the start of the context, because the
-            // account records other sizes only after they were measured.
+            // Local memory that has grown since the start of the context counts with its size at
+            // the start. The account records the new size only after a measurement.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
@@ -172,8 +173,8 @@ impl Device {
         for attempt in 1..=ATTEMPTS {
             let is_last = attempt == ATTEMPTS;
             if is_last {
-                // In the last attempt, calls of other threads that end from now on measure again,
-                // whatever this attempt finds.
+                // This is the last attempt. Whatever it finds, every call of another thread that
+                // ends from now on measures again.
                 inexact.store(true, Ordering::SeqCst);
             }
             look();
@@ -196,18 +197,18 @@ impl Device {
                 inexact.store(true, Ordering::SeqCst);
             }
             // Another thread's call may have freed memory after NVML's figure was read, and have
-            // ended before it could see this measurement. So the measurement and the call each
-            // count themselves first and then read the count of the other.
+            // ended before it could see this measurement. To exclude this, both the measurement and
+            // the call first increment their own counter, and then read the counter of the other.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);
             } else if !is_last {
                 continue;
             }
-            // Where other threads take and free memory all the time, the smallest sum of named
-            // bytes is used, which makes the driver's own memory too large rather than too small.
-            // Two equal sums do not show that no memory changed: one thread may have taken as much
-            // as another freed.
+            // Other threads take and free memory all the time here. So the smallest sum of named
+            // bytes is used: the driver's own memory then comes out too large rather than too
+            // small. Two equal sums do not show that no memory changed, because one thread may have
+            // taken as much as another thread freed.
             let named = before.saturating_sub(gone).min(after);
             return Some(Total {
                 figure,

@@ -1,4 +1,4 @@
-//! Reclaim: in a full group this process uncharges bytes that it has charged and does not use.
+//! Reclaim: in a full group, this process uncharges bytes that it has charged but does not use.
 
 use gpulimit_ledger::{DeviceIndex, Pressure, Witness};
 
@@ -10,8 +10,8 @@ use crate::message;
 
 impl Device {
     /// Uncharges the bytes that this process holds unused, because another member of the group has
-    /// asked for memory. Uncharges none while the usage of the group or of an ancestor is at or
-    /// below its setting `low` or `min`.
+    /// asked for memory. The settings `low` and `min` protect a group: while the usage of this
+    /// group or of an ancestor is at or below one of its settings, this function uncharges nothing.
     pub fn give_back_unused(&self) {
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
@@ -28,8 +28,8 @@ impl Device {
         orphans || spares || pools || graphs
     }
 
-    /// Keeps a charged block that a call did not need as the calling thread's spare block, or
-    /// uncharges the block where the thread has a spare already.
+    /// A call did not need a block that is charged. Keeps this block as the calling thread's spare
+    /// block. If the thread has a spare block already, uncharges the block instead.
     pub fn keep_block(&self) {
         if self.spares.own().keep() {
             self.book.add_idle(BLOCK);

@@ -137,8 +137,8 @@ fn requests_under_way_are_not_free() {
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // The loop ends only after some requests have overlapped a read of the free bytes. On a
-        // busy machine the reading thread may not run for a while.
+        // The loop ends only after some requests have run during a read of the free bytes. It may
+        // take long on a busy machine, where the reading thread may not run for a while.
         for request in 0..2_000_000 {
             std::thread::yield_now();
             assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
@@ -332,7 +332,7 @@ fn growth_of_the_figure_is_memory_that_has_come_from_others() {
     open(device, 192, 6 * MIB);
     import(device, 6, 10 * MIB);
     assert_eq!(device.take_over(15 * MIB), 14 * MIB, "both kinds of memory");
-    // A device that counts no open memory of other processes does not look for such memory.
+    // This device counts no open memory of other processes, so it does not look for such memory.
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     open(device, 64, 20 * MIB);
@@ -461,8 +461,8 @@ fn a_call_that_ends_during_a_measurement_repeats_it() {
     let device = join(&group);
     look(device, 1000, |_| {});
     let mark = device.process.mark();
-    // The call has removed its allocation from the account before the measurement, and the driver
-    // frees the memory after NVML's figure was read.
+    // The call removes its allocation from the account before the measurement. The driver frees the
+    // memory only after the measurement has read NVML's figure.
     let end_call = || {
         assert_eq!(device.process.mark(), mark, "the call sees no measurement");
         device.renew(mark);
@@ -613,8 +613,8 @@ fn charges_for_a_call_go_back_by_themselves() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Another thread may uncharge bytes that are charged and not yet promised to a call. If a third
-/// thread charged those bytes, the call would be refused.
+/// Bytes may be charged but not yet promised to the call that needs them. If a second thread
+/// uncharged these bytes and a third thread charged them for itself, the call would be refused.
 #[test]
 fn bytes_charged_for_a_call_are_promised_at_once() {
     const ROUNDS: u32 = 20_000;

@@ -1,5 +1,5 @@
-//! Bytes for the driver's own memory that are paid ahead for one call, as a guard: dropping the
-//! guard uncharges bytes beyond the reserve where the call is not made.
+//! Bytes for the driver's own memory that are charged in advance for one call, as a guard. Where
+//! the call is not made, dropping the guard uncharges the bytes beyond the reserve.
 
 use super::{DriverPart, Measured, RESERVE, State};
 use crate::account::charged::Charged;
@@ -15,8 +15,8 @@ pub struct Prepaid<'a> {
     bytes: u64,
     /// Further bytes that were kept for later needs of a context and that this call may use.
     offered: u64,
-    /// The size of the driver's own memory when `offered` was set. Another thread may have measured
-    /// since then and have recorded the bytes that this call has taken.
+    /// The size of the driver's own memory when `offered` was set. It is kept because another
+    /// thread may measure during the call and record the bytes that the call has taken.
     before: u64,
 }
 
@@ -26,8 +26,8 @@ impl<'a> Prepaid<'a> {
         Prepaid::lent(device, 0)
     }
 
-    /// Charges the bytes of `request` for a call that may take up to that number of bytes. Bytes
-    /// that are charged already as [`RESERVE`] are not charged again.
+    /// Charges the bytes of `request`, the most bytes that a call may take. Bytes that are charged
+    /// already as [`RESERVE`] are not charged again.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -36,9 +36,9 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Promises `bytes` of the charged [`RESERVE`] to a call that is expected not to need them.
-    /// Returns no guard, because programs make such calls by the million. Returns false when the
-    /// reserve has fewer bytes left.
+    /// Promises `bytes` of the charged [`RESERVE`] to a call that probably does not need them.
+    /// Returns false when the reserve has fewer bytes left. Makes no guard, because programs make
+    /// such calls by the million.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -62,9 +62,9 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises the promised bytes to the bytes of `request`: first out of the charged but unused
-    /// bytes, and the rest is charged. On a refusal the guard keeps the bytes promised before;
-    /// `Err` holds the bytes that the call needs.
+    /// Raises the promised bytes to the bytes of `request`. Promises charged but unused bytes
+    /// first, and then charges the rest. If the group refuses the rest, the guard keeps the bytes
+    /// promised before, and `Err` holds the bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -74,15 +74,15 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Raises the promised bytes to `to` bytes like [`Prepaid::raise`]. `charge` charges the
-    /// missing bytes ahead.
+    /// missing bytes in advance.
     pub(in crate::account) fn raise_by(
         &mut self,
         to: u64,
         charge: &dyn Fn(u64) -> Result<Charged<'a>, Refused>,
     ) -> Result<(), Refused> {
-        // The loop ends because each round has fewer bytes missing than the round before: the bytes
-        // charged in a round are either promised to this call or pay for memory that the driver has
-        // taken beyond all charges. The group's limit bounds the loop too.
+        // The loop ends, because in each round fewer bytes are missing than in the round before.
+        // The bytes charged in a round are promised to this call, or they pay for memory that the
+        // driver has taken beyond all charges. The group's limit bounds the loop too.
         loop {
             let (missing, paying) = {
                 let mut state = self.part().state.lock();
@@ -108,17 +108,18 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Raises the promised bytes to `bytes` beyond the reserve, for a call whose need is unknown.
-    /// Where the group is full, the unused rest of the reserve is enough if it is at least a block.
-    /// Never waits for room in the group. `Err` holds the bytes that the call needs.
+    /// Raises the promised bytes to `bytes` plus a whole [`RESERVE`], for a call whose need is
+    /// unknown. In a full group, raises them to `bytes` plus the unused rest of the reserve, if
+    /// this rest is at least a block. Never waits for room in the group. `Err` holds the bytes that
+    /// the call needs.
     pub fn raise_with_reserve(&mut self, bytes: u64) -> Result<(), u64> {
         self.raise(Request::reclaiming(bytes + RESERVE))
             .or_else(|_| self.raise(Request::trimming(self.with_reserve(bytes))))
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// Returns the bytes to promise to a call that needs `bytes` and the unused rest of
-    /// [`RESERVE`]; where this rest is less than a block, `bytes` and a whole [`RESERVE`].
+    /// Returns the bytes to promise: the call's own `bytes` plus the unused rest of [`RESERVE`].
+    /// Where this rest is less than a block, returns `bytes` plus a whole [`RESERVE`].
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
@@ -127,7 +128,7 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Adds up to `bytes` to the guard, as far as the group has free bytes. Never fails.
+    /// Adds up to `bytes` to the guard: as many as the group has free. Never fails.
     pub fn add_some(&mut self, bytes: u64) {
         let bytes = bytes.min(self.device.book.group_free());
         if bytes == 0 {
@@ -162,7 +163,8 @@ impl<'a> Prepaid<'a> {
         self.before
     }
 
-    /// Hands the promised bytes over to another record of the account. The bytes stay charged.
+    /// Hands the promised bytes over: they stay charged, and another record of the account counts
+    /// them from now on.
     pub fn hand_over(mut self) {
         let mut state = self.part().state.lock();
         let bytes = self.bytes;
@@ -172,13 +174,13 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Ends the call, whether it succeeded or not: measures the driver's own memory and corrects
-    /// its charge. Where NVML gives no figure, `Err` returns the guard.
+    /// its charge. Where NVML gives no figure, returns the guard in `Err`.
     pub fn settle(self) -> Result<Measured, Self> {
         self.settle_offer(|_| 0)
     }
 
-    /// Ends the call like [`Prepaid::settle`]. `taken` computes, from the growth of the driver's
-    /// own memory, how many of the offered bytes the call has used.
+    /// Ends the call like [`Prepaid::settle`]. `taken` gets the growth of the driver's own memory,
+    /// and returns how many of the offered bytes the call has used.
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();
@@ -191,8 +193,8 @@ impl<'a> Prepaid<'a> {
         Ok(part.conclude_with(book, contexts, &mut state, number, total))
     }
 
-    /// Ends a call that has made a context, where NVML gives no figure: the context is assumed to
-    /// take `bytes`.
+    /// Ends a call that has made a context. NVML gives no figure, so the context is assumed to take
+    /// `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
@@ -203,8 +205,8 @@ impl<'a> Prepaid<'a> {
         part.give_back(book, &mut state);
     }
 
-    /// Ends the promise to the call. Of the offered bytes, `taken` were used, and the others are
-    /// kept for contexts again.
+    /// Ends the promise to the call, which has used `taken` of the offered bytes. The other offered
+    /// bytes are kept for contexts again.
     fn release(&mut self, state: &mut State, taken: u64) {
         let taken = taken.min(self.offered);
         state.release(self.bytes);
@@ -225,7 +227,7 @@ impl Drop for Prepaid<'_> {
         let part = self.part();
         let mut state = part.state.lock();
         self.release(&mut state, 0);
-        // After a panic it is unknown whether the driver was called, so the bytes stay charged
+        // After a panic it is unknown whether the driver was called. So the bytes stay charged
         // until a measurement shows whether they are used (`Process::recover`).
         if !std::thread::panicking() {
             part.give_back(&self.device.book, &mut state);

@@ -23,7 +23,7 @@ pub struct Need {
     /// The most bytes that a launch of the graph takes on the device.
     bytes: AtomicU64,
     /// The epoch (a period without a change of stream and without a trim) in which the graph got
-    /// its memory; 0 when the graph has none. See [`super::GraphMemory`].
+    /// its memory; 0 when the graph has no memory. See [`super::GraphMemory`].
     epoch: AtomicU64,
 }
 
@@ -115,8 +115,8 @@ impl Execs {
         };
     }
 
-    /// Sets the local memory per thread of a graph like [`Execs::set_per_thread`], but only where
-    /// this raises the recorded number. Returns whether the number was raised.
+    /// Sets the local memory per thread of a graph like [`Execs::set_per_thread`], unless the
+    /// recorded number is as large already. Returns whether it has raised the number.
     pub fn raise_per_thread(&self, exec: GraphExec, bytes: u64) -> bool {
         let raises = bytes > self.per_thread(exec);
         if raises {

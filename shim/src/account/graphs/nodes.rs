@@ -1,11 +1,10 @@
 //! The bytes that the memory nodes of a graph need, found by visiting the graph's nodes.
 //!
-//! The driver fixes the address of an allocation when the memory node is added, and gives out one
-//! address twice within a graph only where one allocation is freed before the other begins
+//! The driver chooses the address of an allocation when the memory node is added to the graph. Two
+//! allocations of a graph get the same address only if the first is freed before the second begins
 //! (NVIDIA's programming guide, graph memory nodes). Allocations at the same address share one
-//! piece of memory, so the addresses tell how much memory a graph needs, like the addresses of
-//! `cuMemAlloc` tell its blocks: a graph that allocates and frees the same memory a hundred times
-//! needs that memory once.
+//! piece of memory, so the addresses tell how much memory a graph needs. For instance, a graph that
+//! allocates and frees the same memory a hundred times needs that memory once.
 
 use gpulimit_base::order;
 
@@ -126,9 +125,9 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Visits `graph` and the graphs inside its nodes, each once. The check for a second visit ends a
-/// loop: the stale record of a destroyed conditional node may lead back to a graph that was visited
-/// already.
+/// Visits `graph` and the graphs inside its nodes, each once. The stale record of a destroyed
+/// conditional node may lead back to a graph that was visited already. Without the check for a
+/// second visit, this would be an endless loop.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -161,12 +160,13 @@ fn list(graph: Graph) -> Vec<Node> {
 
 /// Returns an upper bound of the graph memory that allocations in these address ranges take.
 ///
-/// A contiguous piece of more than a step (32 MiB) takes its own size rounded up to steps. Smaller
-/// pieces share steps: the driver begins a further step only when no step has room, so the pieces
-/// in any two steps add up to more than one step, and no piece takes more than one. Measured in
-/// MiB: pieces of {100} take 4 steps, {33} takes 2, {1 byte} takes 1, twenty pieces of 2 MiB take
-/// 2, and {100, 50, 7} takes 6, for which this function returns 7. Pieces with gaps between them
-/// take the steps of address space that they touch.
+/// A *piece* is an address range without gaps. A piece of more than a step (32 MiB) takes its own
+/// size rounded up to steps. Smaller pieces share steps, and no such piece takes more than one
+/// step. The driver begins a further step only when no step has room. So the pieces in any two
+/// steps together are larger than one step. Measured: a piece of 100 MiB takes 4 steps, a piece of
+/// 33 MiB 2 steps, a piece of 1 byte 1 step, and twenty pieces of 2 MiB take 2 steps. Pieces of
+/// 100, 50 and 7 MiB take 6 steps together; for these this function returns 7 steps. Pieces with
+/// gaps between them take the steps of address space that they touch.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
@@ -201,8 +201,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BASE: DevicePtr = 0x7f00_0000_0000;
 
-    /// Returns address ranges of the given sizes one after the other, each starting at a multiple
-    /// of 512 bytes.
+    /// Returns address ranges of the given sizes. They lie one after the other, and each begins at
+    /// a multiple of 512 bytes.
     fn packed(sizes: &[u64]) -> Vec<Range> {
         let mut end = BASE;
         let mut range = |bytes: &u64| {

@@ -12,7 +12,7 @@ pub type Identity = (u64, u64);
 pub struct State {
     /// Bytes that are charged for graph memory.
     held: u64,
-    /// Bytes of `held` that are promised to launches under way that may need more graph memory.
+    /// Bytes of `held` that are promised to launches under way, which may need more graph memory.
     prepaid: u64,
     /// Bytes of graph memory that the driver had reserved when gpulimit last asked.
     reserved: u64,
@@ -51,32 +51,33 @@ pub struct Launch<'a> {
     number: u64,
     /// Bytes of graph memory that were reserved before the launch.
     reserved: u64,
-    /// Whether there was no graph memory and no other launch under way when the bytes for this
-    /// launch had been charged.
+    /// Whether this launch was alone when its bytes had just been charged: the device had no graph
+    /// memory, and no other launch was under way.
     alone: bool,
     /// The number of launches that had ended when the payment for this launch began.
     ended: u64,
 }
 
-/// The events for which a launch may wait after the group has refused its bytes.
+/// The events for which a launch may wait when the group has refused its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// A launch of another thread has the bytes. That launch will end, or has ended meanwhile.
+    /// A launch of another thread uses the bytes. The waiting launch can have them when that launch
+    /// ends, or can have them now if it has ended meanwhile.
     Others,
     /// Work on the GPU, perhaps in the launch's own stream, uses the reserved memory.
     OwnWork,
 }
 
-/// The bytes that must be charged for a launch, and the part of them that was charged already and
-/// is now promised to it.
+/// The bytes that a launch must pay for, and the part of them that was charged already and is now
+/// promised to the launch.
 pub struct Payment {
     due: u64,
     lent: u64,
 }
 
 impl Payment {
-    /// Charges with `charge` the bytes of the launch that were not charged already, if there are
-    /// any.
+    /// Calls `charge` with the number of the launch's bytes that were not charged already, unless
+    /// this number is 0.
     pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
         match self.rest() {
             0 => Ok(()),
@@ -106,14 +107,14 @@ impl State {
             .saturating_sub(self.reserved.max(floor) + self.prepaid)
     }
 
-    /// Returns whether launches are under way that have charged bytes, are charging them, or need
-    /// none because their graph still has its memory.
+    /// Returns whether any launch is under way: one that has charged bytes, one that is charging
+    /// them, or one that needs none because its graph still has its memory.
     fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
 
-    /// Begins a launch in `stream` (`None` when the stream is unknown) of a graph. `keeps`: the
-    /// graph leaves memory allocated after the launch.
+    /// Begins a launch of a graph in `stream`, which is `None` when the stream is unknown. `keeps`:
+    /// the graph leaves memory allocated after the launch.
     pub fn begin<'a>(
         &mut self,
         need: &'a Need,
@@ -152,9 +153,9 @@ impl State {
         }
     }
 
-    /// Returns the bytes to charge ahead for a launch. A launch that begins an epoch is also
-    /// charged for the launches under way that were not charged because their graphs had their
-    /// memory, because it may take that memory.
+    /// Returns the bytes to charge in advance for a launch. A launch that begins an epoch may take
+    /// the memory of graphs whose backed launches are under way. These launches were not charged,
+    /// so their bytes are included here.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -163,14 +164,14 @@ impl State {
         }
     }
 
-    /// Notes that the payment for a launch is about to begin. The payment may be a repeated
-    /// attempt.
+    /// Notes that the payment for a launch is about to begin. This may be a second or later attempt
+    /// to pay.
     pub fn approach(&self, launch: &mut Launch<'_>) {
         launch.ended = self.ended;
     }
 
-    /// Returns the event for which a launch may wait after the group has refused its bytes.
-    /// `waited`: the launch has already waited for the work of its own stream.
+    /// The group has refused the bytes of a launch. Returns the event for which the launch may
+    /// wait. `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -178,8 +179,8 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Returns whether the charged but unused graph memory is too little for `launch` and other
-    /// launches under way may leave more of it when they end.
+    /// Returns whether waiting may help `launch`: the charged but unused graph memory is too little
+    /// for it, but other launches are under way and may leave unused bytes when they end.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
@@ -202,8 +203,8 @@ impl State {
         Payment { due, lent }
     }
 
-    /// Ends the charging of bytes for a launch. `charged`: the missing bytes have been charged;
-    /// otherwise the launch gets no bytes.
+    /// Ends the charging of bytes for a launch. `charged`: the missing bytes have been charged. If
+    /// they have not, the launch gets no bytes at all.
     pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
         self.paying -= 1;
         if charged {
@@ -216,8 +217,9 @@ impl State {
         }
     }
 
-    /// Records that the driver has `reserved` bytes of graph memory. Returns the bytes by which
-    /// this exceeds the charge for graph memory; the caller has to charge them.
+    /// Records that the driver has `reserved` bytes of graph memory. If this is more than the
+    /// charge for graph memory, returns the difference, which the caller has to charge; otherwise
+    /// returns 0.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -240,8 +242,8 @@ impl State {
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // A graph that got its memory during this launch, in an epoch that began after this
-            // launch, is not sure of that memory.
+            // Another epoch may have begun during this launch. A graph that got its memory in that
+            // epoch is not sure of the memory, because this launch may have taken it.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {
@@ -256,7 +258,7 @@ impl State {
         false
     }
 
-    /// Removes the charged bytes that no launch needs from the state, and returns their number.
+    /// Removes from the state the charged bytes that no launch needs, and returns their number.
     pub fn release(&mut self) -> u64 {
         let idle = self.idle();
         self.held -= idle;
@@ -366,8 +368,7 @@ mod tests {
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.paid), (30, 100));
         assert_eq!(state.release(), 0);
-        // All bytes of the launch come from the charged but unused graph memory, where that is
-        // enough.
+        // The charged but unused graph memory is enough, so all bytes of the launch come from it.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);

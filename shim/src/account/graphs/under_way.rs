@@ -1,5 +1,5 @@
-//! A graph launch under way and its payment, as guards: dropping them ends the promise of bytes to
-//! the launch, also on a panic.
+//! A graph launch under way and its payment, as two guards. Dropping the guards ends the promise of
+//! bytes to the launch, also on a panic.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
@@ -13,17 +13,17 @@ pub struct UnderWay<'a> {
 }
 
 impl UnderWay<'_> {
-    /// Ends the launch, which has `succeeded` or not: reads how much graph memory the driver has
-    /// reserved now.
+    /// Ends the launch: reads how much graph memory the driver has reserved now. `succeeded`: the
+    /// driver's launch function has succeeded.
     pub fn settle(self, succeeded: bool) {
         self.memory.settle(self.book, &self.launch, succeeded);
         std::mem::forget(self);
     }
 }
 
-/// A guard that is dropped instead of settled was dropped by a panic, so it is unknown whether the
-/// driver was called. The charged bytes stay charged until the driver's reserved bytes are read
-/// again (`Process::recover`).
+/// Only a panic drops this guard without a call of `settle`. So it is unknown whether the driver
+/// was called. The charged bytes stay charged until the driver's reserved bytes are read again
+/// (`Process::recover`).
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();

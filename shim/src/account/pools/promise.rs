@@ -53,8 +53,9 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Ends the promise to a call that was not made, or that has panicked. The charged bytes stay
-/// charged until the pool's reserved bytes are read again (`Process::recover`).
+/// Ends the promise to a call. The call was not made, or the thread has panicked during the call.
+/// The charged bytes stay charged until the pool's reserved bytes are read again
+/// (`Process::recover`).
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {
@@ -62,8 +63,8 @@ fn abandon(pool: &Pool, paid: u64, growth: u64) {
     pool.settled.notify_all();
 }
 
-/// Growth of a pool that has used the bytes charged in advance, as a guard that lives until the
-/// growth is charged or undone.
+/// A pool has grown and has used the bytes charged in advance. This guard stands for the growth,
+/// and lives until the growth is charged or undone.
 pub struct Growth<'a>(pub &'a Pool);
 
 impl Drop for Growth<'_> {

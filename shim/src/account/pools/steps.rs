@@ -1,24 +1,26 @@
-//! The steps of address space in which a pool's memory lies. They show for most allocations that
-//! the pool has not grown, so that its reserved bytes need not be read.
+//! The steps of address space in which a pool's memory lies. For most allocations, the steps show
+//! that the pool has not grown. Its reserved bytes then need not be read.
 //!
-//! A pool's memory comes in steps of 32 MiB that are aligned to their size, and an allocation that
-//! makes the pool grow lies at least in part in the new steps (measured, H100, 580.159.04: half a
-//! million allocations in three streams, with and without work under way). So a pool can have only
-//! steps in which some allocation has lain, whatever memory it gave back and took again meanwhile.
-//! If these known steps are no more than the pool's bytes at the last reading, and all allocations
-//! since then lie in known steps, then the pool has no more memory now than at that reading.
+//! A pool's memory comes in steps of 32 MiB that are aligned to their size. An allocation that
+//! makes the pool grow lies at least in part in the new steps. (This was measured with half a
+//! million allocations in three streams, with and without GPU work under way, on an H100 with
+//! driver 580.159.04.) So a pool has only *known* steps, in which some allocation has lain. This
+//! stays true when the pool gives memory back and takes memory again. Let the known steps be no
+//! larger than the pool's reserved bytes at the last reading. If all allocations since that reading
+//! lie in known steps, then the pool has no more memory now than at that reading.
 //!
-//! One step may escape this rule: the pool grows by it, but then serves the request from an older
-//! gap, because the GPU work that had used the gap ended meanwhile. Such a step is unused and has
-//! room for every request of up to a step, so no second unknown step follows while it stays unused,
-//! and the headroom pays for it. After a call that is given memory in an unknown step, or a call
-//! for more than a step, the pool's reserved bytes are read. Calls that run at the same time have
-//! each paid for a step.
+//! One step may escape this rule. The pool grows by this step, but the GPU work that had used an
+//! older gap ends meanwhile, and the pool serves the request from that gap. The new step is then
+//! unknown and unused. It has room for every request of up to a step, so the pool does not grow by
+//! a second unknown step while the first is unused. The headroom pays for the one unknown step.
+//! When a call is given memory in an unknown step, or has asked for more than a step, the pool's
+//! reserved bytes are read after the call. Calls that run at the same time have each paid for a
+//! step.
 //!
-//! The driver may put a pool's memory at new addresses: where the pool has given memory back, and
-//! where the driver joins the pieces of an unused reserve for a request of more than a step. Then
-//! more steps are known than the pool has, and the reserved bytes are read after every allocation,
-//! until the pool has all known steps or none.
+//! The driver may put a pool's memory at new addresses in two cases: the pool has given memory
+//! back, or the driver joins pieces of the pool's unused memory for a request of more than a step.
+//! Then more steps are known than the pool has. So the reserved bytes are read after every
+//! allocation, until the pool has all known steps or none.
 
 use std::ops::Range;
 
@@ -26,7 +28,8 @@ use super::STEP;
 use crate::abi::DevicePtr;
 use crate::account::maps::Set;
 
-/// The most steps that are recorded for a pool: 256 GiB of address space, in 72 KiB of memory.
+/// The most steps that are recorded for a pool. They cover 256 GiB of address space, and their
+/// record takes 72 KiB of memory.
 const MOST: usize = 8192;
 
 /// The steps in which allocations of a pool have lain since the pool was last empty. The default is
@@ -47,8 +50,8 @@ impl Steps {
         }
     }
 
-    /// Returns whether `range` lies in known steps, and whether the known steps were all of the
-    /// pool's memory when its `reserved` bytes were read.
+    /// Returns whether two conditions hold: `range` lies in known steps, and the known steps were
+    /// all of the pool's memory when its `reserved` bytes were read.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
         self.bytes() == reserved

@@ -4,9 +4,9 @@
 //! Entries lie in pieces of memory that never move, and the number of an entry is its position.
 //! Entries whose handles fall into the same hash bucket form a chain.
 //!
-//! A `HashMap` of numbers beside a `Vec` of entries would be less code, but takes 50 to 105 bytes
-//! for an allocation, where this table takes up to 56: both collections double their memory when
-//! they grow, and both copy their entries then.
+//! A `HashMap` of numbers beside a `Vec` of entries would be less code. But these two collections
+//! double their memory and copy their entries when they grow. They would take 50 to 105 bytes for
+//! each allocation, and this table takes at most 56.
 
 use std::hash::Hasher;
 use std::iter;
@@ -86,8 +86,8 @@ impl<T> Handles<T> {
         slots.filter_map(|slot| slot.entry.as_mut())
     }
 
-    /// Records `entry` as the one that `handle` stands for from now on. An older entry with the
-    /// same handle can be found by its number only.
+    /// Records that `handle` stands for `entry` from now on. An older entry with the same handle
+    /// can then be found only by its number.
     pub fn insert(&mut self, handle: u64, entry: T) {
         if let Some(before) = self.find(handle) {
             self.unlink(before);

@@ -3,9 +3,8 @@
 //! The dynamic linker binds a library that is opened with `RTLD_DEEPBIND` to its own dependencies
 //! first: to libcuda instead of the hooks, and to the C library's `dlsym` instead of gpulimit's. So
 //! gpulimit changes the driver's symbol table before such a library is loaded (see
-//! [`super::redirect`]). Then gpulimit's `dlopen` jumps to the C library's with the program's
-//! return address in place, because the C library's `dlopen` finds the caller's search path by that
-//! address.
+//! [`super::redirect`]). Then gpulimit's `dlopen` jumps to the C library's `dlopen` and leaves the
+//! program's return address in place. By that address the C library finds the caller's search path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -21,13 +20,14 @@ const DLOPEN_VERSION: &CStr = c"GLIBC_2.2.5";
 #[cfg(target_arch = "aarch64")]
 const DLOPEN_VERSION: &CStr = c"GLIBC_2.17";
 
-/// Replaces the C library's `dlopen` where that cannot be found: every `dlopen` then fails.
+/// Stands in for the C library's `dlopen` in a process where that function cannot be found. Every
+/// `dlopen` of such a process fails.
 extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Stores the address of the C library's `dlopen`, for a process where [`next_versioned`] would not
-/// find that function.
+/// Stores the address of the C library's `dlopen`. The start hook calls this function where
+/// [`next_versioned`] would not find the C library's `dlopen`.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }

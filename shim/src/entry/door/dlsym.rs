@@ -1,10 +1,10 @@
 //! The `dlsym` of `libgpulimit.so`: a naked function that returns a hook or jumps to the C
 //! library's `dlsym`.
 //!
-//! The C library's `dlsym` uses its return address to identify the caller (for `RTLD_NEXT` and
-//! namespaces), so gpulimit must not call it on behalf of the program. gpulimit's `dlsym` asks
+//! The C library's `dlsym` identifies its caller by the return address, for `RTLD_NEXT` and
+//! namespaces. So gpulimit must not call it on behalf of the program. gpulimit's `dlsym` asks
 //! [`decide`] for the address of a hook. Where `decide` returns null, gpulimit's `dlsym` jumps to
-//! the C library's with all argument registers unchanged.
+//! the C library's `dlsym`, with all argument registers unchanged.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -16,8 +16,8 @@ use crate::driver::dlsym::{real, real_dlsym};
 /// Returns the address of the hook if `name` in `handle` is a hooked function of the driver; null
 /// if the C library's `dlsym` is to answer the program.
 ///
-/// A `dlsym` call may come before constructors, inside allocators and in forked children. For a
-/// name that cannot belong to the driver, this function therefore only reads the first bytes.
+/// The program may call `dlsym` before constructors run, inside an allocator, or in a forked child.
+/// Of a name that cannot belong to the driver, this function therefore reads only the first bytes.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
     if handle.is_null() || name.is_null() {

@@ -4,11 +4,12 @@
 //! The dynamic linker searches the libraries of `LD_PRELOAD` before those of /etc/ld.so.preload. So
 //! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` in front of gpulimit's, and
 //! `LD_PRELOAD=libcuda.so.1` puts the driver's functions in front of the hooks. The start hook then
-//! changes the symbol tables of the C library and the drivers, in the memory of this process only,
-//! so that they name gpulimit's functions. It also changes the pointers that the linker has already
-//! bound. A third library that wraps `dlsym` stays in front: programs call the wrapper, and where
-//! the wrapper looks for the C library's `dlsym` it finds gpulimit's. gpulimit's `dlsym` does not
-//! call itself without end, because it reaches the C library by a stored address.
+//! changes the symbol tables of the C library and the drivers so that they name gpulimit's
+//! functions. It also changes the pointers that the linker has already bound. All these changes are
+//! made in the memory of this process only. Any other library that wraps `dlsym` stays in front:
+//! programs call the wrapper. When the wrapper looks up the C library's `dlsym`, it finds
+//! gpulimit's. gpulimit's `dlsym` does not call itself without end, because it reaches the C
+//! library by a stored address.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -67,8 +68,8 @@ fn replace() {
     };
     crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
-    // Finds out which drivers are loaded, and makes their tables of addresses, before `any_object`
-    // runs: `any_object` must not load a library.
+    // Finds out which drivers are loaded, and makes their tables of addresses. This is done before
+    // `any_object` runs, because no library may be loaded inside `any_object`.
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {

@@ -75,18 +75,18 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Changes the symbol table of the driver's library so that its names lead to the hooks, for
-    /// libraries that the dynamic linker binds straight to the driver. The driver's library must be
-    /// loaded.
+    /// Changes the symbol table of the driver's library so that its names lead to the hooks. The
+    /// change is meant for libraries that the dynamic linker binds straight to the driver. The
+    /// driver's library must be loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.library.open(libc::RTLD_NOW);
         // One thread at a time changes the symbol table, because the first thread to finish makes
-        // its pages read-only again. A thread that holds this lock never waits for the dynamic
-        // linker. The lock belongs to this process: a child process that is forked while it is held
-        // has a lock of its own, and redirects the symbols again.
+        // the table's pages read-only again. A thread that holds this lock never waits for the
+        // dynamic linker. The lock belongs to this process. A child process that is forked while
+        // the lock is held has a lock of its own, and redirects the symbols again.
         let redirecting = &Process::current().redirecting;
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {

@@ -1,8 +1,9 @@
 //! `cuGetProcAddress`: the driver looks the function up, and the program gets the hook where the
 //! result is a hooked function.
 //!
-//! The hook of `cuGetProcAddress` does not interpret the name, version or flags: every pointer that
-//! the driver returns is the address of an exported symbol.
+//! The hook of `cuGetProcAddress` does not interpret the name, version or flags. Every pointer that
+//! the driver returns is the address of an exported symbol, and that address alone determines the
+//! hook.
 
 use crate::abi::{Opaque, Out, SUCCESS, Status};
 use crate::driver::Real;

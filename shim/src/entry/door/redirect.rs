@@ -75,8 +75,8 @@ pub struct Object {
 
 impl Object {
     /// Returns the object that `info`, a record of `dl_iterate_phdr`, describes. Returns `None` if
-    /// the object has no symbols or is the kernel's vDSO, where kernel versions differ in the
-    /// meaning of addresses.
+    /// the object has no symbols. Also returns `None` for the kernel's vDSO, because the meaning of
+    /// its addresses differs between kernel versions.
     pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
         // SAFETY: the call only returns a number.
         let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
@@ -102,8 +102,8 @@ impl Object {
     /// `dynamic` is the dynamic section of an object that is loaded at `base`, and ends with
     /// DT_NULL.
     unsafe fn read(base: usize, mut dynamic: *const Dyn) -> Option<Object> {
-        // The linker adds the load address to the addresses in the dynamic section where it can
-        // write to that section.
+        // If the dynamic section is writable, the linker has added the load address to the
+        // addresses in it.
         let address = |value: usize| {
             if value < base {
                 base.wrapping_add(value)
@@ -198,8 +198,8 @@ impl Object {
         protect(0)
     }
 
-    /// Changes the pointers that the dynamic linker has already bound for this object to the
-    /// addresses that `target` returns for them. `info` describes the object. Also changes pointers
+    /// Changes the pointers that the dynamic linker has already bound for this object, which `info`
+    /// describes. They become the addresses that `target` returns for them. Also changes pointers
     /// in pages that the linker made read-only after relocation.
     pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
         for (table, bytes) in self.relocations {

@@ -1,6 +1,6 @@
-//! The payment for the new block that a small allocation may take. It is a guard: the payment is
-//! returned if the allocation takes no new block, and stays charged until a measurement if the
-//! handler panics.
+//! The payment for the new block that a small allocation may take. The payment is a guard. If the
+//! allocation takes no new block, the payment is returned. If the handler panics, the payment stays
+//! charged until the next measurement.
 
 use std::mem::ManuallyDrop;
 
@@ -44,8 +44,8 @@ impl<'a> Block<'a> {
         Ok(Block { device, means })
     }
 
-    /// Charges a block for the allocation, and waits for room or refuses as the group's options
-    /// say.
+    /// Charges a block for the allocation. In a full group, waits for room or refuses, as the
+    /// group's options say.
     pub fn charge(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         device.charge(Request::insisting(symbol, BLOCK))?.spend();
         let means = Means::Charged;
@@ -104,7 +104,7 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
         return Ok(Means::Spare(spare));
     }
     // The group is full, but the allocation may still fit into a block that the process already
-    // holds. The address that the driver returns will tell.
+    // holds. The address that the driver returns will show whether it does.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }

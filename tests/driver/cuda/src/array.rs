@@ -1,4 +1,4 @@
-//! Handlers of the functions for arrays and mipmapped arrays.
+//! The driver's functions for arrays and mipmapped arrays.
 
 use gpulimit_sim::array::{self, Kind, Mapping, Part};
 use gpulimit_sim::driver::driver;
@@ -27,7 +27,7 @@ pub fn create_v1(_array: Out<u64>, _descriptor: In<u8>) -> Outcome<()> {
     Err(Status::INVALID_CONTEXT)
 }
 
-/// Reads a `CUDA_ARRAY_DESCRIPTOR` and creates its array.
+/// Creates the array that a `CUDA_ARRAY_DESCRIPTOR` describes.
 pub fn create(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
     let shape = || {
         let [width, height] = descriptor.field::<[u64; 2]>(0).get()?;
@@ -44,7 +44,7 @@ pub fn create(out: Out<u64>, descriptor: In<u8>) -> Outcome<()> {
     make(out, shape(), None)
 }
 
-/// Reads a `CUDA_ARRAY3D_DESCRIPTOR`.
+/// Reads the shape of an array from a `CUDA_ARRAY3D_DESCRIPTOR`.
 fn shape(descriptor: In<u8>) -> Outcome<Shape> {
     let [width, height, depth] = descriptor.field::<[u64; 3]>(0).get()?;
     let [format, channels, flags] = descriptor.field::<[u32; 3]>(24).get()?;
@@ -95,7 +95,7 @@ pub fn descriptor_3d(out: Out<u8>, handle: u64) -> Outcome<()> {
     out.at(24).cast().put(words)
 }
 
-/// Writes a `CUDA_ARRAY_MEMORY_REQUIREMENTS`: size and alignment.
+/// Writes a `CUDA_ARRAY_MEMORY_REQUIREMENTS` for an array: size and alignment.
 fn require(out: Out<[u64; 4]>, kind: Kind, handle: u64, ordinal: i32) -> Outcome<()> {
     driver()?;
     device::index(ordinal)?;
@@ -118,7 +118,7 @@ pub fn level(out: Out<u64>, handle: u64, number: u32) -> Outcome<()> {
     out.put(array::level(handle, number)?)
 }
 
-/// Bytes of a `CUarrayMapInfo`.
+/// Size of a `CUarrayMapInfo` in bytes.
 const MAP_INFO: usize = 96;
 
 fn mapping(info: In<u8>) -> Outcome<Mapping> {

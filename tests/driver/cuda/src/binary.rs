@@ -1,7 +1,7 @@
-//! Compiled code: cubins, and fat binaries with one image per kind of GPU, compressed or not.
+//! Reads compiled code: cubins, and fat binaries with one image per kind of GPU, compressed or not.
 //!
-//! The layout is that of nvcc 11 to 13; the LZ4 and zstd entries of NVIDIA's libraries have the
-//! same.
+//! Fat binaries are read in the layout of nvcc 11 to 13. The LZ4 and zstd entries in NVIDIA's
+//! libraries have the same layout.
 
 use std::borrow::Cow;
 
@@ -12,20 +12,22 @@ use ruzstd::decoding::FrameDecoder;
 const FATBIN: [u8; 8] = [0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
 const WRAPPER: [u8; 4] = [0xb1, 0x43, 0x62, 0x46];
 const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
-/// The compute capability that `cuDeviceGetAttribute` reports: 9.0.
+/// The compute capability 9.0 of the simulated GPUs, as `cuDeviceGetAttribute` reports it.
 const GPU: u32 = 90;
 
-/// The code that the driver loads from an image.
+/// The code that the driver loads from an image that the program passes.
 pub enum Code<'a> {
     Text(Cow<'a, [u8]>),
-    /// Machine code, with the bytes of its variables in device memory and in managed memory.
+    /// Machine code, with the sizes in bytes of its variables in device memory and in managed
+    /// memory.
     Machine {
         bytes: u64,
         managed: u64,
     },
 }
 
-/// Returns the bytes of an image, whose length its header says.
+/// Returns the bytes of the code image at this pointer; the image's header says how long the image
+/// is.
 pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     if image.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -37,7 +39,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     let length = if start == FATBIN[..4] {
         16 + image.field::<u64>(8).get()?
     } else if start == ELF {
-        // The table of segments follows the table of sections.
+        // The ELF file's table of segments follows its table of sections.
         let sections =
             image.field::<u64>(40).get()? + u64::from(image.field::<u16>(60).get()?) * 64;
         let segments =
@@ -52,7 +54,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
         .map(Cow::Owned)
 }
 
-/// Returns the code that the driver loads from an image.
+/// Returns the code that the driver loads from a code image.
 pub fn code(image: &[u8]) -> Outcome<Code<'_>> {
     if image.starts_with(&FATBIN) {
         let (kind, code) = choice(image).ok_or(Status::NO_BINARY_FOR_GPU)?;
@@ -82,7 +84,8 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// Returns the entry of a fat binary for this GPU: machine code, or else the latest text.
+/// Returns the entry of a fat binary that the GPU of the simulated machine runs: machine code, or
+/// else the PTX text for the latest GPU.
 fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     let mut rest = fatbin.get(16..)?;
     let mut best = None;
@@ -104,7 +107,7 @@ fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     Some((kind, content(entry)?))
 }
 
-/// Returns the content of an entry, decompressed.
+/// Returns the decompressed content of an entry of a fat binary.
 fn content(entry: &[u8]) -> Option<Cow<'_, [u8]>> {
     let (flags, packed, size) = (
         number(entry, 40, 8)?,
@@ -127,7 +130,8 @@ fn content(entry: &[u8]) -> Option<Cow<'_, [u8]>> {
     Some(Cow::Borrowed(payload.get(..number(entry, 8, 8)? as usize)?))
 }
 
-/// Returns the size of all variables: of the sections `.nv.global` and `.nv.global.init`.
+/// Returns the total size of a cubin's variables: of the sections `.nv.global` and
+/// `.nv.global.init`.
 fn variables(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let section = |index: u64| table + index as usize * 64;
@@ -144,8 +148,8 @@ fn variables(cubin: &[u8]) -> Option<u64> {
         .sum()
 }
 
-/// Returns the size of the managed variables: objects whose symbol has bit 2 of `st_other` set
-/// (ptxas 12.9).
+/// Returns the total size of a cubin's managed variables: objects whose symbol has bit 2 of
+/// `st_other` set (ptxas 12.9).
 fn managed(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let mut sum = 0;

@@ -1,5 +1,5 @@
-//! Locks other processes, moves their memory away and brings it back. The options are ignored: they
-//! do not change what the model does.
+//! The checkpoint functions: they lock other processes, move their GPU memory away and bring it
+//! back. Their options are ignored, because no option changes what the simulated driver does.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
@@ -9,7 +9,7 @@ pub fn state(pid: i32, state: Out<i32>) -> Outcome<()> {
     state.put(checkpoint::state(driver()?.machine, pid)?)
 }
 
-/// Returns the first thread; which thread a real GPU names is not known.
+/// Returns the process's first thread. Which thread the real driver returns is not known.
 pub fn restore_thread(pid: i32, thread: Out<i32>) -> Outcome<()> {
     checkpoint::state(driver()?.machine, pid)?;
     thread.put(pid)

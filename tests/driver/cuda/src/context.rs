@@ -1,4 +1,4 @@
-//! Handlers of the functions for contexts.
+//! The driver's functions for contexts.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +15,7 @@ fn primary(ordinal: i32) -> Outcome<&'static Context> {
     Ok(driver()?.gpu(device::index(ordinal)?).primary)
 }
 
-/// Returns the context of a handle, or the current one for NULL.
+/// Returns the context of a handle; for the handle NULL, the current context.
 pub fn given(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {
@@ -29,7 +29,7 @@ pub fn given(handle: usize) -> Outcome<&'static Context> {
     }
 }
 
-/// Returns the current context of an initialised driver.
+/// Returns the current context, once the driver is initialised.
 pub fn here() -> Outcome<&'static Context> {
     driver()?;
     current()

@@ -1,5 +1,5 @@
-//! Handlers of the functions that copy and fill memory. Copies and fills are done at once; large
-//! ones move only the first part of the data (see [`space`]).
+//! The driver's functions that copy and fill memory. Copies and fills are done at once; of a large
+//! copy or fill only the first part of the data is moved (see [`space`]).
 
 use gpulimit_sim::space::space;
 use gpulimit_sim::{Outcome, Status};
@@ -56,7 +56,7 @@ pub fn copy_peer_async(
     copy_async(to, from, bytes, stream, twin)
 }
 
-/// Copies of shapes are accepted and move no data.
+/// Accepts copies of two- and three-dimensional shapes, but does not move their data.
 pub fn copy_shape(params: In<u8>, _twin: bool) -> Outcome<()> {
     here()?;
     if params.is_null() {

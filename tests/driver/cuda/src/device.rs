@@ -1,4 +1,4 @@
-//! Handlers of the functions for initialisation, errors and the GPUs.
+//! The driver's functions for initialisation, errors and the GPUs.
 
 use gpulimit_sim::driver::{self, driver};
 use gpulimit_sim::machine::Machine;
@@ -42,12 +42,12 @@ pub fn error_string(error: i32, text: Out<usize>) -> Outcome<()> {
     describe(error, text, |both| both.1)
 }
 
-/// Returns the device of an ordinal.
+/// Returns the device with a CUDA ordinal, by its index in PCI order.
 pub fn index(ordinal: i32) -> Outcome<usize> {
     device::resolve(driver()?.machine, ordinal)
 }
 
-/// Returns the ordinal of a device.
+/// Returns the CUDA ordinal of a device.
 pub fn ordinal(index: usize) -> Outcome<i32> {
     let visible = device::visible(driver()?.machine);
     visible
@@ -75,20 +75,20 @@ fn place(index: usize) -> Outcome<device::Pci> {
     Ok(device::pci(device::gpu_of(driver()?.machine, index)))
 }
 
-/// Returns the UUID of the whole GPU.
+/// Returns the UUID of a whole GPU, also where the device is a MIG instance.
 pub fn uuid(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     uuid.put(device::uuid(device::gpu_of(driver()?.machine, index)))
 }
 
-/// Returns the UUID of the MIG instance, or of the GPU without MIG.
+/// Returns the UUID of the device: of the MIG instance, or without MIG of the GPU.
 pub fn uuid_v2(uuid: Out<[u8; 16]>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     let instance = device::instance_uuid(driver()?.machine, index);
     uuid.put(instance.unwrap_or(device::uuid(index)))
 }
 
-/// LUIDs only exist on Windows.
+/// Fails, because a LUID only exists on Windows.
 pub fn luid(_luid: Out<u8>, _mask: Out<u32>, ordinal: i32) -> Outcome<()> {
     index(ordinal)?;
     Err(Status::NOT_SUPPORTED)
@@ -99,7 +99,7 @@ pub fn total(bytes: Out<usize>, ordinal: i32) -> Outcome<()> {
     bytes.put(device::capacity(driver()?.machine, index) as usize)
 }
 
-/// The 32-bit interface: a size above 32 bits is reported as the largest number.
+/// The function of the 32-bit interface: a size above 32 bits is reported as the largest number.
 pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     bytes.put(u32::try_from(device::capacity(driver()?.machine, index)).unwrap_or(u32::MAX))

@@ -1,4 +1,4 @@
-//! Handlers of the functions for graphs, which are modelled as far as they take memory.
+//! The driver's functions for graphs, simulated as far as graphs take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
@@ -11,14 +11,14 @@ use crate::device;
 use crate::module;
 use crate::stream::enqueue;
 
-/// The values of `CUgraphNodeType`.
+/// Values of `CUgraphNodeType`.
 const KERNEL: i32 = 0;
 const CHILD: i32 = 4;
 const EMPTY: i32 = 5;
 const ALLOC: i32 = 10;
 const FREE: i32 = 11;
 const CONDITIONAL: i32 = 13;
-/// The values of `CUgraphConditionalNodeType`.
+/// Values of `CUgraphConditionalNodeType`.
 const IF: u32 = 0;
 const WHILE: u32 = 1;
 const SWITCH: u32 = 2;
@@ -35,8 +35,8 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
-/// A graph that cannot be a child of another one cannot be copied either (NVIDIA's documentation;
-/// for conditional nodes: measured).
+/// Copies a graph. A graph that cannot be a child of another graph cannot be copied either
+/// (NVIDIA's documentation; for conditional nodes: measured).
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -55,8 +55,8 @@ fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
         .collect()
 }
 
-/// Adds a node from `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access descriptors and their
-/// number, bytes, address.
+/// Adds a node that allocates. Reads `CUDA_MEM_ALLOC_NODE_PARAMS`: `CUmemPoolProps`, access
+/// descriptors and their number, bytes, address.
 fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
     let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
     if (pinned, kind) != (1, 1) {
@@ -69,8 +69,8 @@ fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcom
     Ok(node)
 }
 
-/// Adds a node with a child graph, which is copied or moved. A graph with memory nodes can only be
-/// moved.
+/// Adds a node with a child graph, which is copied or moved into the parent graph. A graph with
+/// memory nodes can only be moved.
 fn child(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -84,7 +84,8 @@ fn child(
     graph.add(Kind::Child(child), after)
 }
 
-/// Returns a handle for conditions. Conditions are never evaluated, so any handle will do.
+/// Returns a handle for the condition of a conditional node. The simulated driver never evaluates
+/// conditions, so the handle may be any number.
 pub fn conditional_handle(
     out: Out<u64>,
     graph: usize,
@@ -96,8 +97,8 @@ pub fn conditional_handle(
     out.put(Graph::from_handle(graph)?.handle() as u64)
 }
 
-/// Adds a node from `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, the number of graphs, a
-/// pointer to them, the context. Without a context the answer is 201 (measured).
+/// Adds a conditional node. Reads `CUDA_CONDITIONAL_NODE_PARAMS`: the handle, the type, the number
+/// of graphs, a pointer to them, the context. Without a context the call fails with 201 (measured).
 fn conditional(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -168,10 +169,11 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
-/// Returns the function and the need of `CUDA_KERNEL_NODE_PARAMS_v2`: the function comes first;
-/// where it is 0, the kernel at 56 and the context at 64 count. Measured: a kernel's library is
-/// loaded in that context, or else in the current one, and the code of a function is loaded, too; a
-/// kernel in the place of the function answers 400.
+/// Returns the function that `CUDA_KERNEL_NODE_PARAMS_v2` names, and the memory that it needs. The
+/// function is the first field; if it is 0, the kernel at offset 56 and the context at offset 64
+/// are used. Measured: a kernel's library is loaded in that context, or without one in the current
+/// context; the code of a function is loaded, too; a kernel in the field of the function makes the
+/// call fail with 400.
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -226,7 +228,7 @@ pub fn set_kernel_node_v2(node: usize, params: In<u8>) -> Outcome<()> {
     Node::from_handle(node)?.set_kernel(function, need)
 }
 
-/// Reads `CUgraphNodeParams` in the form of [`add_node`].
+/// Changes a node of a graph. Reads `CUgraphNodeParams` in the form of [`add_node`].
 pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     match params.field(0).get()? {
         KERNEL => set_kernel_node_v2(node, params.field(16)),
@@ -234,7 +236,8 @@ pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     }
 }
 
-/// Adds a node from `CUgraphNodeParams`: the type, and from 16 on the parameters of that type.
+/// Adds a node of any type. Reads `CUgraphNodeParams`: the type, and from offset 16 on the
+/// parameters of that type.
 pub fn add_node(
     node: Out<usize>,
     graph: usize,
@@ -293,7 +296,8 @@ pub fn alloc_params(node: usize, params: Out<u8>) -> Outcome<()> {
     params.at(104).cast::<[u64; 2]>().put([bytes, address])
 }
 
-/// Writes a `CUDA_KERNEL_NODE_PARAMS` of this many words: the function first, the rest 0.
+/// Writes a node's `CUDA_KERNEL_NODE_PARAMS`, a structure of `WORDS` words: the function first, the
+/// rest 0.
 fn kernel_params<const WORDS: usize>(node: usize, params: Out<u8>) -> Outcome<()> {
     let Kind::Kernel { function, .. } = Node::from_handle(node)?.kind() else {
         return Err(Status::INVALID_VALUE);
@@ -349,7 +353,7 @@ pub fn instantiate(
     Ok(())
 }
 
-/// The upload flag is invalid in this function (measured).
+/// Fails if the flag for an upload is set: this function does not accept that flag (measured).
 pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Outcome<()> {
     if flags & UPLOAD != 0 {
         return Err(Status::INVALID_VALUE);
@@ -357,7 +361,8 @@ pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Out
     make(exec, graph, flags).map(drop)
 }
 
-/// Reads `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, stream of the upload, failed node, result.
+/// Instantiates a graph. Reads `CUDA_GRAPH_INSTANTIATE_PARAMS`: flags, stream of the upload, failed
+/// node, result.
 pub fn instantiate_with_params(
     exec: Out<usize>,
     graph: usize,
@@ -376,7 +381,7 @@ pub fn instantiate_with_params(
     params.put([flags, stream, 0, rest >> 32 << 32])
 }
 
-/// The values of `CUgraphExecUpdateResult`.
+/// Values of `CUgraphExecUpdateResult`.
 const SUCCESS: i32 = 0;
 const TOPOLOGY_CHANGED: i32 = 2;
 
@@ -397,14 +402,16 @@ pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32
     updated
 }
 
-/// Writes a `CUgraphExecUpdateResultInfo`: the result, the failed node, the node it comes from.
+/// Updates an executable graph and writes a `CUgraphExecUpdateResultInfo`: the result, the failed
+/// node, and the node that it comes from.
 pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> {
     let (told, updated) = update_exec(exec, graph)?;
     info.put([told as u64, 0, 0])?;
     updated
 }
 
-/// Reads `CUDA_KERNEL_NODE_PARAMS_v2`: the function first; where it is 0, the kernel at 56 counts.
+/// Replaces a kernel in an executable graph. Reads `CUDA_KERNEL_NODE_PARAMS_v2`: the function
+/// first; if it is 0, the kernel at offset 56.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let need = match params.field(0).get()? {
         0 => module::kernel_need(params.field(56).get()?)?,
@@ -428,7 +435,7 @@ pub fn set_child(exec: usize, node: usize, graph: usize) -> Outcome<()> {
     exec.set_child(Node::from_handle(node)?, Graph::from_handle(graph)?)
 }
 
-/// Reads `CUgraphNodeParams` in the form of [`add_node`].
+/// Changes a node in an executable graph. Reads `CUgraphNodeParams` in the form of [`add_node`].
 pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let inner = params.field(16);
     match params.field(0).get()? {
@@ -466,7 +473,7 @@ pub fn destroy_exec(exec: usize) -> Outcome<()> {
 pub fn destroy(graph: usize) -> Outcome<()> {
     driver()?;
     let graph = Graph::from_handle(graph)?;
-    // The body of a conditional node cannot be destroyed (measured).
+    // The program cannot destroy the body of a conditional node (measured).
     if graph.is_owned() {
         return Err(Status::INVALID_VALUE);
     }

@@ -1,5 +1,5 @@
-//! Handlers of the functions for green contexts: parts of a primary context, modelled as far as
-//! they take memory.
+//! The driver's functions for green contexts: parts of a primary context, simulated as far as they
+//! take memory.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::context::{self, Context};
@@ -13,13 +13,14 @@ use crate::device;
 const DEFAULT_STREAM: u32 = 1;
 /// `CU_DEV_RESOURCE_TYPE_SM`.
 const MULTIPROCESSORS: i32 = 1;
-/// The only description of resources: all multiprocessors.
+/// The handle of the only resource description that exists: all multiprocessors.
 const DESCRIPTION: usize = 0x5200_0000_0010;
-/// The difference between the handles of a green context and of its `CUcontext`.
+/// The number that is added to the handle of a green context's `CUcontext` to make the handle of
+/// the green context.
 const GREEN: usize = 8;
 
-/// Writes a `CUdevResource`: its kind, 92 bytes that the driver keeps to itself, and the number of
-/// multiprocessors.
+/// Writes a `CUdevResource`: its kind, 92 bytes whose meaning only the driver knows, and the number
+/// of multiprocessors.
 pub fn resource(ordinal: i32, resource: Out<u8>, kind: i32) -> Outcome<()> {
     device::index(ordinal)?;
     if kind != MULTIPROCESSORS {
@@ -56,7 +57,8 @@ fn given(handle: usize) -> Outcome<&'static Context> {
     Context::from_handle(handle.wrapping_sub(GREEN)).map_err(|_| Status::INVALID_HANDLE)
 }
 
-/// A primary context lives at least as long as its green contexts, so each holds a retain.
+/// A primary context lives at least as long as its green contexts, because each green context holds
+/// a retain of it.
 pub fn destroy(handle: usize) -> Outcome<()> {
     let green = given(handle)?;
     let primary = green.end_green()?;
@@ -72,7 +74,7 @@ pub fn context(out: Out<usize>, handle: usize) -> Outcome<()> {
 
 pub fn stream(out: Out<usize>, handle: usize, flags: u32, priority: i32) -> Outcome<()> {
     let green = given(handle)?;
-    // The flag `CU_STREAM_NON_BLOCKING` is required.
+    // Streams of green contexts must have the flag `CU_STREAM_NON_BLOCKING`.
     if out.is_null() || flags != 1 {
         return Err(Status::INVALID_VALUE);
     }

@@ -1,4 +1,4 @@
-//! Pinned host memory: ordinary host memory, which takes no GPU memory.
+//! The driver's functions for pinned host memory: ordinary host memory, which takes no GPU memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,8 @@ use gpulimit_sim::abi::Out;
 struct Pinned {
     bytes: usize,
     flags: u32,
-    /// Whether `cuMemHostAlloc` allocated it; otherwise it was registered.
+    /// Whether `cuMemHostAlloc` allocated the range; otherwise the program registered memory of its
+    /// own.
     allocated: bool,
 }
 
@@ -21,7 +22,7 @@ fn pinned() -> MutexGuard<'static, BTreeMap<usize, Pinned>> {
     PINNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the pinned range that contains an address: its start and bytes.
+/// Returns the pinned range of host memory that contains an address: its start and bytes.
 pub fn find(address: usize) -> Option<(usize, usize)> {
     let all = pinned();
     let (start, range) = all.range(..=address).next_back()?;

@@ -1,18 +1,19 @@
-//! The answer that libcudart demands from the driver before it trusts the driver.
+//! The integrity answer, which libcudart demands from the driver before it works with that driver.
 //!
-//! The answer is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key over facts that both sides know:
-//! versions, process, thread, the addresses of two export tables, the time that the caller gives,
-//! and the identity of every visible GPU. libcudart computes the same from the driver's public
-//! answers, and refuses to start when the two differ.
+//! The integrity answer is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key. It covers facts that
+//! libcudart and the driver both know: versions, process, thread, the addresses of two export
+//! tables, the time that libcudart passes, and the identity of every visible GPU. libcudart
+//! computes the same answer from what the driver's public functions return, and refuses to start
+//! when the two answers differ.
 
-/// A visible GPU as part of the answer.
+/// A visible GPU, as the integrity answer covers it.
 pub struct Gpu {
     pub uuid: [u8; 16],
     /// PCI domain, bus, device.
     pub place: [u32; 3],
 }
 
-/// The facts that the answer depends on, besides the GPUs.
+/// The facts that the integrity answer covers, besides the GPUs.
 pub struct Question {
     pub driver_version: u32,
     pub version: u32,
@@ -28,7 +29,7 @@ const KEY: [u8; 16] = [
     0x14, 0x6a, 0xdd, 0xae, 0x53, 0xa9, 0xa7, 0x52, 0xaa, 0x08, 0x41, 0x36, 0x0b, 0xf5, 0x5a, 0x9f,
 ];
 
-/// Returns the answer. For versions that end in 0 or 1 it is a constant.
+/// Returns the integrity answer. For versions that end in 0 or 1 the answer is a constant.
 pub fn answer(question: &Question, gpus: &[Gpu]) -> [u64; 2] {
     match question.version % 10 {
         0 => return [0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8],
@@ -104,7 +105,7 @@ fn md2(message: impl Iterator<Item = u8>) -> [u8; 16] {
     std::array::from_fn(|index| state[index])
 }
 
-/// The permutation of RFC 1319, made of the digits of pi.
+/// The byte permutation of MD2 (RFC 1319), made of the digits of pi.
 const PI: [u8; 256] = [
     0x29, 0x2e, 0x43, 0xc9, 0xa2, 0xd8, 0x7c, 0x01, 0x3d, 0x36, 0x54, 0xa1, 0xec, 0xf0, 0x06, 0x13,
     0x62, 0xa7, 0x05, 0xf3, 0xc0, 0xc7, 0x73, 0x8c, 0x98, 0x93, 0x2b, 0xd9, 0xbc, 0x4c, 0x82, 0xca,
@@ -135,7 +136,7 @@ mod tests {
             .collect()
     }
 
-    /// The test suite of RFC 1319.
+    /// Checks MD2 with the test suite of RFC 1319.
     #[test]
     fn md2_gives_the_digests_of_the_rfc() {
         assert_eq!(hex(""), "8350e5a3e24c153df2275c9f80692773");

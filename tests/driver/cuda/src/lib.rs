@@ -1,4 +1,4 @@
-//! libcuda.so.1 of the simulated driver.
+//! The libcuda.so.1 of the simulated driver: the C functions that CUDA programs call.
 //!
 //! `symbols` lists every exported function once. The other modules are the handlers: they translate
 //! C arguments for the model in `gpulimit-sim`.

@@ -13,13 +13,14 @@ use gpulimit_sim::abi::{Out, Text};
 /// The result of a lookup.
 enum Answer {
     Found(usize),
-    /// The name was empty; callers test with it whether the function works.
+    /// The name was empty. Programs pass an empty name to test whether the function works.
     Empty,
     Unknown,
     TooOld,
 }
 
-/// Returns the rows sorted by base name, so that a lookup does not read the whole table.
+/// Returns the rows of the symbol table sorted by base name, so that a lookup does not read the
+/// whole table.
 fn rows() -> &'static [&'static Symbol] {
     static ROWS: OnceLock<Vec<&'static Symbol>> = OnceLock::new();
     ROWS.get_or_init(|| {
@@ -43,8 +44,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     if name.is_empty() {
         return Ok(Answer::Empty);
     }
-    // A negative version asks for the newest variant. So does a version above the driver's on
-    // drivers before 13.0.
+    // A negative version asks for the newest variant of the function. On drivers before 13.0 a
+    // version above the driver's does so, too.
     let newest = if version < 0 {
         driver
     } else {
@@ -74,7 +75,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     })
 }
 
-/// Returns the per-thread twin, unless the plain function has a newer variant.
+/// Returns a function's twin for the per-thread default stream, unless the plain function has a
+/// newer variant.
 fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
     match (plain, twin) {
         (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),
@@ -82,7 +84,8 @@ fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option
     }
 }
 
-/// The version of CUDA 11: a name that is not found is an error, and the pointer is not written.
+/// `cuGetProcAddress` of CUDA 11: for a name that is not found it returns an error, and does not
+/// write the pointer.
 pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()> {
     match look(symbol, version, flags)? {
         Answer::Found(address) => pfn.put(address),
@@ -91,8 +94,8 @@ pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()
     }
 }
 
-/// The version of CUDA 12: a name that is not found is a success with a NULL pointer and a status
-/// that says why.
+/// `cuGetProcAddress` of CUDA 12: for a name that is not found it returns success, a NULL pointer,
+/// and a status that says why.
 pub fn v2(
     symbol: Text,
     pfn: Out<usize>,

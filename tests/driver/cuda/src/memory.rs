@@ -1,4 +1,4 @@
-//! Handlers of the functions for linear memory and attributes of pointers.
+//! The driver's functions for linear memory and attributes of pointers.
 
 use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
@@ -10,7 +10,7 @@ use crate::context::here;
 use crate::{device, host};
 use gpulimit_sim::abi::{In, Out};
 
-/// Returns free and total bytes of the current context's GPU.
+/// Returns the free and the total bytes of the current context's GPU.
 fn numbers() -> Outcome<(u64, u64)> {
     let index = here()?.device();
     let machine = driver()?.machine;
@@ -28,7 +28,8 @@ pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome<()> {
     total.put(numbers.1 as usize)
 }
 
-/// The 32-bit interface: a number above 32 bits is reported as the largest number.
+/// The function of the 32-bit interface: a number of bytes above 32 bits is reported as the largest
+/// number.
 pub fn info_v1(free: Out<u32>, total: Out<u32>) -> Outcome<()> {
     let numbers = numbers()?;
     free.put(u32::try_from(numbers.0).unwrap_or(u32::MAX))?;
@@ -44,7 +45,7 @@ pub fn allocate(dptr: Out<u64>, bytes: usize) -> Outcome<()> {
     dptr.put(blocks::allocate(context, bytes as u64)?)
 }
 
-/// Memory of the 32-bit interface has addresses that fit into 32 bits.
+/// Memory that the 32-bit interface allocates has addresses that fit into 32 bits.
 pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     let context = here()?;
     if dptr.is_null() {
@@ -54,7 +55,7 @@ pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     dptr.put(blocks::allocate_low(context, bytes.into())? as u32)
 }
 
-/// Returns the pitch and the bytes of all rows.
+/// Returns the pitch of memory with this width and height, and the bytes of all its rows.
 fn rows(width: usize, height: usize, element: u32) -> Outcome<(usize, u64)> {
     if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
         return Err(Status::INVALID_VALUE);
@@ -115,7 +116,8 @@ pub fn free(dptr: u64) -> Outcome<()> {
     if dptr != 0 {
         work::wait_for_current();
     }
-    // All work of the current context has ended by now, so any stream will do.
+    // All work of the current context has ended, so the memory may be freed in the order of any
+    // stream.
     blocks::free(dptr, Name::LEGACY)
 }
 
@@ -135,7 +137,8 @@ pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()
     Ok(())
 }
 
-/// Finds the mapping that contains an address: its start, bytes and GPU.
+/// Finds the mapping that contains an address, of an allocation or of memory opened from another
+/// process: its start, bytes and GPU.
 fn mapped(address: u64) -> Option<(u64, u64, Option<usize>)> {
     vmm::find(address).or_else(|| ipc::find(address))
 }
@@ -162,7 +165,7 @@ pub fn ipc_close(address: u64) -> Outcome<()> {
     ipc::close(address)
 }
 
-/// The known facts about a pointer of any kind of memory.
+/// What the driver knows about a pointer to any kind of memory.
 struct Pointer {
     found: Option<Found>,
     mapped: Option<(u64, u64, Option<usize>)>,
@@ -250,7 +253,8 @@ pub fn pointer_attribute(data: Out<u8>, attribute: i32, address: u64) -> Outcome
         .put(data, attribute, address)
 }
 
-/// Writes all attributes. An unknown pointer is not an error here: its attributes are 0.
+/// Writes all attributes that the program asks for. An unknown pointer is not an error in this
+/// function: its attributes are 0.
 pub fn pointer_attributes(
     count: u32,
     attributes: In<i32>,

@@ -1,18 +1,18 @@
-//! Handlers of the functions for modules, libraries, functions and launches.
+//! The driver's functions for modules, libraries, kernels and launches.
 //!
-//! The simulated driver reads from an image only what takes memory. In PTX text these are the
+//! The simulated driver reads from a code image only what takes memory. In PTX text these are the
 //! `.global` variables, and for each `.entry` the `.local` memory, the length of the code, and
 //! whether it uses device `malloc`, `printf` or `assert`. In machine code these are the variables;
-//! any function name exists in it. Managed variables take addresses and no GPU memory, as
-//! `cuMemAllocManaged` does.
+//! a lookup of a function in machine code succeeds for any name. Managed variables take addresses
+//! and no GPU memory, as `cuMemAllocManaged` does.
 //!
-//! Measured (H100, 580.159.04): a module takes its variables when it is loaded, in every loading
-//! mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it takes its
-//! variables when `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`,
-//! `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, a
-//! node of a graph or the launch of a kernel first needs the module. The code of a module is loaded
-//! lazily, too: two kernels of 60,000 stores took no memory in `cuModuleLoadData`, and 20 MiB once
-//! `cuModuleGetFunction` had returned both.
+//! Measured (H100, 580.159.04): a module takes the memory of its variables when it is loaded, in
+//! every loading mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it
+//! takes the memory of its variables when `cuKernelGetFunction`, `cuLibraryGetGlobal`,
+//! `cuLibraryGetModule`, `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`,
+//! any `cuOccupancy*`, a node of a graph or the launch of a kernel first needs its module. The code
+//! of a module is loaded lazily, too: two kernels of 60,000 stores each took no memory in
+//! `cuModuleLoadData`, and 20 MiB once `cuModuleGetFunction` had returned both.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -33,16 +33,16 @@ use gpulimit_sim::abi::{In, Out, Text, fatal};
 
 struct Module {
     context: &'static Context,
-    /// The id of the context at the load: if it has changed, the context was destroyed, and the
-    /// module's memory with it.
+    /// The id of the context when the module was loaded. If the context has another id now, it was
+    /// destroyed, and the module's memory with it.
     generation: u64,
     image: Arc<Image>,
     start: u64,
-    /// The address of its managed variables; 0 without any.
+    /// The address of the module's managed variables; 0 without managed variables.
     managed: u64,
-    /// The address of its code; 0 before it is loaded.
+    /// The address of the module's code; 0 before the code is loaded.
     code: u64,
-    /// The handles of its functions by name, as far as they were given out.
+    /// The handles of the module's functions by name, as far as the program has asked for them.
     functions: HashMap<String, usize>,
 }
 
@@ -61,12 +61,12 @@ struct Library {
 
 #[derive(Clone, Copy)]
 struct Function {
-    /// The module, or for a kernel the library.
+    /// The module of a function; for a kernel, its library.
     owner: usize,
     kernel: bool,
     local: u64,
     needs: Needs,
-    /// Whether the function's code takes memory of its own.
+    /// Whether the function's code is so long that it takes memory of its own.
     long: bool,
 }
 
@@ -76,7 +76,7 @@ struct State {
     libraries: HashMap<usize, Library>,
     functions: HashMap<usize, Function>,
     last: usize,
-    /// Handles of unloaded functions, to be used again.
+    /// Handles of functions of unloaded modules, to be used again.
     free: Vec<usize>,
 }
 
@@ -86,28 +86,28 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The number below all handles.
+/// The number to which handles are added; every handle is larger.
 const NUMBERS: usize = 0x5100_0000_0000;
 
 impl State {
-    /// Returns a new handle: a number that looks like an address.
+    /// Returns a new handle, a number that looks like an address.
     fn number(&mut self) -> usize {
         self.last += 16;
         NUMBERS + self.last
     }
 
-    /// Returns whether this handle was ever given out.
+    /// Returns whether the driver has ever given out this handle.
     fn was(&self, handle: usize) -> bool {
         (1..=self.last).contains(&handle.wrapping_sub(NUMBERS))
     }
 
-    /// Returns a handle for a function: with `GPULIMIT_SIM_REUSE` one that was freed, if there is
-    /// one.
+    /// Returns a handle for a function: with `GPULIMIT_SIM_REUSE` the handle of a function that no
+    /// longer exists, if there is one.
     fn function_number(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| self.number())
     }
 
-    /// Forgets the functions that `gone` selects.
+    /// Removes the functions that `gone` selects.
     fn forget_functions(&mut self, gone: impl Fn(&Function) -> bool) {
         static REUSE: LazyLock<bool> =
             LazyLock::new(|| std::env::var_os("GPULIMIT_SIM_REUSE").is_some());
@@ -121,7 +121,7 @@ impl State {
     }
 }
 
-/// A variable: its offset in the memory of its kind, and its size.
+/// A variable of a module: its offset in the memory for variables of its kind, and its size.
 #[derive(Clone, Copy)]
 struct Variable {
     is_managed: bool,
@@ -134,7 +134,7 @@ struct Variable {
 struct Image {
     globals: HashMap<String, Variable>,
     bytes: u64,
-    /// Bytes of managed variables.
+    /// Total bytes of the image's managed variables.
     managed: u64,
     locals: HashMap<String, u64>,
     needs: Needs,
@@ -143,10 +143,12 @@ struct Image {
     text: bool,
 }
 
-/// Bytes of code per store in PTX: 120,000 stores took 20 MiB (measured).
+/// Bytes of GPU memory that code takes for each store instruction in PTX: 120,000 stores took 20
+/// MiB (measured).
 const PER_STORE: u64 = 174;
 
-/// Returns name and bytes of a variable, for example of `.global .align 4 .b8 name[1024][0x10];`.
+/// Returns name and bytes of a variable from its PTX statement, for example `.global .align 4 .b8
+/// name[1024][0x10];`.
 fn variable(statement: &str) -> Option<(String, u64)> {
     let statement = statement
         .split('=')
@@ -179,7 +181,7 @@ fn variable(statement: &str) -> Option<(String, u64)> {
         .map(|bytes| (name.to_owned(), bytes))
 }
 
-/// Returns the text without its comments.
+/// Returns PTX text without its comments.
 fn without_comments(text: &str) -> String {
     let mut rest = text;
     let mut found = String::new();
@@ -259,7 +261,7 @@ fn read(image: &[u8]) -> Image {
 }
 
 impl Image {
-    /// Returns the bytes of local memory per thread that a function needs.
+    /// Returns the bytes of local memory per thread that a function of the image needs.
     fn local(&self, name: &str) -> Outcome<u64> {
         match self.locals.get(name) {
             Some(local) => Ok(*local),
@@ -272,7 +274,8 @@ impl Image {
         Ok(Function {
             owner,
             kernel,
-            // The driver rounds 1,100 bytes to 1,104, in the attribute and in memory (measured).
+            // The driver rounds local memory of 1,100 bytes per thread up to 1,104, both in the
+            // attribute that it reports and in the memory that it takes (measured).
             local: self.local(name)?.next_multiple_of(16),
             needs: self.needs,
             long: self.code >= BLOCK,
@@ -280,7 +283,7 @@ impl Image {
     }
 }
 
-/// Loads an image as a module of a context.
+/// Loads a code image as a module of a context.
 fn place(image: Arc<Image>, context: &'static Context) -> Outcome<usize> {
     let start = if image.bytes > 0 {
         blocks::allocate_module(context, image.bytes)?
@@ -345,13 +348,14 @@ pub fn load_file(out: Out<usize>, name: Text) -> Outcome<()> {
     make(out, &file(name)?)
 }
 
-/// Returns whether `CUDA_MODULE_LOADING` asks for eager loading; lazy is the driver's default.
+/// Returns whether `CUDA_MODULE_LOADING` asks for eager loading of modules; without the variable
+/// the driver loads lazily.
 fn is_eager() -> bool {
     static EAGER: OnceLock<bool> = OnceLock::new();
     *EAGER.get_or_init(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"))
 }
 
-/// Loads a library; a current context is not required.
+/// Loads a library. The driver accepts this call without a current context.
 fn make_library(out: Out<usize>, image: &[u8]) -> Outcome<()> {
     driver()?;
     if out.is_null() {
@@ -403,7 +407,7 @@ pub fn load_library_file(
     make_library(out, &file(name)?)
 }
 
-/// Returns the library's module in the current context, and loads it first if necessary.
+/// Returns the library's module in the current context, which is loaded first if necessary.
 fn module_of(library: usize) -> Outcome<usize> {
     module_in(library, here()?)
 }
@@ -454,8 +458,8 @@ pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()
     out.put(with(|state| state.kernel(library, name))?)
 }
 
-/// Returns the status for a handle that is not a library; any but NULL is a wrong handle that may
-/// crash.
+/// Returns the status for a handle that is not a library. Any such handle except NULL may crash the
+/// call.
 fn no_library(handle: usize) -> Status {
     match handle {
         0 => Status::INVALID_HANDLE,
@@ -469,8 +473,9 @@ fn names(state: &State, library: usize) -> Outcome<Vec<String>> {
     Ok(found.image.locals.keys().cloned().collect())
 }
 
-/// Writes the kernels of a library as `cuLibraryGetKernel` returns them (NVIDIA's documentation). A
-/// handle of another kind is treated as a library without kernels (measured, H200, 580.159.04).
+/// Writes the kernels of a library, with the same handles as `cuLibraryGetKernel` returns (NVIDIA's
+/// documentation). A handle of another kind is treated as a library without kernels (measured,
+/// H200, 580.159.04).
 pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     driver()?;
     if library != 0 && !with(|state| state.libraries.contains_key(&library)) {
@@ -484,8 +489,8 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes the number of kernels. A handle of another kind ends in a memory fault, as in the other
-/// functions that read a library (measured, H200, 580.159.04).
+/// Writes the number of kernels of a library. A handle of another kind ends in a memory fault, as
+/// in the other functions that read a library (measured, H200, 580.159.04).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -531,7 +536,8 @@ fn unplace(handle: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Loads the code of a module. Code below one block fits into memory that the context already has.
+/// Loads the code of a module. Code that is smaller than a block fits into memory that the context
+/// already has.
 fn load_code(handle: usize) -> Outcome<()> {
     static LOADING: Mutex<()> = Mutex::new(());
     let _one = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -552,7 +558,8 @@ fn load_code(handle: usize) -> Outcome<()> {
 }
 
 impl State {
-    /// Returns the handle of a function of a module, or of a kernel of a library.
+    /// Returns the handle of a function by its name: of a function of a module, or of a kernel of a
+    /// library.
     fn named(&mut self, owner: usize, kernel: bool, name: &str) -> Outcome<usize> {
         let last = self.function_number();
         let found = match kernel {
@@ -592,7 +599,7 @@ pub fn function(out: Out<usize>, module: usize, name: Text) -> Outcome<()> {
     out.put(function)
 }
 
-/// Lists the functions of a module, without loading them (NVIDIA's documentation).
+/// Lists the functions of a module, without loading their code (NVIDIA's documentation).
 pub fn functions(list: Out<usize>, count: u32, module: usize) -> Outcome<()> {
     driver()?;
     let found = with(|state| {
@@ -658,27 +665,29 @@ impl Function {
     }
 }
 
-/// Returns the need of a function; a kernel answers 400 here (measured).
+/// Returns the memory that a function needs. For the handle of a kernel this fails with 400
+/// (measured).
 pub fn function_need(function: usize) -> Outcome<Need> {
     Ok(function_of(function)?.need())
 }
 
-/// Returns the need of a kernel, whose library is loaded.
+/// Returns the memory that a kernel needs, and loads the kernel's library.
 pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     let found = kernel_of(kernel)?;
     place_kernel(found)?;
     Ok(found.need())
 }
 
-/// Returns a function and its need for a node; the function's code is loaded (measured).
+/// Returns a function and the memory that it needs, for a graph node, and loads the function's code
+/// (measured).
 pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
     let found = function_of(function)?;
     load_code(found.owner)?;
     Ok((function, found.need()))
 }
 
-/// Returns a kernel's function in a context, and its need, for a node: the node holds that function
-/// (measured).
+/// Returns the function of a kernel in a context, and the memory that it needs, for a graph node;
+/// the node then holds that function and not the kernel (measured).
 pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
     let need = kernel_of(kernel)?.need();
     Ok((function_in(kernel, context)?, need))
@@ -722,12 +731,13 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
     out.put(function_of(function)?.owner)
 }
 
-/// A kernel answers 400 here (measured).
+/// Loads the code of a function. For the handle of a kernel this fails with 400 (measured).
 pub fn load_function(function: usize) -> Outcome<()> {
     load_code(function_of(function)?.owner)
 }
 
-/// A kernel answers 400 here, and a function in `cuKernelGetAttribute` (measured).
+/// Writes an attribute of a function. The handle of a kernel fails with 400, as the handle of a
+/// function does in `cuKernelGetAttribute` (measured).
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     put_attribute(value, attribute, function_of(function)?)
 }
@@ -756,18 +766,19 @@ fn put_attribute(value: Out<i32>, attribute: i32, function: Function) -> Outcome
     })
 }
 
-/// Loads the code of a function that was only listed (measured).
+/// Accepts any attribute, and loads the code of a function that was only listed so far (measured).
 pub fn set_function_attribute(function: usize, _attribute: i32, _value: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Does the same as [`set_function_attribute`] (measured).
+/// Accepts any configuration, and loads the code of the function like [`set_function_attribute`]
+/// (measured).
 pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Loads the library in all contexts of the GPU, current or not; a context that is made later loads
-/// it when it needs it (measured).
+/// Loads the kernel's library in all contexts of the GPU, current or not; a context that is made
+/// later loads the library when it needs it (measured).
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
@@ -785,7 +796,8 @@ pub fn set_kernel_attribute(
     Ok(())
 }
 
-/// Checks the value and then does the same as [`set_kernel_attribute`] (measured).
+/// Checks the cache configuration and then loads the kernel's library like [`set_kernel_attribute`]
+/// (measured).
 pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outcome<()> {
     if !(0..=3).contains(&config) {
         return Err(Status::INVALID_VALUE);
@@ -793,8 +805,9 @@ pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outc
     set_kernel_attribute(0, 0, kernel, ordinal)
 }
 
-/// Loads the library, even where the answer is 1 (measured). The parameters of a kernel are not
-/// read: the model has one of 8 bytes.
+/// Writes offset and size of a kernel's parameter, and loads the kernel's library, even where the
+/// call fails with 1 (measured). The simulated driver does not read the parameters from the code:
+/// every kernel has one parameter of 8 bytes.
 pub fn param_info(
     kernel: usize,
     index: usize,
@@ -809,8 +822,8 @@ pub fn param_info(
     offset.put(0)
 }
 
-/// Assumed to load the library as [`param_info`] does: the function is newer than the measured
-/// driver.
+/// Writes the number of a kernel's parameters. Assumed to load the kernel's library as
+/// [`param_info`] does: this function is newer than the driver that was measured.
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)
@@ -881,7 +894,8 @@ pub fn launch_cooperative(
     )
 }
 
-/// Reads the stream from `CUlaunchConfig`, where seven 32-bit numbers precede it.
+/// Launches a kernel. Reads the stream from `CUlaunchConfig`, where seven 32-bit numbers precede
+/// it.
 pub fn launch_ex(
     config: In<u8>,
     function: usize,
@@ -892,8 +906,9 @@ pub fn launch_ex(
     start(function, config.field(32).get()?, twin)
 }
 
-/// Reads `CUDA_LAUNCH_PARAMS` of 56 bytes: the function at 0, the stream at 40. Two launches on one
-/// GPU are invalid (NVIDIA's documentation).
+/// Launches a kernel on each of several GPUs. Reads a list of `CUDA_LAUNCH_PARAMS` of 56 bytes: the
+/// function at offset 0, the stream at offset 40. Two launches on one GPU are invalid (NVIDIA's
+/// documentation).
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
@@ -928,8 +943,9 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
-/// Loads the library of a kernel, or the code of a function that was only listed, in the current
-/// context, even where the answer is 1; a NULL result pointer is checked before (measured).
+/// Answers an occupancy question. Loads the library of a kernel, or the code of a function that was
+/// only listed, in the current context, even where the call fails with 1; before that a NULL result
+/// pointer is rejected (measured).
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;
     let found = known(function)?;

@@ -1,4 +1,4 @@
-//! Handlers of the functions for stream-ordered memory and pools.
+//! The driver's functions for stream-ordered memory and pools.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -58,7 +58,7 @@ pub fn free(dptr: u64, handle: usize, twin: bool) -> Outcome<()> {
     }
 }
 
-/// Returns the GPU of a `CUmemLocation`; `None` for the host.
+/// Returns the GPU that a `CUmemLocation` names; `None` for the host.
 fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     match location {
         [1, ordinal] => device::index(ordinal)
@@ -69,7 +69,7 @@ fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     }
 }
 
-/// The values `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+/// Values of `CUmemAllocationType`: pinned and managed memory.
 const PINNED: i32 = 1;
 const MANAGED: i32 = 2;
 
@@ -79,8 +79,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     let made = match props.field::<i32>(0).get()? {
         PINNED => Pool::make(location(place)?),
         MANAGED => {
-            // Managed pools also cannot be shared, or have a largest size (measured, H200,
-            // 580.159.04).
+            // The driver also rejects managed pools that can be shared or that have a largest size
+            // (measured, H200, 580.159.04).
             if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
                 return Err(Status::INVALID_VALUE);
             }
@@ -91,8 +91,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     pool.put(made.handle())
 }
 
-/// Returns the GPU that a managed pool belongs to in the model. Any location is valid, none
-/// included.
+/// Returns the GPU to which the simulated driver assigns a managed pool. The driver accepts any
+/// location for such a pool, or none.
 fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     match place {
         [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
@@ -101,7 +101,7 @@ fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     }
 }
 
-/// The default pools of managed memory, each with its location's kind and id.
+/// The default pools of managed memory, each with the kind and the id of its location.
 static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
 
 fn managed_defaults() -> MutexGuard<'static, Vec<([i32; 2], &'static Pool)>> {
@@ -160,7 +160,8 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
     if Pool::was_destroyed(pool) {
-        // RMM's tests end here in a memory fault (measured, H200, 580.159.03).
+        // For a destroyed pool the real driver returns 1 or ends in a memory fault (measured with
+        // RMM's tests, H200, 580.159.03); the simulated driver always ends in the fault.
         crash();
     }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
@@ -195,8 +196,8 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // A managed pool becomes current for managed memory only; `cuMemAllocAsync` still uses the
-        // other current pool (measured, H200, 580.159.04).
+        // A managed pool becomes the current pool for managed memory only; `cuMemAllocAsync` still
+        // uses the GPU's other current pool (measured, H200, 580.159.04).
         return Ok(());
     }
     *driver()?.current_pool(index) = pool;
@@ -207,7 +208,8 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Returns the GPU of a location. In the model pinned memory only has default pools on GPUs.
+/// Returns the GPU that a location names. In the simulated driver pinned memory only has default
+/// pools on GPUs.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

@@ -1,4 +1,4 @@
-//! Handlers of the functions for streams, events and capture.
+//! The driver's functions for streams, events and capture.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
@@ -54,13 +54,14 @@ pub fn query(handle: usize, twin: bool) -> Outcome<()> {
     }
 }
 
-/// Checks that the stream exists.
+/// Checks that a handle is an existing stream.
 fn known(handle: usize) -> Outcome<()> {
     driver()?;
     Stream::context_of(handle).map(drop)
 }
 
-/// Enters a call on a stream, and returns whether the call is captured instead of executed.
+/// Begins a driver call on a stream, and returns whether the call is captured into a graph instead
+/// of executed.
 pub fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     driver()?;
     match Stream::from_handle(handle)? {
@@ -69,7 +70,7 @@ pub fn enqueue(handle: usize, twin: bool) -> Outcome<bool> {
     }
 }
 
-/// Enters a call on a default stream of the context.
+/// Begins a driver call on a default stream of the context.
 #[inline(always)]
 pub fn implicit(context: &'static Context, handle: usize, twin: bool) -> Outcome<&'static Context> {
     if is_legacy(handle, twin) {
@@ -119,7 +120,7 @@ pub fn device(handle: usize, out: Out<i32>, _twin: bool) -> Outcome<()> {
     out.put(device::ordinal(Stream::context_of(handle)?.device())?)
 }
 
-/// This call cannot be captured.
+/// `cuStreamAttachMemAsync`, which is never captured into a graph.
 pub fn attach(
     handle: usize,
     _address: u64,
@@ -167,7 +168,7 @@ pub fn begin_capture(handle: usize, twin: bool) -> Outcome<()> {
     begin_capture_v2(handle, 0, twin)
 }
 
-/// Begins a capture; the default streams cannot be captured.
+/// Begins a capture of a stream. The default streams cannot be captured.
 pub fn begin_capture_v2(handle: usize, mode: i32, _twin: bool) -> Outcome<()> {
     driver()?;
     let stream = Stream::from_handle(handle)?.ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?;
@@ -196,7 +197,8 @@ pub fn is_capturing(handle: usize, status: Out<i32>, twin: bool) -> Outcome<()> 
         return status.put(stream.capture_status());
     }
     let context = current()?;
-    // The legacy stream may be asked without invalidating a capture.
+    // `cuStreamIsCapturing` of the legacy stream fails during a capture that forbids its use, but
+    // does not invalidate that capture.
     if is_legacy(handle, twin) && capture::holds_legacy(context) {
         return Err(Status::STREAM_CAPTURE_IMPLICIT);
     }
@@ -215,7 +217,8 @@ pub fn capture_info(handle: usize, status: Out<i32>, id: Out<u64>, twin: bool) -
     )
 }
 
-/// The nodes that the next call will depend on are not modelled.
+/// Returns the state of a capture. The nodes on which the next captured call will depend are not
+/// simulated.
 pub fn capture_info_v2(
     handle: usize,
     status: Out<i32>,

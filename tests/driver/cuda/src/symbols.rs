@@ -1,10 +1,10 @@
-//! The table of exported functions: signature, the names by which `cuGetProcAddress` finds each
-//! function, and its handler.
+//! The table of the driver's exported functions: signature, the names by which `cuGetProcAddress`
+//! finds each function, and the Rust function that does its work.
 //!
-//! A row reads `exported_name(arguments) "base name" version => handler;` or, where a twin for the
-//! per-thread default stream exists,
-//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The handler of
-//! a row with a twin gets as last argument whether the twin was called.
+//! A row of the table reads `exported_name(arguments) "base name" version => handler;` or, where a
+//! twin for the per-thread default stream exists, `exported_name(arguments) "base name" version |
+//! twin's_name version => handler;`. The handler is the Rust function that does the work. The
+//! handler of a row with a twin gets as its last argument whether the program called the twin.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -17,13 +17,13 @@ use gpulimit_sim::ipc::Handle;
 
 /// One exported function.
 pub struct Symbol {
-    /// The name by which `cuGetProcAddress` finds it.
+    /// The name by which `cuGetProcAddress` finds the function.
     pub base: &'static str,
-    /// The first CUDA version for which `cuGetProcAddress` returns it.
+    /// The first CUDA version for which `cuGetProcAddress` returns the function.
     pub version: i32,
-    /// Whether it is the twin for the per-thread default stream.
+    /// Whether the function is the twin of another one for the per-thread default stream.
     pub per_thread: bool,
-    /// The address of the exported function.
+    /// The address of the exported driver function.
     pub address: Address,
 }
 
@@ -616,8 +616,9 @@ symbols! {
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>)
         "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The same functions under names that gpulimit does not hook, so that no hook sees these calls:
-    // they stand for calls that come from inside the driver.
+    // The functions `unseen…` are driver functions exported again under names that gpulimit does
+    // not hook. No hook sees calls under these names: they stand for calls that come from inside
+    // the driver.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32)
         "unseenCtxCreate" 2000 => context::create;
@@ -634,7 +635,7 @@ symbols! {
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;
 }
 
-/// From CUDA 12 on `cuGraphInstantiate` is another name for `cuGraphInstantiateWithFlags`.
+/// From CUDA 12 on the name `cuGraphInstantiate` means `cuGraphInstantiateWithFlags`.
 pub static ALIASES: &[Symbol] = &[Symbol {
     base: "cuGraphInstantiate",
     version: 12_000,

@@ -1,8 +1,8 @@
 //! `cuGetExportTable`: the private tables without which NVIDIA's libcudart does not start.
 //!
-//! The meaning of the entries is public knowledge (the ZLUDA project described them). A table
-//! begins with its size in bytes, except the context-local storage. The addresses of two tables are
-//! part of the integrity answer.
+//! The meaning of the entries of these tables is public knowledge (the ZLUDA project described
+//! them). Each table begins with its own size in bytes, except the table for context-local storage.
+//! The addresses of two tables are part of the integrity answer.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,7 @@ use crate::{context, device, module};
 
 type Table<const N: usize> = [Address; N];
 
-/// Returns the first entry of a table: its size in bytes.
+/// Returns the first entry of an export table: the table's size in bytes.
 const fn size(entries: usize) -> Address {
     Address(std::ptr::without_provenance(entries * 8))
 }
@@ -67,7 +67,7 @@ static INTEGRITY: Table<3> = [size(3), Address(integrity as *const ()), NOTHING]
 
 static CHECKS: Table<4> = [size(4), NOTHING, Address(check as *const ()), NOTHING];
 
-/// Returns the table with this UUID.
+/// Returns the export table with this UUID.
 pub fn get(table: Out<usize>, id: In<[u8; 16]>) -> Outcome<()> {
     let start = match u128::from_be_bytes(id.get()?) {
         0x6bd5fb6c_5bf4_e74a_8987_d93912fd9df9 => CUDART.as_ptr(),
@@ -105,7 +105,7 @@ extern "C" fn load_fatbin_2(image: Text, out: Out<usize>, _: usize, _: usize, _:
     code(module::load(out, image))
 }
 
-/// Returns the primary context's handle, active or not.
+/// Returns the handle of a GPU's primary context, active or not.
 extern "C" fn primary(out: Out<usize>, ordinal: i32) -> i32 {
     code(primary_handle(ordinal).and_then(|handle| out.put(handle)))
 }
@@ -118,7 +118,8 @@ extern "C" fn create(out: Out<usize>, flags: u32, ordinal: i32) -> i32 {
     code(context::create(out, flags, ordinal))
 }
 
-/// Flags that a tool may set to be called back; the simulated driver ignores them.
+/// Flags that a debugging tool may set so that the driver calls it back; the simulated driver
+/// ignores them.
 static CALLBACKS_1: [AtomicU32; 1024] = [const { AtomicU32::new(0) }; 1024];
 static CALLBACKS_2: [AtomicU32; 14] = [const { AtomicU32::new(0) }; 14];
 
@@ -132,7 +133,7 @@ extern "C" fn callbacks_2(out: Out<usize>, count: Out<usize>) {
     count.put_if(14);
 }
 
-/// Returns the context of a handle, or the current one for NULL.
+/// Returns the context of a handle; for the handle NULL, the current context.
 fn owner(handle: usize) -> Outcome<&'static Context> {
     driver()?;
     if handle == 0 {

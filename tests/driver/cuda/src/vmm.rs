@@ -1,4 +1,4 @@
-//! Handlers of the functions for virtual memory management.
+//! The driver's functions for virtual memory management.
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;
@@ -26,13 +26,13 @@ pub fn unreserve(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unreserve(address, bytes as u64)
 }
 
-/// Returns the GPU of a `CUmemAllocationProp`, whose location is at offset 8; `None` for host
+/// Returns the GPU that a `CUmemAllocationProp` names in its location at offset 8; `None` for host
 /// memory.
 fn place(prop: In<u8>) -> Outcome<Option<usize>> {
     let [kind, id] = prop.field::<[i32; 2]>(8).get()?;
     let ordinal = match kind {
         1 => id,
-        // The lowest byte of a locality domain's id is the GPU.
+        // For a location of type 6, a locality domain, the lowest byte of the id is the GPU.
         6 => id & 0xff,
         2 | 3 => return Ok(None),
         _ => return Err(Status::INVALID_VALUE),
@@ -70,7 +70,8 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unmap(address, bytes as u64)
 }
 
-/// Sets the access that the last descriptor has; the model ignores which GPU it is for.
+/// Sets the access flags of a mapping to those of the last descriptor in the list; the simulated
+/// driver ignores for which GPU a descriptor is.
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {
@@ -99,7 +100,8 @@ pub fn properties(prop: Out<[u8; 32]>, handle: u64) -> Outcome<()> {
     prop.put(vmm::properties(handle)?)
 }
 
-/// Exports a file descriptor (1), the only kind of handle.
+/// Exports an allocation as a file descriptor (kind 1), the only kind of handle that the simulated
+/// driver exports.
 pub fn export(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) -> Outcome<()> {
     driver()?;
     match (kind, flags) {
@@ -110,7 +112,8 @@ pub fn export(shareable: Out<i32>, handle: u64, kind: i32, flags: u64) -> Outcom
     }
 }
 
-/// Imports a file descriptor, which is passed in the place of a pointer.
+/// Imports an allocation from a file descriptor, which the program passes in the parameter for a
+/// pointer.
 pub fn import(handle: Out<u64>, shareable: usize, kind: i32) -> Outcome<()> {
     driver()?;
     match kind {

@@ -1,11 +1,11 @@
-//! The result codes of NVML, `nvmlReturn_t`.
+//! The result codes of NVML (`nvmlReturn_t`).
 
 use gpulimit_sim::Status;
 
-/// The result of an NVML call: success, or the reason it failed.
+/// The result of an NVML call: success, or the reason why the call failed.
 pub type Answer = Result<(), Code>;
 
-/// An `nvmlReturn_t` other than success.
+/// An error code of NVML: an `nvmlReturn_t` other than success.
 #[derive(Clone, Copy)]
 pub struct Code(pub i32);
 
@@ -19,14 +19,14 @@ impl Code {
     pub const VERSION_MISMATCH: Code = Code(25);
 }
 
-/// A failed access to a pointer is an invalid argument.
+/// A pointer that cannot be read or written makes an NVML call fail with "invalid argument".
 impl From<Status> for Code {
     fn from(_: Status) -> Self {
         Code::INVALID_ARGUMENT
     }
 }
 
-/// Returns the text of `nvmlErrorString`, NUL-terminated.
+/// Returns the NUL-terminated text of a result code for `nvmlErrorString`.
 pub fn describe(code: i32) -> &'static str {
     match code {
         0 => "Success\0",

@@ -1,4 +1,5 @@
-//! The GPUs and their MIG instances. NVML numbers all of them in PCI order, visible to CUDA or not.
+//! NVML's functions for GPUs and their MIG instances. NVML numbers all GPUs in PCI order, visible
+//! to CUDA or not.
 
 use std::ops::Range;
 
@@ -10,22 +11,23 @@ use crate::code::{Answer, Code};
 use crate::own;
 use crate::system::{machine, text};
 
-/// A handle is this number plus 16 times the index: a GPU's index, or [`MIG`] plus a MIG instance's
-/// device.
+/// The number from which device handles are counted. A handle is this number plus 16 times an
+/// index: the index of a GPU, or [`MIG`] plus the device number of a MIG instance.
 const HANDLES: usize = 0x6e76_6d6c_0000;
 const MIG: usize = 64;
 
-/// The object that a handle stands for.
+/// The object that an NVML device handle stands for.
 #[derive(Clone, Copy)]
 pub enum Unit {
-    /// A GPU, whole or divided into instances.
+    /// A GPU, whole or divided into MIG instances, by its PCI index.
     Gpu(usize),
-    /// A MIG instance; its device.
+    /// A MIG instance, by its device number.
     Instance(usize),
 }
 
 impl Unit {
-    /// Returns the GPU itself, or the GPU of the instance.
+    /// Returns the PCI index of the unit's GPU: of the GPU itself, or of the GPU that the MIG
+    /// instance is part of.
     fn gpu(self, machine: &Machine) -> usize {
         match self {
             Unit::Gpu(gpu) => gpu,
@@ -33,7 +35,8 @@ impl Unit {
         }
     }
 
-    /// Returns the devices of the unit: those with memory of their own.
+    /// Returns the devices that the unit consists of. A device is what has memory of its own: a
+    /// whole GPU or a MIG instance.
     pub fn devices(self, machine: &Machine) -> Range<usize> {
         match self {
             Unit::Gpu(gpu) => device::devices_of(machine, gpu),
@@ -68,14 +71,14 @@ fn all(machine: &Machine) -> impl Iterator<Item = Unit> {
     gpus(machine).chain((0..instances).map(Unit::Instance))
 }
 
-/// Returns the machine, and the unit of a device handle.
+/// Returns the simulated machine, and the unit that a device handle stands for.
 pub fn open(handle: usize) -> Result<(&'static Machine, Unit), Code> {
     let machine = machine()?;
     let unit = all(machine).find(|unit| unit.handle() == handle);
     Ok((machine, unit.ok_or(Code::INVALID_ARGUMENT)?))
 }
 
-/// Does the same as [`open`] for a call that only a whole GPU supports.
+/// Returns the simulated machine and the GPU of a handle, for a call that only supports whole GPUs.
 fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
     match open(handle)? {
         (machine, Unit::Gpu(gpu)) => Ok((machine, gpu)),
@@ -83,7 +86,8 @@ fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
     }
 }
 
-/// Does the same as [`open`] for a call that only a MIG instance supports.
+/// Returns the simulated machine and the device of a handle, for a call that only supports MIG
+/// instances.
 fn open_instance(handle: usize) -> Result<(&'static Machine, usize), Code> {
     match open(handle)? {
         (machine, Unit::Instance(device)) => Ok((machine, device)),
@@ -116,7 +120,7 @@ pub fn by_bus_id(id: Text, out: Out<usize>) -> Answer {
     Ok(out.put(found.ok_or(Code::NOT_FOUND)?.handle())?)
 }
 
-/// Returns a GPU's index, or an instance's number on its GPU.
+/// Writes the index of a GPU, or the number of a MIG instance on its GPU.
 pub fn index(handle: usize, out: Out<u32>) -> Answer {
     let (machine, unit) = open(handle)?;
     let index = match unit {
@@ -136,8 +140,8 @@ pub fn uuid(handle: usize, out: Out<u8>, length: u32) -> Answer {
     text(out, &unit.uuid(machine), length)
 }
 
-/// Writes an `nvmlPciInfo_t`: legacy bus id (16 bytes), domain, bus, device, device id, subsystem
-/// id, bus id (32 bytes).
+/// Writes an `nvmlPciInfo_t` for a GPU: legacy bus id (16 bytes), domain, bus, device, device id,
+/// subsystem id, bus id (32 bytes).
 pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     let (machine, unit) = open(handle)?;
     let pci = device::pci(unit.gpu(machine));
@@ -154,8 +158,9 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Returns total, reserved, free and used bytes. Used excludes what the GPU keeps back, which is
-/// spread evenly over its instances. The figures of a divided GPU are the sums over its instances.
+/// Returns total, reserved, free and used bytes of a unit. The used bytes exclude the bytes that
+/// the GPU reserves, which are spread evenly over its MIG instances. The figures of a divided GPU
+/// are the totals over its instances.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
     process::scan(machine, false);
@@ -175,9 +180,10 @@ fn memory(handle: usize) -> Result<[u64; 4], Code> {
     Ok(sums)
 }
 
-/// Writes an `nvmlMemory_t`: total, free, used, where used is all that is not free.
+/// Writes an `nvmlMemory_t`: total, free and used bytes. In this structure all bytes that are not
+/// free count as used.
 pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
-    // The first word is the version of the structure and its size.
+    // The first word holds the version of `nvmlMemory_v2_t` and its size.
     let mut whole = [0x0200_0028, 0, 0, 0, 0];
     let (total, free) = match own::memory_v2(handle, &mut whole) {
         Some(answer) => answer.map(|()| (whole[1], whole[3]))?,
@@ -186,7 +192,7 @@ pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     Ok(out.put([total, free, total - free])?)
 }
 
-/// Writes an `nvmlMemory_v2_t`: version, total, reserved, free, used.
+/// Writes an `nvmlMemory_v2_t`: version, total, reserved, free and used bytes.
 pub fn memory_v2(handle: usize, out: Out<u64>) -> Answer {
     let memory = memory(handle)?;
     if out.is_null() {
@@ -206,7 +212,7 @@ pub fn bar1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     Ok(out.put([128 << 30, (128 << 30) - (2 << 20), 2 << 20])?)
 }
 
-/// Writes a value that is the same for every GPU.
+/// Checks the device handle and writes this value.
 fn constant<T>(handle: usize, out: Out<T>, value: T) -> Answer {
     open(handle)?;
     Ok(out.put(value)?)
@@ -277,7 +283,8 @@ pub fn mig_parent(handle: usize, out: Out<usize>) -> Answer {
     Ok(out.put(Unit::Gpu(device::gpu_of(machine, device)).handle())?)
 }
 
-/// Returns the ids of a device's GPU instance and compute instance; all ones for a whole GPU.
+/// Returns the ids of a device's GPU instance and compute instance; for a whole GPU both ids have
+/// all bits set.
 pub fn instance_ids(machine: &Machine, device: usize) -> [u32; 2] {
     match device::instances(machine) {
         0 => [u32::MAX; 2],

@@ -1,8 +1,8 @@
-//! libnvidia-ml.so.1 of the simulated driver: the GPUs, their memory and the processes that hold
-//! it.
+//! The libnvidia-ml.so.1 (NVML) of the simulated driver: it reports the GPUs, their memory and the
+//! processes that hold it.
 //!
-//! The library works without the simulated libcuda, in any process, also in a forked child: it
-//! reads only the machine's state.
+//! The simulated NVML works without the simulated libcuda, in any process, also in a forked child:
+//! it reads only the shared file of the simulated machine.
 #![allow(unsafe_code, missing_docs)]
 
 mod code;

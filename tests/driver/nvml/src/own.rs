@@ -1,5 +1,5 @@
-//! Calls of NVML's own functions by their exported names. The dynamic linker resolves such a name,
-//! so a preloaded library that exports it gets the call.
+//! Calls that NVML makes to its own functions by their exported names. The dynamic linker resolves
+//! such a name, so a preloaded library that exports the same name gets the call.
 
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;
@@ -10,8 +10,8 @@ use gpulimit_sim::abi::Out;
 use crate::code::{Answer, Code};
 use crate::system::machine;
 
-/// Returns the address to which a name of this library is bound; `None` unless the knob
-/// `own-exports` is set.
+/// Returns the address to which the dynamic linker has bound an exported name of NVML; `None`
+/// unless the knob `own-exports` is set.
 fn bound(name: &CStr) -> Result<Option<*mut c_void>, Code> {
     if machine()?.knobs.own_exports.load(Relaxed) == 0 {
         return Ok(None);
@@ -28,7 +28,8 @@ fn answer(status: i32) -> Answer {
     }
 }
 
-/// Calls `nvmlDeviceGetMemoryInfo_v2` by its exported name; `None` unless the knob is set.
+/// Calls `nvmlDeviceGetMemoryInfo_v2` by its exported name; `None` unless the knob `own-exports` is
+/// set.
 pub fn memory_v2(handle: usize, memory: &mut [u64; 5]) -> Option<Answer> {
     let found = match bound(c"nvmlDeviceGetMemoryInfo_v2") {
         Ok(found) => found?,
@@ -39,7 +40,8 @@ pub fn memory_v2(handle: usize, memory: &mut [u64; 5]) -> Option<Answer> {
     Some(answer(function(handle, memory)))
 }
 
-/// Calls the function of a process list by its exported name; `None` unless the knob is set.
+/// Calls the function of a process list by its exported name; `None` unless the knob `own-exports`
+/// is set.
 pub fn list(name: &CStr, handle: usize, count: Out<u32>, infos: Out<u8>) -> Option<Answer> {
     let found = match bound(name) {
         Ok(found) => found?,

@@ -1,4 +1,4 @@
-//! The processes that hold memory.
+//! NVML's lists of the processes that hold GPU memory.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,7 +10,7 @@ use crate::code::{Answer, Code};
 use crate::device::{Unit, instance_ids, open};
 use crate::own;
 
-/// The values of `nvmlProcessMode_t` that name one list.
+/// Values of `nvmlProcessMode_t`, each of which stands for one process list.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Compute = 0,
@@ -19,12 +19,12 @@ enum Mode {
 }
 
 /// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`. The `_v3`
-/// functions of the first R535 drivers also write elements of the last size.
+/// functions of the first R535 drivers also write elements of the size of `nvmlProcessDetail_v1_t`.
 const V1: usize = 16;
 const V2: usize = 24;
 const DETAIL: usize = 32;
 
-/// Returns pid, device and bytes of each process in the list.
+/// Returns pid, device and bytes of each process in one of NVML's lists.
 fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     let knobs = &machine.knobs;
     let is_empty = mode != Mode::Compute && knobs.all_lists.load(Relaxed) == 0;
@@ -42,14 +42,15 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     unit.devices(machine).flat_map(held).collect()
 }
 
-/// Reads `GPULIMIT_SIM_NVML_FIGURE` or `GPULIMIT_SIM_NVML_COUNT` of the calling process: wrong
-/// bytes for every process, and a wrong number of processes, as a library in NVML's place might
-/// report them.
+/// Reads a number from `GPULIMIT_SIM_NVML_FIGURE` or `GPULIMIT_SIM_NVML_COUNT` in the environment
+/// of the calling process. The first variable makes NVML report wrong bytes for every process, the
+/// second a wrong number of processes, as a library that stands in for NVML might do.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Writes a process list; if there is too little room, writes only the number of elements needed.
+/// Writes a process list. If the buffer has too little room, writes only the number of elements
+/// that are needed.
 fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
     let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;
@@ -76,7 +77,7 @@ fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usiz
             info.at(16).cast().put(instance_ids(machine, device))?;
         }
         if stride >= DETAIL {
-            // None of the memory is protected.
+            // None of the process's memory counts as protected memory.
             info.at(24).cast().put(0u64)?;
         }
     }
@@ -133,7 +134,8 @@ pub fn mps_v3(handle: usize, count: Out<u32>, infos: Out<u8>) -> Answer {
     list(handle, count, infos, Mode::Mps, v3_stride(handle)?)
 }
 
-/// Reads `nvmlProcessDetailList_v1_t`: version, mode, number of elements, elements.
+/// Writes the processes into an `nvmlProcessDetailList_v1_t`: version, mode, number of elements,
+/// elements.
 pub fn details(handle: usize, details: Out<u8>) -> Answer {
     open(handle)?;
     if details.cast::<u32>().read()? != 0x0100_0018 {

@@ -1,4 +1,4 @@
-//! The table of exported functions.
+//! The table of NVML's exported functions.
 #![allow(non_snake_case)]
 
 use gpulimit_sim::abi::{Out, Site, Text};

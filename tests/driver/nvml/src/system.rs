@@ -1,4 +1,4 @@
-//! The library and the machine as a whole.
+//! NVML's functions for the library and the machine as a whole.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -10,7 +10,7 @@ use crate::code::{Answer, Code};
 
 static USERS: AtomicU32 = AtomicU32::new(0);
 
-/// The driver's version string.
+/// The driver version that NVML reports as a string.
 pub const DRIVER: &str = "580.159.03";
 
 pub fn init() -> Answer {
@@ -31,7 +31,7 @@ pub fn shutdown() -> Answer {
     before.map(drop).map_err(|_| Code::UNINITIALIZED)
 }
 
-/// Returns the machine while the library is initialised.
+/// Returns the simulated machine, as long as NVML is initialised.
 pub fn machine() -> Result<&'static Machine, Code> {
     if USERS.load(Relaxed) == 0 {
         return Err(Code::UNINITIALIZED);
@@ -39,7 +39,7 @@ pub fn machine() -> Result<&'static Machine, Code> {
     Machine::get().map_err(|_| Code::DRIVER_NOT_LOADED)
 }
 
-/// Writes text into a buffer that must have room for all of it.
+/// Writes a text into the caller's buffer, which must have room for the whole text.
 pub fn text(out: Out<u8>, text: &str, length: u32) -> Answer {
     if out.is_null() {
         return Err(Code::INVALID_ARGUMENT);
@@ -60,7 +60,7 @@ pub fn nvml_version(out: Out<u8>, length: u32) -> Answer {
     text(out, &format!("13.{DRIVER}"), length)
 }
 
-/// Works before the library is initialised.
+/// Writes the CUDA version of the driver, even before NVML is initialised.
 pub fn cuda_version(version: Out<i32>) -> Answer {
     let machine = Machine::get().map_err(|_| Code::DRIVER_NOT_LOADED)?;
     Ok(version.put(machine.knobs.driver_version.load(Relaxed) as i32)?)

@@ -1,4 +1,5 @@
-//! Reads the true usage of a simulated machine and changes its knobs.
+//! The command `gpulimit-sim-ctl`: shows how much GPU memory the processes of a simulated machine
+//! really use, and changes the machine's knobs.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;

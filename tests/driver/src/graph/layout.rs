@@ -1,9 +1,11 @@
-//! The addresses of a graph's allocations, which are given out when nodes are added.
+//! The addresses of a graph's allocations. Each address is chosen when its node is added to the
+//! graph.
 //!
 //! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
-//! share a step: one byte takes 32 MiB, 33 MiB take 64, twenty of 2 MiB 64, and 100, 50 and 7 MiB
-//! together 192. NVIDIA's documentation: addresses are fixed when nodes are added; an allocation
-//! may get the address of one that is freed before it.
+//! share a step: one byte takes 32 MiB, 33 MiB take 64, twenty allocations of 2 MiB take 64, and
+//! three of 100, 50 and 7 MiB take 192 together. NVIDIA's documentation: addresses are fixed when
+//! nodes are added; an allocation may get the address of another allocation that is freed before
+//! it.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +16,7 @@ use super::memory;
 
 /// Graphs take memory in multiples of this many bytes.
 pub const STEP: u64 = 32 << 20;
-/// Sizes are rounded up to a multiple of this many bytes.
+/// Sizes of graph allocations are rounded up to a multiple of this many bytes.
 const GRAIN: u64 = 512;
 
 /// A range of addresses.
@@ -31,21 +33,22 @@ impl Range {
         self.start + self.bytes
     }
 
-    /// Returns the steps of address space that the range touches.
+    /// Returns the steps of address space that this range touches.
     pub fn steps(self) -> impl Iterator<Item = u64> {
         self.start / STEP..=(self.end() - 1) / STEP
     }
 }
 
-/// The addresses of one graph's allocations on one GPU; dropping it gives them back.
+/// The addresses of one graph's allocations on one GPU; dropping the layout gives the addresses
+/// back.
 #[derive(Default)]
 pub struct Layout {
     regions: Vec<Range>,
 }
 
 impl Layout {
-    /// Returns a range of `bytes` that overlaps none of `taken`: the lowest gap in the graph's
-    /// regions, or else a new region.
+    /// Returns an address range of `bytes` that overlaps none of the ranges in `taken`: the lowest
+    /// gap in the graph's address regions, or else a new region.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
@@ -85,7 +88,8 @@ impl Layout {
 impl Drop for Layout {
     fn drop(&mut self) {
         for region in &self.regions {
-            // Addresses that a launch left allocated are never given back.
+            // Keep the regions in which a launch has left memory allocated: their addresses are
+            // never given back.
             if memory::forget(*region) {
                 let blocks = region.bytes / crate::machine::BLOCK;
                 space().mark(region.start, blocks, Entry::NONE);

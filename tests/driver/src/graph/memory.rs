@@ -1,5 +1,5 @@
-//! The GPUs' memory for graphs: taken by an upload or a launch, shared by all graphs, given back by
-//! a trim.
+//! The memory that each GPU holds for graphs: taken by an upload or a launch, shared by all graphs,
+//! given back by a trim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -11,23 +11,23 @@ use crate::driver::driver;
 use crate::work;
 use crate::{Outcome, Status};
 
-/// A range that a graph's node allocates.
+/// A range of addresses that a node of some graph allocates.
 struct Known {
     bytes: u64,
     context: usize,
     device: usize,
-    /// Whether a launch allocated it and it was not freed since.
+    /// Whether a launch allocated this range and the range was not freed since.
     live: bool,
 }
 
-/// A launched graph's memory, in use until the graph has run.
+/// The memory of one launched graph, in use until the graph has run.
 struct Running {
     end: u64,
     stream: u64,
     steps: u64,
 }
 
-/// One GPU's memory for graphs.
+/// The memory that one GPU holds for graphs.
 #[derive(Default)]
 struct Share {
     reserved: u64,
@@ -38,8 +38,8 @@ struct Share {
 }
 
 impl Share {
-    /// Returns the bytes that running graphs use on streams other than `except`. Graphs of one
-    /// stream run one after the other, so each stream counts with its largest graph.
+    /// Returns the bytes that running graphs use on all streams other than `except`. The graphs of
+    /// one stream run one after the other, so each stream counts with its largest graph.
     fn running(&mut self, except: Option<u64>) -> u64 {
         self.running.retain(|running| !work::is_over(running.end));
         let mut streams = HashMap::<u64, u64>::new();
@@ -71,7 +71,7 @@ impl Memory {
         self.shares.entry(device).or_default()
     }
 
-    /// Returns the steps and the bytes that launches have left allocated.
+    /// Returns the steps of address space and the bytes that launches have left allocated on a GPU.
     fn live(&self, device: usize) -> (BTreeSet<u64>, u64) {
         let live = || {
             let known = self.known.iter();
@@ -85,34 +85,34 @@ impl Memory {
         (steps, live().map(|(_, known)| known.bytes).sum())
     }
 
-    /// Makes room for a graph's memory on a GPU besides what is in use.
+    /// Takes the memory for a graph on a GPU, in addition to the memory that is in use there.
     fn reserve(&mut self, device: usize, plan: &Plan, stream: u64) -> Outcome<()> {
         let (mut steps, live) = self.live(device);
         steps.extend(plan.steps(device));
         let share = self.share(device);
         let wanted = steps.len() as u64 * STEP + share.running(Some(stream));
-        // Measured: a launch that fails keeps what it has taken.
+        // Measured: a launch that fails for lack of memory keeps the steps that it has taken.
         while share.reserved < wanted {
             driver()?.take(device, STEP)?;
             share.reserved += STEP;
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
-        // Measured: 100, 50 and 7 MiB together use 160 of 192, and the used figure falls only with
-        // a trim.
+        // Measured: a graph with allocations of 100, 50 and 7 MiB reserves 192 MiB and reports 160
+        // of them as used, and the used figure falls only with a trim.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
         Ok(())
     }
 
-    /// Marks an address as freed; returns false when it was not allocated.
+    /// Marks a launch's allocation at this address as freed; returns false when there is none.
     fn free(&mut self, address: u64) -> bool {
         let known = self.known.get_mut(&address).filter(|known| known.live);
         known.is_some_and(|known| std::mem::replace(&mut known.live, false))
     }
 }
 
-/// Takes the memory that a graph's next launch needs.
+/// Takes the memory that the next launch of a graph needs.
 ///
 /// # Errors
 /// `OUT_OF_MEMORY`.
@@ -123,7 +123,8 @@ pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
         .try_for_each(|device| memory.reserve(device, plan, stream))
 }
 
-/// Launches a graph; `run` returns when it ends.
+/// Launches a graph; the function `run` puts the graph on its stream and returns the time at which
+/// the graph ends.
 ///
 /// # Errors
 /// `OUT_OF_MEMORY`; `INVALID_VALUE` when memory that the last launch left allocated was not freed,
@@ -164,7 +165,7 @@ pub fn launch(
     Ok(())
 }
 
-/// Notes the range of a new node that allocates.
+/// Notes the address range of a new node that allocates memory.
 pub fn learn(range: Range, context: &Context, device: usize) {
     let known = Known {
         bytes: range.bytes,
@@ -175,13 +176,13 @@ pub fn learn(range: Range, context: &Context, device: usize) {
     memory().known.insert(range.start, known);
 }
 
-/// Returns whether any graph allocates this address.
+/// Returns whether a node of any graph allocates this address.
 pub fn is_known(address: u64) -> bool {
     memory().known.contains_key(&address)
 }
 
-/// Forgets the addresses of a graph that is being destroyed; returns false when a launch left
-/// memory allocated there.
+/// Forgets the allocations of a destroyed graph in this address region; returns false when a launch
+/// has left memory allocated there.
 pub fn forget(region: Range) -> bool {
     let mut memory = memory();
     let inside = region.start..region.start + region.bytes;
@@ -192,7 +193,7 @@ pub fn forget(region: Range) -> bool {
     true
 }
 
-/// Frees an address that a launch left allocated. The memory stays for other graphs.
+/// Frees an address that a launch left allocated. The GPU keeps the memory for other graphs.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not allocated.
@@ -204,7 +205,7 @@ pub fn free(address: u64) -> Outcome<()> {
     }
 }
 
-/// Finds the allocation that contains an address: its start, bytes and context.
+/// Finds the graph allocation that contains an address: its start, bytes and context.
 pub fn find(address: u64) -> Option<(u64, u64, Option<&'static Context>)> {
     let memory = memory();
     let (start, known) = memory.known.range(..=address).next_back()?;
@@ -224,7 +225,7 @@ pub fn trim(device: usize) {
     share.used = live.next_multiple_of(STEP).min(kept);
 }
 
-/// Returns a `CUgraphMem_attribute` by its number.
+/// Returns a graph memory attribute of a GPU by its number in `CUgraphMem_attribute`.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown number.
@@ -255,7 +256,7 @@ pub fn set_attribute(device: usize, attribute: i32, value: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Gives back all graph memory of a GPU whose last context was destroyed.
+/// Gives back all graph memory of a GPU when the last context on that GPU is destroyed.
 pub fn clear_all(device: usize) {
     let Ok(driver) = driver() else { return };
     let mut memory = memory();

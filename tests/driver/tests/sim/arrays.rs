@@ -1,16 +1,16 @@
-//! Tests of arrays and mipmapped arrays against the figures that were measured on an H100
-//! (580.159.04).
+//! Tests of arrays and mipmapped arrays in the simulated driver, against the figures that were
+//! measured on an H100 (580.159.04).
 
 use crate::rig::{CONTEXT, Cuda, MIB, alone, used};
 
-/// Width, height, depth, format, channels, flags.
+/// The shape of an array: width, height, depth, format, channels, flags.
 type Shape = [u32; 6];
 
 const DEFERRED: u32 = 0x80;
 const SPARSE: u32 = 0x40;
 const GRAIN: u64 = 64 << 10;
 
-/// Returns the `CUDA_ARRAY3D_DESCRIPTOR` of a shape.
+/// Returns the `CUDA_ARRAY3D_DESCRIPTOR` of an array with this shape.
 fn descriptor([width, height, depth, format, channels, flags]: Shape) -> [u64; 5] {
     let words = u64::from(format) | u64::from(channels) << 32;
     let sizes = [width, height, depth].map(u64::from);
@@ -43,7 +43,7 @@ fn destroy_mipmapped(cuda: &Cuda, array: u64) -> i32 {
     cuda.call("cuMipmappedArrayDestroy", &[array as usize])
 }
 
-/// Returns size and alignment of an array as `function` reports them.
+/// Returns size and alignment of an array's memory as the driver function `function` reports them.
 fn requirement(cuda: &Cuda, function: &str, array: u64) -> Result<(u64, u64), i32> {
     let mut told = [0u64; 4];
     match cuda.call(function, &[told.as_mut_ptr() as usize, array as usize, 0]) {
@@ -52,7 +52,8 @@ fn requirement(cuda: &Cuda, function: &str, array: u64) -> Result<(u64, u64), i3
     }
 }
 
-/// Shape, MiB taken, and 64 KiB units required.
+/// Arrays: shape, MiB that creating the array takes, and 64 KiB units that the driver reports as
+/// required.
 const ARRAYS: &[(Shape, u64, u64)] = &[
     ([1024, 1024, 0, 32, 4, 0], 16, 256),
     ([4096, 4096, 0, 32, 4, 0], 256, 4096),
@@ -88,7 +89,8 @@ const ARRAYS: &[(Shape, u64, u64)] = &[
     ([8000, 5000, 0, 16, 4, 2], 314, 5000),
 ];
 
-/// Shape, levels, MiB taken, and 64 KiB units required.
+/// Mipmapped arrays: shape, number of levels, MiB that creating the array takes, and 64 KiB units
+/// that the driver reports as required.
 const MIPMAPS: &[(Shape, usize, u64, u64)] = &[
     ([4096, 1024, 0, 32, 4, 0], 4, 86, 1360),
     ([1024, 1024, 0, 32, 4, 0], 11, 22, 342),
@@ -153,7 +155,8 @@ fn mipmapped_arrays_take_and_require_the_measured_bytes() {
 fn small_arrays_share_blocks() {
     alone(&[], |cuda| {
         cuda.start();
-        // The shape, and the number of arrays after which each further block is taken.
+        // Per case: the shape of the arrays, and the number of arrays after which each further
+        // block is taken.
         for (shape, per_block, block) in [
             ([1, 0, 0, 1, 1, 0], 32, 2),
             ([64, 64, 0, 32, 4, 0], 32, 2),
@@ -262,8 +265,8 @@ fn every_function_that_creates_an_array() {
     });
 }
 
-/// Creating an array invalidates a capture in the global mode. In the relaxed mode the twin with
-/// deferred mapping may be created and queried.
+/// Creating an array invalidates a capture in the global mode. In the relaxed mode the program may
+/// create the same array with deferred mapping, and query its requirement.
 #[test]
 fn creating_an_array_invalidates_a_global_capture() {
     alone(&[], |cuda| {
@@ -352,7 +355,7 @@ fn invalid_shapes_are_refused() {
     });
 }
 
-/// Checks that a driver of this version does not know the flag.
+/// Checks that a simulated driver of this version rejects the array flag `flag` as unknown.
 fn unknown(version: &str, flag: u32) {
     alone(&[("GPULIMIT_SIM_DRIVER_VERSION", version)], |cuda| {
         cuda.start();
@@ -372,8 +375,8 @@ fn deferred_mapping_came_with_11_6() {
     unknown("11050", DEFERRED);
 }
 
-/// Returns a `CUarrayMapInfo`; `part` is level, layer, offset and extent, and `memory` is `None` to
-/// unmap.
+/// Returns a `CUarrayMapInfo` for one array. `part` is level, layer, offset and extent; `memory` is
+/// `None` to unmap.
 fn map_info(kind: u64, array: u64, part: [u32; 8], memory: Option<u64>) -> [u64; 12] {
     let pair = |at: usize| u64::from(part[at]) | u64::from(part[at + 1]) << 32;
     let operation = if memory.is_some() { 1 } else { 2 };
@@ -398,7 +401,7 @@ fn map(cuda: &Cuda, infos: &[[u64; 12]]) -> i32 {
     cuda.call("cuMemMapArrayAsync", &arguments)
 }
 
-/// Creates memory with the usage `CU_MEM_CREATE_USAGE_TILE_POOL`.
+/// Creates memory for the tiles of arrays, with the usage `CU_MEM_CREATE_USAGE_TILE_POOL`.
 fn tile_pool(cuda: &Cuda, bytes: u64) -> Result<u64, i32> {
     let mut properties = [0u8; 32];
     (properties[0], properties[8], properties[26]) = (1, 1, 1);
@@ -421,7 +424,7 @@ fn mapped_memory_is_freed_with_its_handle() {
         assert_eq!(tile_pool(cuda, 64 << 10), Err(1), "2 MiB at least");
         let array = create(cuda, [8192, 8192, 0, 32, 4, SPARSE]).expect("an array");
         assert_eq!(cuda.beyond(), 0);
-        // A range of 8 × 4 tiles of 64 × 64 elements.
+        // A part of the array: level 0, 8 × 4 tiles of 64 × 64 elements each.
         let tiles = [0, 0, 0, 0, 0, 512, 256, 1];
         let one = memory(cuda, 2 * MIB);
         assert_eq!(map(cuda, &[map_info(0, array, tiles, Some(one))]), 0);

@@ -1,8 +1,8 @@
-//! Tests with real programs on the simulated driver: NVIDIA's own libcudart, and cudarc.
+//! Tests of the simulated driver with real client libraries: NVIDIA's own libcudart, and cudarc.
 
 use crate::rig::{Library, MIB, Machine, alone, role, root, used};
 
-/// Exercises the runtime interface of one libcudart, which is fetched first if it is missing.
+/// Runs functions of one version of libcudart, which is fetched first if it is missing.
 fn runtime(version: &str) {
     if role().is_none() {
         let fetched = std::process::Command::new(root().join("scripts/wheels")).status();
@@ -54,7 +54,8 @@ fn runtime(version: &str) {
         runtime.call(properties, &[buffer.as_mut_ptr() as usize, 0]),
         0
     );
-    // cudaDeviceProp begins with name[256], uuid, luid and its mask; totalGlobalMem follows.
+    // The structure cudaDeviceProp begins with name[256], uuid, luid and the luid's mask;
+    // totalGlobalMem follows.
     assert_eq!(buffer[36], 85_017_493_504);
     assert_eq!(
         buffer[32].to_be_bytes()[..],
@@ -77,7 +78,7 @@ fn runtime(version: &str) {
     assert_eq!(runtime.call("cudaStreamDestroy", &[stream]), 0);
     assert_eq!(runtime.call("cudaDeviceSynchronize", &[]), 0);
     assert_eq!(used(), crate::rig::CONTEXT);
-    // A cudaChannelFormatDesc of four floats.
+    // The `cudaChannelFormatDesc` of four floats.
     let float4 = [32i32, 32, 32, 32, 2];
     let array = runtime
         .get("cudaMallocArray", &[float4.as_ptr() as usize, 1000, 1000])

@@ -1,5 +1,5 @@
-//! Tests of stream capture and graphs, as measured on an H100 (580.159.04) and as NVIDIA documents
-//! them.
+//! Tests of stream capture and graphs in the simulated driver, against measurements on an H100
+//! (580.159.04) and NVIDIA's documentation.
 
 use crate::rig::{Cuda, MIB, alone};
 
@@ -31,7 +31,7 @@ fn end(cuda: &Cuda, stream: usize) -> Result<usize, i32> {
     }
 }
 
-/// Returns the capture status: 0 none, 1 under way, 2 invalid.
+/// Returns the capture status of a stream: 0 none, 1 under way, 2 invalid.
 fn status(cuda: &Cuda, stream: usize) -> i32 {
     let mut status = 77i32;
     let answer = &raw mut status as usize;
@@ -147,8 +147,8 @@ fn capture_modes_decide_which_threads_may_make_unsafe_calls() {
         let mut none = 3i32;
         let none = [&raw mut none as usize];
         assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &none), 1);
-        // The capture's mode, the own thread's mode, the other thread's mode, and whether a call of
-        // each thread is allowed.
+        // Per case: the capture's mode, the mode of the thread that captures, the mode of the other
+        // thread, and whether an unsafe call is allowed in each of both threads.
         for (capture, own, other, may) in [
             (GLOBAL, 0, 0, (false, false)),
             (GLOBAL, 1, 1, (false, true)),
@@ -204,7 +204,7 @@ fn the_legacy_stream_and_a_capture() {
         assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), IMPLICIT);
         assert_eq!(end(cuda, blocking), Err(INVALIDATED));
         assert_eq!(cuda.call("cuMemsetD8_v2", &[memory, 0, 16]), 0);
-        // Destroying a stream ends its capture.
+        // Destroying a stream ends the stream's capture.
         begin(cuda, blocking, GLOBAL);
         assert_eq!(cuda.call("cuStreamDestroy_v2", &[blocking]), 0);
         assert_eq!(reserved(cuda), 0);
@@ -290,7 +290,7 @@ fn memory_nodes_take_memory_at_the_upload() {
             1,
             "it is destroyed"
         );
-        // The second executable graph of a context takes no memory.
+        // The second executable graph in a context takes no memory.
         let mut log = [0u8; 16];
         let arguments = [graph, 0, log.as_mut_ptr() as usize, 16];
         let exec = cuda
@@ -320,7 +320,7 @@ fn a_launch_may_leave_memory_allocated() {
             "no graph allocates this address"
         );
         let graph = end(cuda, stream).expect("a graph");
-        // CUDA_GRAPH_INSTANTIATE_PARAMS with the upload flag.
+        // The `CUDA_GRAPH_INSTANTIATE_PARAMS` with the upload flag.
         let mut params = [2u64, stream as u64, 7, 0xffff_ffff];
         let exec = cuda
             .get(
@@ -353,8 +353,8 @@ fn a_launch_may_leave_memory_allocated() {
     });
 }
 
-/// Makes a graph with nodes that allocate, one after the other. Returns its handle, the addresses,
-/// and the last node.
+/// Makes a graph whose nodes allocate memory of these sizes, one node after the other. Returns the
+/// graph's handle, the addresses, and the last node.
 fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
     let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
     let (mut addresses, mut last) = (Vec::new(), 0usize);
@@ -374,7 +374,8 @@ fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
     (graph, addresses, last)
 }
 
-/// Makes such a graph whose last nodes free all the memory.
+/// Makes a graph whose first nodes allocate memory of these sizes and whose last nodes free all of
+/// it.
 fn freed_graph(cuda: &Cuda, sizes: &[u64]) -> usize {
     let (graph, addresses, mut last) = graph_of(cuda, sizes);
     for address in addresses {
@@ -401,7 +402,8 @@ fn graph_memory_grows_in_steps() {
         let stream = stream(cuda, 1);
         executable(cuda, freed_graph(cuda, &[]), 0);
         let before = cuda.beyond();
-        // The sizes, then in MiB what an upload takes and what of it counts as used.
+        // Per case: the sizes of the graph's allocations, the MiB that an upload takes, and the MiB
+        // that then count as used.
         let twenty = [2 * MIB; 20];
         for (sizes, reserved, used) in [
             (&[100 * MIB][..], 128, 128),
@@ -449,7 +451,8 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 1);
-        // The launch of another graph does not reuse that memory.
+        // The launch of another graph does not reuse memory that the first graph has left
+        // allocated.
         let other = executable(cuda, freed_graph(cuda, &[80 * MIB]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[other, stream]), 0);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
@@ -467,7 +470,7 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
             assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0, "auto-free");
         }
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // A second graph that frees the address.
+        // Add a second graph that frees the address which the first graph allocates.
         let freeing = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
         let node = cuda.get("cuGraphAddMemFreeNode", &[freeing, 0, 0, address]);
         assert!(node.is_ok());
@@ -519,7 +522,8 @@ fn a_launch_that_is_too_large_keeps_what_it_took() {
     });
 }
 
-/// NVIDIA's documentation: an allocation may get an address that is freed before it.
+/// NVIDIA's documentation: an allocation in a graph may get the address of another allocation that
+/// is freed before it.
 #[test]
 fn an_allocation_gets_an_address_that_is_freed_before_it() {
     alone(&[], |cuda| {
@@ -540,7 +544,8 @@ fn an_allocation_gets_an_address_that_is_freed_before_it() {
         let exec = executable(cuda, end(cuda, stream).expect("a graph"), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // Without an order between the nodes the address is not reused.
+        // If neither of two nodes must run before the other, one does not get the address that the
+        // other frees.
         let (graph, addresses, last) = graph_of(cuda, &[100 * MIB]);
         let arguments = [graph, &raw const last as usize, 1, addresses[0] as usize];
         assert!(cuda.get("cuGraphAddMemFreeNode", &arguments).is_ok());
@@ -557,7 +562,7 @@ fn nodes_report_type_and_parameters() {
     alone(&[("GPULIMIT_SIM_GPUS", "2")], |cuda| {
         cuda.start();
         let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
-        // CUgraphNodeParams of an allocation of 3 MiB on the second GPU.
+        // The `CUgraphNodeParams` of an allocation of 3 MiB on the second GPU.
         let mut params = [0u64; 32];
         (params[0], params[2], params[3], params[15]) = (10, 1, 1 | 1 << 32, 3 * MIB);
         let place = params.as_mut_ptr() as usize;
@@ -626,9 +631,10 @@ fn nodes_report_type_and_parameters() {
     });
 }
 
-/// A kernel with 8 KiB of local memory in a body takes nothing when the nodes are added, and 1850
-/// MiB at the instantiation. A graph with a conditional node cannot be copied or put into another
-/// (801). A body cannot be destroyed alone (1); it is destroyed with the node's graph.
+/// A kernel with 8 KiB of local memory in the body of a conditional node takes no memory when the
+/// nodes are added, and 1850 MiB when the graph is instantiated. A graph with a conditional node
+/// cannot be copied or put into another graph (error 801). The program cannot destroy a body alone
+/// (error 1); the body is destroyed with the graph of its node.
 #[test]
 fn conditional_nodes_own_their_bodies() {
     alone(&[], |cuda| {

@@ -1,4 +1,4 @@
-//! Tests of linear memory that other processes open.
+//! Tests of linear memory that other processes open by an IPC handle.
 
 use gpulimit_sim::ipc::Handle;
 
@@ -66,7 +66,8 @@ fn invalid_exports_and_opens_are_refused() {
     });
 }
 
-/// Obeys single letters on standard input. The role names the file with the handle.
+/// The child process of a test: does what each single letter on its standard input says. Its role
+/// is the path of the file for the IPC handle.
 fn told(path: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -158,7 +159,8 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
         two + SIZE,
         "no peak counts it twice"
     );
-    // Destroying a context has the same effect as freeing and closing.
+    // Destroying the owner's context frees its memory, and destroying the opener's context closes
+    // the memory.
     say(&mut owner, "a");
     say(&mut opener, "or");
     assert_eq!(held([&owner, &opener]), [SIZE, 0]);
@@ -167,7 +169,7 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
     assert_eq!(held([&owner, &opener]), [0, SIZE]);
     say(&mut opener, "r");
     assert_eq!(machine.used(), two);
-    // Killing the owner has the effect of freeing, after the lag.
+    // Killing the owner frees its memory after the lag that the knob `kill-lag-ms` sets.
     say(&mut owner, "a");
     say(&mut opener, "o");
     kill(owner);

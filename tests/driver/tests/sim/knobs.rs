@@ -1,4 +1,4 @@
-//! Tests of the knobs for latency and failure, and of machines with several GPUs.
+//! Tests of the knobs for latency and failure, and of simulated machines with several GPUs.
 
 use std::time::{Duration, Instant};
 
@@ -94,8 +94,8 @@ fn nvml_uuids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Runs the test's other half with these variables on a machine of three GPUs, where the orders of
-/// CUDA and NVML differ.
+/// Runs the calling test in a child process, whose role is `expected`, with these variables on a
+/// machine of three GPUs; CUDA and NVML order the three GPUs differently.
 fn with_three(variables: &[(&str, &str)], expected: &str) {
     let mut knobs = vec![("GPULIMIT_SIM_GPUS", "3"), ("GPULIMIT_SIM_REVERSED", "1")];
     knobs.extend(variables);
@@ -146,8 +146,8 @@ fn init_fails_without_a_visible_gpu() {
     });
 }
 
-/// Returns what a process sees of two GPUs with two instances each: the number of devices, and for
-/// the first device the UUID of its GPU and its own.
+/// Returns what a process sees of two GPUs with two MIG instances each: the number of devices, and
+/// for the first device the UUID of its GPU and its own UUID.
 fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let uuid = |name: &str| {
@@ -252,7 +252,8 @@ fn mig_instances_match_nvml() {
 #[test]
 fn nvml_calls_its_own_exports() {
     const OWN: (&str, &str) = ("GPULIMIT_SIM_OWN_EXPORTS", "1");
-    // The failure codes show which functions NVML has called.
+    // Each function fails with a code of its own, so the code shows which functions NVML has called
+    // by their exported names.
     let fail = "nvmlDeviceGetMemoryInfo_v2:13,nvmlDeviceGetMPSComputeRunningProcesses_v3:14";
     alone(&[OWN, ("GPULIMIT_SIM_FAIL", fail)], |cuda| {
         cuda.start();

@@ -1,5 +1,5 @@
-//! Tests of when modules and libraries take the memory of their variables, and of what the first
-//! launch takes: measured on an H100 (580.159.04) with a variable of 64 MiB.
+//! Tests of the time at which modules and libraries take the memory of their variables, and of the
+//! memory that the first launch takes: measured on an H100 (580.159.04) with a variable of 64 MiB.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -36,7 +36,8 @@ fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
     assert_eq!(cuda.beyond(), 0);
 }
 
-/// Loads a library's module in every possible way; `before` is taken before that, 64 MiB after it.
+/// Loads a library's module in every possible way, and checks that the module takes 64 MiB;
+/// `before` is the number of bytes in use before.
 fn library_takes_its_variable(cuda: &Cuda, before: u64) {
     let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
     std::fs::write(&file, BIG.to_bytes()).expect("written");
@@ -178,8 +179,8 @@ fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
     );
 }
 
-/// Fat binaries of nvcc 13.5: the machine code for this GPU has 300 MiB and a table, the text 50
-/// MiB.
+/// Checks that fat binaries of nvcc 13.5 are read. In this file the machine code for the simulated
+/// GPU has 300 MiB of variables and a table, the PTX text 50 MiB.
 #[test]
 fn compressed_fat_binaries_are_read() {
     const LZ4: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/lz4.fatbin");
@@ -192,7 +193,7 @@ fn compressed_fat_binaries_are_read() {
                 image[8..16].copy_from_slice(&(payload as u64).to_le_bytes());
                 image
             };
-            // The text is the first entry.
+            // The PTX text is the first entry of the fat binary.
             let text = 80 + u64::from_le_bytes(image[24..32].try_into().expect("eight")) as usize;
             for (image, taken) in [(header(image.len() - 16), 302), (header(text), 52)] {
                 let module = cuda
@@ -209,8 +210,9 @@ fn compressed_fat_binaries_are_read() {
     });
 }
 
-/// Returns the `CUgraphNodeParams` of a kernel node, whose parameters begin at 16: the function
-/// first, grid and block from 8 on, the kernel at 56, the context at 64.
+/// Returns the `CUgraphNodeParams` of a kernel node. The node's parameters begin at offset 16; in
+/// them the function is first, grid and block follow from offset 8 on, the kernel is at offset 56
+/// and the context at 64.
 fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     let mut params = [0; 32];
     params[3..6].fill(1 << 32 | 1);
@@ -218,7 +220,7 @@ fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     params
 }
 
-/// Returns all calls that load a library by its kernel.
+/// Returns all calls that load a library when they are given its kernel.
 fn ways(cuda: &Cuda, kernel: usize) -> Vec<(&'static str, Vec<usize>)> {
     let place = Box::leak(Box::new([0usize; 8])).as_mut_ptr() as usize;
     let graph = || cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
@@ -285,8 +287,9 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each call takes 64 MiB in the current context, and without a current context answers 201. The
-/// last two calls take it in each of two contexts, whichever is current, and in no later context.
+/// Each call takes 64 MiB in the current context, and fails with 201 without a current context. The
+/// last two calls take the memory in both existing contexts, whichever is current, and in no
+/// context that is made later.
 #[test]
 fn every_use_of_a_kernel_loads_its_library() {
     alone(&[], |cuda| {
@@ -295,7 +298,7 @@ fn every_use_of_a_kernel_loads_its_library() {
             .get("cuDevicePrimaryCtxRetain", &[0])
             .expect("a context") as usize;
         let other = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
-        // Leave one of the two contexts below the other on the stack.
+        // Leave one of the two contexts below the other on the thread's context stack.
         assert_eq!(cuda.call("cuCtxSetCurrent", &[0]), 0);
         let before = cuda.beyond();
         let count = ways(cuda, kernel(cuda).1).len();
@@ -354,7 +357,7 @@ fn every_use_of_a_kernel_loads_its_library() {
     });
 }
 
-/// Calls that fail, some of which take 64 MiB all the same.
+/// Makes calls that fail, some of which take 64 MiB although they fail.
 #[test]
 fn wrong_arguments_get_the_measured_answers() {
     alone(&[], |cuda| {

@@ -1,4 +1,4 @@
-//! Tests of when memory is freed.
+//! Tests of the time at which the simulated driver frees memory.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -39,7 +39,7 @@ fn physical_memory_is_kept_by_handles_and_mappings() {
         assert_eq!(cuda.call("cuMemMap", &at), 208, "already mapped");
         assert_eq!(cuda.call("cuMemRelease", &[handle as usize]), 0);
         assert_eq!(cuda.beyond(), size, "still mapped");
-        // NCCL frees in this order: retain, release, unmap, release.
+        // NCCL frees an allocation in this order: retain, release, unmap, release.
         let again = cuda
             .get("cuMemRetainAllocationHandle", &[address as usize])
             .expect("the handle");
@@ -156,8 +156,8 @@ fn capacity_holds_against_threads() {
             // SAFETY: the driver's functions may be called from any thread.
             unsafe impl Sync for Shared<'_> {}
             let shared = &Shared(cuda);
-            // The barrier makes all threads hold their memory at one moment, however few processors
-            // there are.
+            // The barrier makes all threads hold their memory at the same time, even if there are
+            // fewer processors than threads.
             let all = &std::sync::Barrier::new(8);
             let refused: u64 = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8u64)

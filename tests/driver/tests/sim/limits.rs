@@ -1,5 +1,6 @@
-//! Tests of the memory that contexts set aside for kernels: limits, local memory, device malloc and
-//! printf, green contexts. Measured on an H100 (580.159.04) unless stated otherwise.
+//! Tests of the memory that contexts take for kernels: limits, local memory, device malloc and
+//! printf, green contexts. The expected figures were measured on an H100 (580.159.04) unless stated
+//! otherwise.
 
 use crate::rig::{Cuda, MIB, alone};
 
@@ -105,7 +106,8 @@ fn the_other_limits_take_no_memory() {
     });
 }
 
-/// A kernel of 1,100 bytes reports 1,104 and takes 20 MiB. A second context has a stack of its own.
+/// A kernel with 1,100 bytes of local memory reports 1,104 and takes 20 MiB. A second context has
+/// local memory of its own.
 #[test]
 fn a_launch_grows_the_local_memory_of_its_context() {
     alone(&[], |cuda| {
@@ -171,8 +173,9 @@ fn launches_raise_the_stack_limit_and_lowering_it_frees_memory() {
     });
 }
 
-/// A kernel of 400,000 bytes per thread on a GPU of 80 GiB. Assumed, not measured: the next launch
-/// takes the memory again, and a stack limit that fails does the same.
+/// A kernel with 400,000 bytes of local memory per thread needs more than a GPU of 80 GiB has.
+/// Assumed, not measured: the next launch takes the freed local memory again, and a stack limit of
+/// that size fails in the same way.
 #[test]
 fn growth_that_fails_frees_the_local_memory() {
     alone(&[], |cuda| {
@@ -195,8 +198,8 @@ fn growth_that_fails_frees_the_local_memory() {
     });
 }
 
-/// A kernel of 8,192 bytes in a graph takes 0 when captured, 1848 MiB when instantiated (and 2 for
-/// the first graph), 0 when launched.
+/// A kernel with 8,192 bytes of local memory in a graph takes no memory when captured, 1848 MiB
+/// when instantiated (and 2 for the first graph), and none when launched.
 #[test]
 fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     alone(&[], |cuda| {
@@ -220,7 +223,7 @@ fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     });
 }
 
-/// Captures a graph of one launch.
+/// Captures a graph with one launch of the function.
 fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     assert_eq!(cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0);
     let arguments = [function, 1, 1, 1, 1, 1, 1, 0, stream];
@@ -231,9 +234,9 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A kernel of 8,192 bytes put into an executable graph takes its 1848 MiB in that call. After the
-/// limit was lowered, the same call takes no memory, and the upload takes it again. A kernel that
-/// uses malloc also takes its heap.
+/// A kernel with 8,192 bytes of local memory that is put into an executable graph takes its 1848
+/// MiB in that call. After the stack limit was lowered, the same call takes no memory, and the
+/// upload takes it again. A kernel that uses device malloc also takes its heap.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -322,8 +325,8 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module that uses assert takes 92 MiB, 2 of them for its variable, and nothing after a module
-/// that uses malloc. After that the limit of printf can no longer be set.
+/// A module that uses device assert takes 92 MiB, 2 of them for its variable, but nothing after a
+/// module that uses malloc. Once such a module is loaded, the limit of printf can no longer be set.
 #[test]
 fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
@@ -361,8 +364,9 @@ fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     });
 }
 
-/// Two kernels of 60,000 stores take 0 when loaded, 20 MiB when both are looked up, 0 when
-/// launched. Functions that were only listed are loaded by the first call that needs their code.
+/// Two kernels of 60,000 stores each take no memory when the module is loaded, 20 MiB when both are
+/// looked up, and none when they are launched. The code of a function that was only listed is
+/// loaded by the first call that needs the code.
 #[test]
 fn code_is_loaded_when_a_function_is_looked_up() {
     alone(&[], |cuda| {
@@ -413,7 +417,7 @@ fn code_is_loaded_when_a_function_is_looked_up() {
     });
 }
 
-/// With a heap of 256 MiB the load takes 138 MiB, and the first launch 258.
+/// With a malloc heap of 256 MiB, loading the module takes 138 MiB, and the first launch 258.
 #[test]
 fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
     alone(&[], |cuda| {
@@ -440,7 +444,8 @@ fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
     });
 }
 
-/// A module's variable takes 2 MiB. Another 62 MiB stay with the context, whatever the limit is.
+/// The variable of a module that uses printf takes 2 MiB. Another 62 MiB stay with the context,
+/// whatever the limit of printf is.
 #[test]
 fn printf_takes_the_same_for_every_limit() {
     let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
@@ -471,7 +476,8 @@ fn printf_takes_the_same_for_every_limit() {
     });
 }
 
-/// Kernels and functions report through different functions, which load no code.
+/// Kernels (`CUkernel`) and functions (`CUfunction`) report their local memory through different
+/// driver functions, which load no code.
 #[test]
 fn kernels_report_their_local_memory() {
     alone(&[], |cuda| {
@@ -509,7 +515,8 @@ fn kernels_report_their_local_memory() {
     });
 }
 
-/// The first module that uses malloc takes 138 MiB. The first launch takes the heap and 2 MiB more.
+/// The first module that uses device malloc takes 138 MiB. The first launch takes the size of the
+/// heap and 2 MiB more.
 #[test]
 fn a_heap_takes_2_mib_more_than_its_limit() {
     alone(&[], |cuda| {
@@ -576,7 +583,7 @@ fn every_way_to_launch_takes_local_memory() {
     });
 }
 
-/// Returns a description of all multiprocessors.
+/// Returns a resource description of all multiprocessors of the GPU.
 fn description(cuda: &Cuda) -> usize {
     let mut resource = [0u32; 36];
     let place = resource.as_mut_ptr() as usize;
@@ -586,9 +593,9 @@ fn description(cuda: &Cuda) -> usize {
         .expect("a description") as usize
 }
 
-/// Four green contexts with a stream each take 6 MiB, 12, 16, 22, until the primary context is
-/// destroyed. Memory that is allocated in a green context or taken by its kernels belongs to the
-/// primary context.
+/// One, two, three and four green contexts with a stream each take 6 MiB, 12, 16 and 22, until the
+/// primary context is destroyed. Memory that is allocated in a green context, or taken by its
+/// kernels, belongs to the primary context.
 #[test]
 fn green_contexts_are_parts_of_the_primary_context() {
     alone(&[], |cuda| {
@@ -638,7 +645,7 @@ fn green_contexts_are_parts_of_the_primary_context() {
     });
 }
 
-/// The primary context is destroyed with the last green context.
+/// Checks that the primary context is destroyed together with its last green context.
 #[test]
 fn green_contexts_keep_the_primary_context_alive() {
     alone(&[], |cuda| {

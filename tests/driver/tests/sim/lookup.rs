@@ -1,8 +1,9 @@
-//! Tests of the rules of `cuGetProcAddress`, which were read off real drivers.
+//! Tests of the rules by which `cuGetProcAddress` finds functions. The rules were found out by
+//! calls of real drivers.
 
 use crate::rig::{Cuda, alone};
 
-/// Calls version 2; returns code, pointer and status.
+/// Calls `cuGetProcAddress_v2`; returns its result code, the pointer and the status.
 fn v2(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usize, i32) {
     let (mut found, mut status) = (0xdead_usize, 77i32);
     let arguments = [
@@ -15,7 +16,7 @@ fn v2(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usi
     (cuda.call("cuGetProcAddress_v2", &arguments), found, status)
 }
 
-/// Calls version 1; returns code and pointer.
+/// Calls `cuGetProcAddress` of CUDA 11; returns its result code and the pointer.
 fn v1(cuda: &Cuda, name: &std::ffi::CStr, version: i32, flags: u64) -> (i32, usize) {
     let mut found = 0xdead_usize;
     let arguments = [

@@ -1,4 +1,4 @@
-//! Tests that the simulated driver behaves as the measured driver does.
+//! Tests that the simulated driver behaves as the real driver did when it was measured.
 //!
 //! Every test runs in processes of its own (see `rig`), because a driver's state belongs to one
 //! process.

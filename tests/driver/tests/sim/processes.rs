@@ -1,4 +1,5 @@
-//! Tests of several processes on one machine, and of what happens to the memory of dead processes.
+//! Tests of several processes on one simulated machine, and of what happens to the memory of dead
+//! processes.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,7 @@ use crate::rig::{
     CONTEXT, Cuda, Library, MIB, Machine, alone, eventually, expect_line, role, wait_for_close,
 };
 
-/// Takes 1 GiB and holds it until its input closes.
+/// The child process of a test: takes 1 GiB and holds it until its standard input is closed.
 fn hold() {
     let cuda = Cuda::load();
     cuda.start();
@@ -92,7 +93,7 @@ fn a_process_sees_the_memory_of_the_others() {
     child.wait().expect("gone");
 }
 
-/// Expects two holders in NVML's lists, one of them this process with a context.
+/// Checks that NVML lists two processes, one of which is this process with a context.
 fn processes_by_nvml() {
     let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
     assert_eq!(
@@ -168,8 +169,8 @@ fn processes_by_nvml() {
     );
 }
 
-/// Calls every kind of process list with room for two. Returns each one's name, its status, the
-/// number of elements, and the first element's pid and bytes.
+/// Calls every function that returns a process list, with a buffer for two elements. Returns for
+/// each its name, its status, the number of elements, and the first element's pid and bytes.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {
@@ -254,7 +255,8 @@ fn lists_of_graphics_and_mps_and_of_the_first_535_drivers() {
 #[test]
 fn contexts_do_not_survive_fork() {
     alone(&[], |cuda| {
-        // A forked child works if its parent had not initialised the driver.
+        // The driver works in a forked child if the parent process had not initialised the driver
+        // before the fork.
         let in_child = |body: &dyn Fn() -> bool| {
             // SAFETY: the child only calls the driver and exits.
             match unsafe { libc::fork() } {
@@ -280,7 +282,7 @@ fn contexts_do_not_survive_fork() {
     });
 }
 
-/// Allocates and frees at random until it is killed.
+/// The child process of a test: allocates and frees memory at random until it is killed.
 fn churn(seed: u64) {
     let cuda = Cuda::load();
     if cuda.call("cuInit", &[0]) != 0 {
@@ -302,7 +304,7 @@ fn churn(seed: u64) {
             live.push(address);
         }
         if random >> 58 == 0 {
-            // Free everything, so that new processes find room for a context.
+            // Free all memory, so that new processes find room for their contexts.
             live.drain(..)
                 .for_each(|address| assert_eq!(cuda.free(address), 0));
         } else if live.len() > 20 {
@@ -328,11 +330,13 @@ fn capacity_holds_against_killed_and_stopped_processes() {
     for child in &mut children {
         expect_line(child, "churning");
     }
-    // One process is stopped wherever it is; the others are killed and started again. SAFETY: the
-    // process is a child of this one and not yet waited for.
+    // Stop one process at whatever instruction it is; the other processes are killed and started
+    // again.
+    // SAFETY: the process is a child of this process and not yet waited for.
     unsafe { libc::kill(children[0].id() as i32, libc::SIGSTOP) };
     let peak = || machine.number("peak");
-    // On a slow machine the processes may be killed before they take much memory.
+    // On a slow machine the processes may be killed before they take much memory, so go on until
+    // the peak shows that they did.
     for kills in 0..1000u64 {
         if kills >= 25 && peak() > capacity / 2 {
             break;

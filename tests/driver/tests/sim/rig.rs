@@ -1,5 +1,5 @@
-//! Machines and processes for tests. The body of a test runs in children of the test process; a
-//! child is the same test, started again with a role.
+//! Simulated machines and child processes for tests. The body of a test runs in children of the
+//! test process; a child is the same test, started again with a role in its environment.
 
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
@@ -20,11 +20,12 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns the folder with the built libraries.
+/// Returns the folder with the built libraries of the simulated driver.
 fn libraries() -> &'static Path {
     static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
-        // The path is …/target/debug/deps/sim-0123; its third parent is …/target.
+        // The path of the test program is …/target/debug/deps/sim-0123; its third parent is
+        // …/target.
         let exe = std::env::current_exe().expect("the test's own path");
         let target = exe.ancestors().nth(3).expect("a target folder").to_owned();
         let mut build = Command::new(root().join("scripts/sim"));
@@ -40,7 +41,7 @@ fn libraries() -> &'static Path {
     })
 }
 
-/// A machine that only this test uses.
+/// A simulated machine that only this test uses.
 pub struct Machine {
     state: PathBuf,
     knobs: Vec<(String, String)>,
@@ -72,7 +73,7 @@ impl Machine {
         command
     }
 
-    /// Starts the calling test again with a role.
+    /// Starts the calling test again, as a child process with this role.
     pub fn spawn(&self, role: &str) -> Child {
         let test = std::thread::current()
             .name()
@@ -86,7 +87,8 @@ impl Machine {
         command.spawn().expect("the test starts again")
     }
 
-    /// Runs the test with a role and expects it to pass.
+    /// Starts the calling test again, as a child process with this role, and expects that it
+    /// passes.
     pub fn run(&self, role: &str) {
         let output = self.spawn(role).wait_with_output().expect("the child ends");
         assert!(
@@ -110,7 +112,7 @@ impl Machine {
         self.ctl(&["knob", name, value]);
     }
 
-    /// Returns a number from the usage of the first GPU.
+    /// Returns one field of the first GPU's usage, as `gpulimit-sim-ctl usage` prints it.
     pub fn number(&self, field: &str) -> u64 {
         let usage = self.ctl(&["usage"]);
         let start = usage.find(&format!("\"{field}\":")).expect("the field") + field.len() + 3;
@@ -137,12 +139,13 @@ impl Drop for Machine {
     }
 }
 
-/// Returns the role of this process; `None` in the test that the test runner started.
+/// Returns the role that the test gave to this child process; `None` in the test that the test
+/// runner started.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Runs the body in a process of its own on a machine of its own.
+/// Runs the body of a test in a process of its own on a simulated machine of its own.
 pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
     match role() {
         Some(_) => body(&Cuda::load()),
@@ -150,8 +153,8 @@ pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
     }
 }
 
-/// Waits until the condition holds; returns false after two minutes, because test machines can be
-/// slow.
+/// Waits until the condition `holds` is true; returns false after two minutes, because test
+/// machines can be slow.
 pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
@@ -163,14 +166,15 @@ pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Returns the next line of a child's output from `word` on.
+/// Returns the part that begins with `word` of the next line of a child's output that contains
+/// `word`.
 pub fn expect_line(child: &mut Child, word: &str) -> String {
     use std::io::Read;
     let out = child.stdout.as_mut().expect("piped");
     let (mut line, mut byte) = (String::new(), [0]);
     while out.read(&mut byte).expect("readable") == 1 {
         if byte[0] == b'\n' {
-            // Text of the test runner may precede the word on the line.
+            // The test runner may have printed text on the same line before `word`.
             if let Some(at) = line.find(word) {
                 return line[at..].to_owned();
             }
@@ -187,7 +191,7 @@ pub fn wait_for_close() {
     let _ = std::io::read_to_string(std::io::stdin());
 }
 
-/// A library whose functions take integers and pointers.
+/// A loaded library whose functions take integers and pointers.
 pub struct Library(*mut c_void);
 
 impl Library {
@@ -195,7 +199,7 @@ impl Library {
         Self::open_with(path, libc::RTLD_NOW)
     }
 
-    /// Opens the library with these flags of `dlopen`.
+    /// Opens a library with these flags of `dlopen`; `None` if that fails.
     pub fn open_with(path: &str, flags: i32) -> Option<Library> {
         let path = CString::new(path).expect("no NUL");
         // SAFETY: `path` is NUL-terminated, and loading the library runs no code that the test must
@@ -210,7 +214,8 @@ impl Library {
         unsafe { libc::dlsym(self.0, name.as_ptr()) as usize }
     }
 
-    /// Calls a function. Arguments past the function's own do no harm in the C calling convention.
+    /// Calls a function of the library. Passing more arguments than the function has does no harm
+    /// in the C calling convention.
     pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
         type Function = extern "C" fn(
             usize,
@@ -238,7 +243,7 @@ impl Library {
         )
     }
 
-    /// Calls a function whose first argument is a pointer to the result.
+    /// Calls a function whose first argument is a pointer to its result, and returns that result.
     pub fn get(&self, name: &str, arguments: &[usize]) -> Result<u64, i32> {
         let mut result = 0u64;
         let mut all = vec![&raw mut result as usize];
@@ -282,13 +287,14 @@ impl Cuda {
         self.call("cuMemFree_v2", &[address as usize])
     }
 
-    /// Returns the bytes used of the first GPU beyond one context, as the machine counts them.
+    /// Returns the used bytes of the first GPU less those of one context, as the simulated machine
+    /// counts them.
     pub fn beyond(&self) -> u64 {
         used() - CONTEXT
     }
 }
 
-/// Returns the bytes used of the first GPU, as the machine counts them.
+/// Returns the used bytes of the first GPU, as the simulated machine counts them.
 pub fn used() -> u64 {
     let machine = machine::Machine::get().expect("a machine");
     process::scan(machine, true);

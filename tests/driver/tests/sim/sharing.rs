@@ -1,4 +1,4 @@
-//! Tests of allocations that other processes import.
+//! Tests of allocations that other processes import through file descriptors.
 
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -77,8 +77,8 @@ fn a_process_can_import_its_own_export() {
     });
 }
 
-/// Obeys single letters on standard input, and answers each. The role is "export" or the path of a
-/// descriptor.
+/// The child process of a test: does what each single letter on its standard input says, and
+/// answers each. Its role is "export", or the path of the exporter's descriptor.
 fn told(role: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -135,7 +135,8 @@ pub fn say(child: &mut Child, letters: &str) -> String {
     line
 }
 
-/// Starts an exporter, and `others` processes that have the exporter's descriptor.
+/// Starts a process that exports memory, and `others` processes that have the exporter's
+/// descriptor.
 fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     let mut exporter = machine.spawn("export");
     let line = say(&mut exporter, "e");

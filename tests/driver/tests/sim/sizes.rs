@@ -1,4 +1,5 @@
-//! Tests of the memory that each call takes, against the figures that were measured on an H100.
+//! Tests of the memory that each driver call takes, against the figures that were measured on an
+//! H100.
 
 use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, role, used};
 
@@ -45,8 +46,8 @@ fn every_context_costs_the_same() {
     });
 }
 
-/// Checks that `per_block` requests fit into one block, that one more takes a second, and that
-/// freeing all of them frees both.
+/// Checks that `per_block` requests of this size fit into one block, that one more request takes a
+/// second block, and that freeing all requests frees both blocks.
 fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
@@ -118,7 +119,7 @@ fn requests_of_all_sizes_share_blocks() {
             }
             assert_eq!(cuda.beyond(), 0, "{mix:?}");
         }
-        // Freed requests make room for a larger one.
+        // Freed neighbouring requests make room for a larger request.
         let four: Vec<u64> = (0..4)
             .map(|_| cuda.alloc(524_288).expect("memory"))
             .collect();
@@ -470,7 +471,7 @@ fn pools_grow_in_steps() {
                 "a synchronise frees it"
             );
         }
-        // With the threshold raised the memory stays until it is trimmed.
+        // With the pool's release threshold raised, the pool keeps its memory until it is trimmed.
         let mut threshold = u64::MAX;
         assert_eq!(
             cuda.call(
@@ -498,7 +499,8 @@ fn pools_grow_in_steps() {
             64 * MIB,
             "a trim keeps at least the bytes asked for"
         );
-        // A live pointer keeps its step; a cuMemAlloc that finds no room takes the rest.
+        // A live pointer keeps the step of the pool in which it lies; a cuMemAlloc that finds too
+        // little room takes the pool's other steps.
         let live = cuda.get("cuMemAllocAsync", &[1 << 20, 0]).expect("memory");
         let free = 85_017_493_504 - used();
         let large = cuda
@@ -533,7 +535,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
         let arguments = [pitched, pitch, 1000 | garbage, 4096 | garbage, 4 | garbage];
         assert_eq!(cuda.call("cuMemAllocPitch", &arguments), 0);
         assert_eq!((places[1], cuda.beyond()), (1024, 12 * MIB));
-        // The memory can be copied like any other.
+        // Memory from this pool can be copied like any other memory.
         let data = [1u8, 2, 3, 4];
         let mut back = [0u8; 4];
         let from = data.as_ptr() as usize;
@@ -556,9 +558,10 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
     });
 }
 
-/// Managed memory (measured, H200, 580.159.04). Its pools report the figures of other pools, at any
-/// location and at none; they cannot be shared, and use their addresses again. Neither the pools
-/// nor managed variables count for any process. `cuMemCreate` cannot create managed memory.
+/// Managed memory (measured, H200, 580.159.04). Pools of managed memory report the same attributes
+/// as other pools, at any location and without one; they cannot be shared, and use their addresses
+/// again. Neither these pools nor managed variables count for any process. `cuMemCreate` cannot
+/// create managed memory.
 #[test]
 fn managed_memory_counts_for_no_process() {
     alone(&[], |cuda| {

@@ -1,7 +1,8 @@
-//! Tests of busy streams: which calls wait for them, and when memory that they still use is free
-//! again.
+//! Tests of busy streams: which driver calls wait for them, and when memory that their work still
+//! uses is free again.
 //!
-//! A stream that must be seen busy has work for an hour, so that no test depends on its own speed.
+//! A stream that a test must see busy gets work for an hour, so that no test depends on how fast it
+//! runs.
 
 use std::ffi::CStr;
 
@@ -91,7 +92,7 @@ impl Program<'_> {
         assert_eq!(self.call("cuMemFreeAsync", &arguments), 0);
     }
 
-    /// Allocates memory and frees it on the stream; returns its address.
+    /// Allocates memory and frees it on the stream; returns the memory's address.
     fn freed(&self, bytes: u64, stream: usize) -> u64 {
         let address = self.take(bytes, stream).expect("memory");
         self.free_on(address, stream);
@@ -111,7 +112,7 @@ impl Program<'_> {
         assert_eq!(self.call("cuMemPoolSetAttribute", &arguments), 0);
     }
 
-    /// Returns reserved and used bytes of the pool.
+    /// Returns the reserved and the used bytes of the memory pool.
     fn bytes(&self) -> (u64, u64) {
         let read = |number: usize| {
             let mut value = 0u64;
@@ -184,7 +185,8 @@ fn waiting_lasts_as_long_as_the_work() {
             assert_eq!(program.call("cuEventElapsedTime", &arguments), 0, "{way}");
             assert!(ms >= 299.0, "{way}: the events are as far apart");
         }
-        // The wait for one stream does not wait for another, which never ends.
+        // Waiting for one stream does not wait for another stream, whose work does not end during
+        // the test.
         let busy = program.stream();
         program.launch(busy, HOUR);
         program.launch(stream, SHORT);
@@ -321,8 +323,8 @@ fn a_stream_may_reuse_a_part_of_its_pending_memory() {
     busy(&[], |program| {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
-        // The memory is freed in halves, and used again as quarters and as a half that touches
-        // both.
+        // The pool's memory is freed as two halves, and allocated again as quarters and as a half
+        // that lies in both freed halves.
         let half = STEP / 2;
         let low = program.take(half, worker).expect("memory");
         let high = program.take(half, worker).expect("memory");
@@ -384,7 +386,7 @@ fn a_destroyed_pool_ends_with_the_work() {
 
 #[test]
 fn a_stream_waits_for_pending_memory_if_the_pool_cannot_grow() {
-    // The GPU has room for one step, but not for two.
+    // The GPU has room for one step of the pool, but not for two.
     let capacity = (CONTEXT + 48 * MIB).to_string();
     busy(&[("GPULIMIT_SIM_CAPACITY", &capacity)], |program| {
         let (worker, other, third) = (program.stream(), program.stream(), program.stream());

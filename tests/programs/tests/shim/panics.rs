@@ -96,7 +96,7 @@ fn a_panic_uncharges_the_call() {
         world.judge(CAP);
         let (status, said) = program.end();
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains(&format!("fault {point}")), "{said}");
+        assert!(said.contains(&format!("fault point {point}")), "{said}");
         world.judge_end(CAP);
     }
 }
@@ -115,7 +115,7 @@ fn the_limit_holds_after_a_panic_at_the_first_call() {
         world.judge(CAP);
         let (status, said) = program.end();
         assert!(status.success(), "{status}: {said}");
-        assert!(said.contains(&format!("fault {point}")), "{said}");
+        assert!(said.contains(&format!("fault point {point}")), "{said}");
         world.judge_end(CAP);
     }
 }

@@ -2,7 +2,9 @@
 //! namespace of their own, the programs see the world's root at the machine's own place,
 //! /run/gpulimit; these tests therefore need root.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -10,6 +12,7 @@ use gpulimit_group::Members;
 use gpulimit_ledger::EventKind;
 use gpulimit_policy::rules;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
+use serde_json::Value;
 
 /// Users of the simulated machine.
 const ALICE: u32 = 41_001;
@@ -548,6 +551,47 @@ fn users_may_apply_policies_of_their_own() {
 }
 
 #[test]
+fn the_controller_is_no_member_of_its_users_group() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(&POLICY.replacen("\"none\"", "\"lab\"", 1));
+    let library = format!("{}\n", world::shim().display());
+    fs::write(machine.world.file("etc/ld.so.preload"), library).expect("written");
+    let start = |uid| {
+        let mut program = Session::start(machine.command(uid, world::program(), &[]));
+        program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+        program
+    };
+    for (uid, arguments) in [
+        (ALICE, &["kill", "--signal", "KILL", "lab/alice"][..]),
+        (0, &["kill", "--signal", "KILL", "lab"]),
+        (0, &["rm", "--recursive", "--force", "lab"]),
+    ] {
+        let programs = [ALICE, ALICE, if uid == 0 { 0 } else { ALICE }].map(start);
+        let controller = |arguments: &[&str]| {
+            let mut command = machine.command(uid, &world::controller(), &[]);
+            let output = command.args(arguments).output().expect("it runs");
+            assert!(output.status.success(), "{arguments:?}: {output:?}");
+            assert_eq!(text(&output.stderr), "", "{arguments:?}");
+            text(&output.stdout)
+        };
+        let listed: Value = serde_json::from_str(&controller(&["ps", "--json"])).expect("JSON");
+        let listed = listed["processes"].as_array().expect("processes").iter();
+        let pids: BTreeSet<_> = listed
+            .map(|it| it["pid"].as_u64().expect("a pid"))
+            .collect();
+        assert_eq!(pids, programs.iter().map(|it| it.pid().into()).collect());
+        controller(arguments);
+        for program in programs {
+            let (status, _) = program.end();
+            assert_eq!(status.signal(), Some(libc::SIGKILL), "{arguments:?}");
+        }
+    }
+}
+
+#[test]
 fn doctor_names_the_rule_that_applies() {
     if !may_run() {
         return;
@@ -606,7 +650,7 @@ fn doctor_names_the_rule_for_another_process() {
     alice.expect(&[("init", "0")]);
     let said = doctor(&["--pid", &alice.pid().to_string()]);
     assert!(
-        said.contains("rule 3 of the administrator's policy assigns it to lab/alice"),
+        said.contains("rule 3 of the administrator's policy assigns the process to lab/alice"),
         "{said}"
     );
     assert_limited(&mut alice);
@@ -760,7 +804,7 @@ fn the_workstation_kills_the_largest_other_program() {
         .collect();
     assert_eq!(killed, [largest.pid()]);
     let (status, _) = largest.end();
-    assert!(!status.success());
+    assert_eq!(status.signal(), Some(libc::SIGKILL));
     // The program that asks is the largest one now, and is refused.
     other.expect(&[(&part("b", 40), "2")]);
     small.expect(&[("alloc b 10M", "0")]);

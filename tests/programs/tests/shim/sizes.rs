@@ -228,7 +228,7 @@ fn check_reports_what_apply_refuses_on_this_machine() {
     for words in [
         "p.toml:2: unknown GPU '7'",
         "(may be valid on another machine)",
-        "on this machine `gpulimit apply` rejects it",
+        "on this machine `gpulimit apply` rejects the policy",
     ] {
         assert!(check.1.contains(words), "{words}: {}", check.1);
     }
