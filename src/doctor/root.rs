@@ -121,7 +121,7 @@ pub(super) fn checks() -> Vec<Finding> {
         let name = first.to_string_lossy();
         findings.push(Finding::warning(
             "root",
-            format!("gpulimit did not make {}{more}", name.escape_debug()),
+            format!("not made by gpulimit: {}{more}", name.escape_debug()),
             "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or \
              removes them",
         ));

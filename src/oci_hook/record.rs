@@ -48,8 +48,9 @@ pub fn name_of(id: &str) -> String {
     if gpulimit_group::check_name(&name).is_ok() && !name.contains('/') {
         return name;
     }
-    // Use the FNV-1a hash of an id that cannot be in a name. If two ids have the same hash, the
-    // second container finds the record of the first and fails.
+    // An id that cannot be part of a name, because the id is too long or has characters that names
+    // may not have, is replaced by its FNV-1a hash. If two such ids have the same hash, the second
+    // container finds the record of the first and fails.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, step);
     format!("container-{hash:016x}")
@@ -76,7 +77,7 @@ const VIEW_PREFIX: &str = ".context-";
 const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
-    /// Names the directory of a container, which need not exist.
+    /// Returns the place of a container's directory. The directory need not exist.
     pub fn of(root: &Root, name: &str) -> Self {
         Self {
             root: root.path().into(),

@@ -127,7 +127,7 @@ fn doctor_names_problems_in_the_root() {
     assert!(out.contains("half is not a complete group"), "{out}");
     assert!(
         out.contains(&format!(
-            "gpulimit did not make {}/README",
+            "not made by gpulimit: {}/README",
             place.root_path().display()
         )),
         "{out}"

@@ -78,7 +78,8 @@ impl Needs {
         }
     }
 
-    /// Returns these memory needs plus the use of one kind of runtime function.
+    /// Returns these memory needs, with the runtime functions that `runtime` names marked as used.
+    /// The sizes stay the same.
     fn with(self, runtime: Needs) -> Needs {
         Needs {
             least: self.least,

@@ -418,8 +418,8 @@ fn remove_held(
     for name in &contents.others {
         if_there(directory.remove_file(name)).map_err(failed)?;
     }
-    // The ledger proves that the directory is a group, so the ledger stays until the other files
-    // are gone.
+    // The ledger proves that the directory is a group. So the ledger is removed after all other
+    // files except the lock file.
     if_there(directory.remove_file(LEDGER)).map_err(failed)?;
     // No process can join while the lock file exists, because this process holds the lock. So the
     // lock file is removed last.

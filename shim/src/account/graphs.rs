@@ -219,8 +219,8 @@ impl GraphMemory {
         let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();
-        // The call fails in a context with a sticky error. The graph memory then stays reserved
-        // until the context is destroyed.
+        // This query fails in a context with a sticky error. The figure from before still holds:
+        // such a context keeps its graph memory reserved until it is destroyed.
         let reserved = relaxed(|| answer(ask)).unwrap_or(before);
         if reserved == before {
             return;
