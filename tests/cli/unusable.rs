@@ -111,11 +111,11 @@ fn doctor_reports_a_full_or_read_only_root() {
     is_refused_on(
         "mount -t tmpfs -o mode=0755,size=64k x $ROOT && { cat /dev/zero >$ROOT/full; true; } \
             2>/dev/null",
-        &["-> no space is left there", "size=512M"],
+        &["-> no space is left on the file system", "size=512M"],
     );
     is_refused_on(
         "mount -t tmpfs -o mode=0755,nr_inodes=3 x $ROOT && touch $ROOT/a $ROOT/b",
-        &["-> no inodes are left there", "nr_inodes=64k"],
+        &["-> no inodes are left on the file system", "nr_inodes=64k"],
     );
 }
 
