@@ -343,7 +343,10 @@ fn check_finds_all_mistakes_and_changes_nothing() {
     );
     let (out, errors) = (text(&there.stdout), text(&there.stderr));
     assert!(errors.starts_with("gpulimit: warning: "), "{errors}");
-    assert!(!out.contains("ok") && out.contains("rejects the policy"), "{out}");
+    assert!(
+        !out.contains("ok") && out.contains("rejects the policy"),
+        "{out}"
+    );
     assert!(!place.root_path().exists());
 }
 
