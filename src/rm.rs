@@ -100,7 +100,7 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
         .into());
     }
     root.remove_jobs_within(group);
-    let below = root.groups_within(group)?;
+    let below = groups::reported(root.list(Some(group))?);
     for group in below.iter().rev().chain([group]) {
         remove_one(root, group)?;
     }

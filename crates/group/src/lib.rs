@@ -47,7 +47,7 @@ pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
 pub use power::{Lowered, Rights};
 pub use removal::{Garbage, MAX_USER_NAMES, Survey};
-pub use root::{Created, Root, SYSTEM};
+pub use root::{Created, Listing, Root, SYSTEM};
 pub use undisturbed::Undisturbed;
 pub use user::effective as effective_user;
 
@@ -288,7 +288,7 @@ impl Group {
         GroupError::Missing {
             name: self.name.clone(),
             root: self.root.clone(),
-            known: Vec::new(),
+            known: None,
         }
     }
 

@@ -60,7 +60,7 @@ impl Survey {
 
 /// The number of names that may still be read below the current directory of another user; `None`
 /// in all other directories.
-type Budget = Option<usize>;
+pub(super) type Budget = Option<usize>;
 
 impl Root {
     /// Reads all directories of the root. Directories that the caller may not read are left out.
@@ -72,7 +72,7 @@ impl Root {
             root => root.map_err(failed)?,
         };
         let mut budget = None;
-        for name in Self::names(&root, &mut survey, &mut budget).map_err(failed)? {
+        for name in Self::names(&root, &mut survey.cut_short, &mut budget).map_err(failed)? {
             let Some(entry) = root.entry(&name).ok().flatten() else {
                 continue;
             };
@@ -96,7 +96,7 @@ impl Root {
     /// Returns the sorted names in a directory, at most as many as the budget allows.
     pub(super) fn names(
         directory: &Directory,
-        survey: &mut Survey,
+        cut_short: &mut Vec<PathBuf>,
         budget: &mut Budget,
     ) -> io::Result<Vec<OsString>> {
         let owner = directory.about()?.uid();
@@ -107,7 +107,7 @@ impl Root {
         for name in directory.names()? {
             match budget {
                 Some(0) => {
-                    survey.cut_short.push(directory.path().into());
+                    cut_short.push(directory.path().into());
                     break;
                 }
                 Some(left) => *left -= 1,
@@ -175,8 +175,8 @@ impl Root {
         };
         let mut has_foreign = false;
         // Each directory that root has given to a user has a budget of its own.
-        let outer = *budget;
-        if let Ok(names) = Self::names(&below, survey, budget) {
+        let (outer, cut_before) = (*budget, survey.cut_short.len());
+        if let Ok(names) = Self::names(&below, &mut survey.cut_short, budget) {
             for part in names {
                 let kind = below.entry(&part).ok().flatten().map(|entry| entry.kind);
                 match (part.to_str(), kind) {
@@ -192,8 +192,9 @@ impl Root {
                 }
             }
         }
-        if outer.is_none() {
+        if outer.is_none() && budget.is_some() {
             *budget = None;
+            survey.cut_short.truncate(cut_before + 1);
         }
         has_foreign
     }
