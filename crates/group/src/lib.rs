@@ -249,7 +249,8 @@ impl Group {
 
     /// Returns whether an open ledger is really the file of this group. A user can replace the
     /// ledger in their own directory by a link to the ledger of another group, and the processes in
-    /// that ledger are not theirs.
+    /// that ledger are not theirs. Fails if the ledger, in a directory of another user, has more
+    /// names than gpulimit makes.
     #[cfg(not(all(test, loom)))]
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
@@ -257,8 +258,28 @@ impl Group {
         let place = Descent::to(self)?;
         let owner = place.directory.about().map_err(failed)?.uid();
         let there = place.directory.entry(LEDGER).map_err(failed)?;
-        Ok((owner == 0 || owner == open.uid())
-            && there.is_some_and(|there| there.id == (open.dev(), open.ino())))
+        let is_there = |there: &Entry| there.id == (open.dev(), open.ino());
+        // The rights of root are needed to read the views of containers.
+        drop(place);
+        match there {
+            Some(there) if is_there(&there) && owner == 0 => Ok(true),
+            Some(there) if is_there(&there) && owner == open.uid() => {
+                let is_own = owner == user::effective() || self.is_only_ledger(ledger)?;
+                is_own.then_some(true).ok_or_else(|| {
+                    let why = format!(
+                        "the file has {} names (hard links), so it may be the ledger of another \
+                         group; remove the other names: `find {} -samefile {}` lists them, and \
+                         `gpulimit gc` removes those that killed programs left \
+                         (.ledger.PID.N.new)",
+                        there.links,
+                        self.root.display(),
+                        self.ledger_path().display()
+                    );
+                    GroupError::io("use", &self.ledger_path(), io::Error::other(why))
+                })
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Keeps the group from being removed until the returned value is dropped.
