@@ -1,5 +1,5 @@
-//! A user fills the directory of their own groups with links and with thousands of directories:
-//! root's commands list none of what the links lead to, and end soon.
+//! A user fills the directory of their own groups with links, with thousands of directories, and
+//! with groups that cannot be removed: root's commands follow no link, and end soon.
 
 use crate::{ALICE, Ground, alice, run};
 use gpulimit_group::{Access, Members, Root};
@@ -117,4 +117,18 @@ fn a_user_with_thousands_of_directories_delays_no_command() {
     assert!(said.starts_with("lab\nlab/alice\n"), "{said}");
     let (_, said) = soon(&mut ground.gpulimit(&["doctor"]));
     assert!(said.contains("more than 4096 entries"), "{said}");
+}
+
+/// Only a file system in user space has such files of its own, which it removes a little later.
+#[test]
+fn names_of_removed_files_delay_no_removal() {
+    let Some(ground) = Ground::new() else { return };
+    let script = "for i in $(seq 1 30); do mkdir run-$i-1; cp ../limits run-$i-1; \
+        touch run-$i-1/lock run-$i-1/.fuse_hidden1; done";
+    let root = lab(&ground, script);
+    let start = Instant::now();
+    soon(&mut ground.gpulimit(&["gc"]));
+    assert!(start.elapsed() < SOON / 4, "{:?}", start.elapsed());
+    let first = root.path().join("lab/sub/alice/sub/run-1-1");
+    assert!(!first.join("limits").exists() && first.join(".fuse_hidden1").exists());
 }

@@ -488,9 +488,13 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
 
 /// Waits a bounded time until a file system in user space (FUSE) has deleted the removed files that
 /// it keeps under another name until their last mapping is gone. This process has just dropped its
-/// own mappings.
+/// own mappings. On other file systems files with such names are a user's own, and no reason to
+/// wait.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
+    if !directory.is_on_fuse().unwrap_or(false) {
+        return;
+    }
     let has_hidden = || {
         let mut names = directory.names()?.flatten();
         io::Result::Ok(names.any(|name| contents::is_hidden(&name)))
