@@ -4,7 +4,8 @@
 use crate::{ALICE, Ground, alice, run};
 use gpulimit_group::{Access, Members, Root};
 use gpulimit_limits::LimitSet;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Much longer than a command takes that does not go round in circles.
@@ -131,4 +132,46 @@ fn names_of_removed_files_delay_no_removal() {
     assert!(start.elapsed() < SOON / 4, "{:?}", start.elapsed());
     let first = root.path().join("lab/sub/alice/sub/run-1-1");
     assert!(!first.join("limits").exists() && first.join(".fuse_hidden1").exists());
+}
+
+/// The user holds the locks of their groups, each for a little longer than the one before.
+#[test]
+fn locks_of_many_groups_hold_up_one_removal_only_once() {
+    let Some(ground) = Ground::new() else { return };
+    let root = lab(&ground, "");
+    let access = Access {
+        owner: Some(ALICE),
+        members: Members::Owner,
+    };
+    let locks: Vec<_> = (1..=9)
+        .map(|number| {
+            let name = format!("lab/alice/d{number}");
+            let made = root.create_for(&name, &LimitSet::default(), access);
+            // `rm` begins with the last group. Alice holds its lock for a second, the one of the
+            // group before for two seconds, and so on.
+            let time = (10 - number).to_string();
+            let mut command = alice("flock");
+            command.arg("--no-fork").arg("--shared");
+            command.arg(made.expect("created").group.path().join("lock"));
+            command.args(["sh", "-c", "echo held; exec sleep $0", &time]);
+            let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
+            let mut held = String::new();
+            let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+            lines.read_line(&mut held).expect("read");
+            child
+        })
+        .collect();
+    let start = Instant::now();
+    let (status, said) = soon(&mut ground.gpulimit(&["rm", "-r", "lab/alice"]));
+    assert!(start.elapsed() < Duration::from_secs(6), "{said}");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(
+        said.contains("another program is making or removing"),
+        "{said}"
+    );
+    for mut lock in locks {
+        lock.wait().expect("ended");
+    }
+    let (status, said) = soon(&mut ground.gpulimit(&["rm", "-r", "lab/alice"]));
+    assert_eq!(status, Some(0), "{said}");
 }
