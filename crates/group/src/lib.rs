@@ -251,7 +251,6 @@ impl Group {
     /// ledger in their own directory by a link to the ledger of another group, and the processes in
     /// that ledger are not theirs. Fails if the ledger, in a directory of another user, has more
     /// names than gpulimit makes.
-    #[cfg(not(all(test, loom)))]
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let open = ledger.metadata().map_err(failed)?;
