@@ -75,7 +75,7 @@ impl fmt::Display for Failure {
 impl From<GroupError> for Failure {
     fn from(error: GroupError) -> Self {
         let usage = matches!(error, GroupError::Name { .. });
-        Self::new(error).with(if usage { USAGE } else { 1 })
+        Self::new(error.with_known()).with(if usage { USAGE } else { 1 })
     }
 }
 
@@ -90,7 +90,10 @@ impl From<ExtentError> for Failure {
 
 impl From<PolicyError> for Failure {
     fn from(error: PolicyError) -> Self {
-        Self::new(error)
+        match error {
+            PolicyError::Group(error) => Self::new(error.with_known()),
+            error => Self::new(error),
+        }
     }
 }
 

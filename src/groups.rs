@@ -6,8 +6,8 @@ use super::nvml::{Driver, Gpu};
 use super::{env, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{
-    Group, GroupError, Root, SYSTEM, WithoutCreateHint, check_name, effective_user, is_within,
-    parent, upwards,
+    Group, GroupError, Listing, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
+    effective_user, is_within, parent, upwards,
 };
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit_limits::LimitSet;
@@ -90,7 +90,7 @@ pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
 /// Opens a group. For [`Purpose::Use`], the error for a missing group does not suggest making it.
 pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure> {
     root.group(name).map_err(|error| match purpose {
-        Purpose::Use if error.is_missing() => Failure::new(WithoutCreateHint(&error)),
+        Purpose::Use if error.is_missing() => Failure::new(WithoutCreateHint(&error.with_known())),
         _ => error.into(),
     })
 }
@@ -113,6 +113,19 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     kept
 }
 
+/// Returns the groups of a listing, and names on standard error the directories of users that have
+/// too many names to be read in full.
+pub fn reported(listing: Listing) -> Vec<Group> {
+    for path in &listing.cut_short {
+        output::note(&format!(
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
+             other entries are left out: ask that user to remove what is not needed",
+            path.to_string_lossy().escape_debug()
+        ));
+    }
+    listing.groups
+}
+
 /// The groups that a verb handles: one group and the groups below it, or all groups.
 pub struct Selection {
     /// The groups. Each group comes before the groups below it.
@@ -131,14 +144,15 @@ impl Selection {
             Some(name) => {
                 let (root, name) = meant(name, Purpose::Use)?;
                 let mut groups = vec![open(&root, &name, Purpose::Use)?];
-                groups.extend(without_ended_jobs(root.groups_within(&groups[0])?));
+                let below = reported(root.list(Some(&groups[0]))?);
+                groups.extend(without_ended_jobs(below));
                 (vec![root], groups)
             }
             None => {
                 let roots = Root::locate_all(&env)?;
                 let mut groups = Vec::new();
                 for root in &roots {
-                    groups.extend(without_ended_jobs(root.groups()?));
+                    groups.extend(without_ended_jobs(reported(root.list(None)?)));
                 }
                 (roots, groups)
             }

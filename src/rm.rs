@@ -6,6 +6,7 @@ use super::kill::{end_all, proven, remaining};
 use super::{look, output};
 use gpulimit_group::{Group, GroupError, Kind, Root};
 use gpulimit_ledger::Ledger;
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,8 +45,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let end = Instant::now() + PATIENCE;
+    let wait = Cell::new(LOCK_WAIT);
     for name in &args.groups {
-        if let Err(failure) = remove(name, args, end) {
+        if let Err(failure) = remove(name, args, end, &wait) {
             if args.groups.len() == 1 {
                 return Err(failure);
             }
@@ -56,7 +58,7 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
+fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Result<(), Failure> {
     let (root, name) = groups::meant(name, Purpose::Use)?;
     let name = &*name;
     let group = groups::open(&root, name, Purpose::Use)?;
@@ -77,15 +79,15 @@ fn remove(name: &str, args: &Args, end: Instant) -> Result<(), Failure> {
         drain(&group, end)?;
     }
     if args.recursive {
-        all(&root, &group)
+        all(&root, &group, wait)
     } else {
-        remove_one(&root, &group)
+        remove_one(&root, &group, wait)
     }
 }
 
 /// Removes a group and the groups below it. Removes none of these groups if a program runs in one
 /// of them.
-fn all(root: &Root, group: &Group) -> Result<(), Failure> {
+fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
     // One ledger shows whether a program runs in any of the groups: a group's ledger also lists the
     // members of all groups below the group.
     let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
@@ -100,21 +102,21 @@ fn all(root: &Root, group: &Group) -> Result<(), Failure> {
         .into());
     }
     root.remove_jobs_within(group);
-    let below = root.groups_within(group)?;
+    let below = groups::reported(root.list(Some(group))?);
     for group in below.iter().rev().chain([group]) {
-        remove_one(root, group)?;
+        remove_one(root, group, wait)?;
     }
     Ok(())
 }
 
-/// The time that `rm` waits for another program that makes or removes the same group.
+/// The total time that `rm` waits for other programs that make or remove the same groups.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Removes a group. Waits for another program that makes or removes the group at the same time.
-/// Succeeds if the other program has removed it.
-fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
-    let end = Instant::now() + LOCK_WAIT;
+/// Succeeds if the other program has removed it. `wait` is what is left of [`LOCK_WAIT`].
+fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
     loop {
+        let start = Instant::now();
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
             // The group is in use, but its ledger lists no process. So another program uses the
@@ -124,11 +126,12 @@ fn remove_one(root: &Root, group: &Group) -> Result<(), Failure> {
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>
             {
-                if Instant::now() > end {
+                if wait.get().is_zero() {
                     let path = group.path().to_owned();
                     return Err(GroupError::Held { path }.into());
                 }
                 thread::sleep(Duration::from_millis(5));
+                wait.set(wait.get().saturating_sub(start.elapsed()));
             }
             removed => return Ok(removed?),
         }

@@ -16,6 +16,8 @@ mod doctor;
 mod leases;
 #[path = "hostile/library.rs"]
 mod library;
+#[path = "hostile/links.rs"]
+mod links;
 #[path = "groups/nothing.rs"]
 mod nothing;
 #[path = "hostile/secrets.rs"]

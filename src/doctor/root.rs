@@ -5,7 +5,7 @@ use super::Finding;
 use crate::accounts;
 use crate::env;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
-use gpulimit_group::{GroupError, Kind, Root, SYSTEM};
+use gpulimit_group::{GroupError, Kind, Listing, MAX_USER_NAMES, Root, SYSTEM};
 use gpulimit_ledger::LedgerError;
 use std::error::Error;
 use std::fs;
@@ -14,6 +14,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 const CHECK: &str = "root";
+/// The number of incomplete groups that get a line of their own: users can make thousands.
+const SHOWN: usize = 8;
 
 /// Checks the root in which the caller's groups are made.
 pub(super) fn checks() -> Vec<Finding> {
@@ -36,8 +38,8 @@ pub(super) fn checks() -> Vec<Finding> {
             Err(error) => unusable(&root, &error),
         }];
     };
-    let groups = match root.groups() {
-        Ok(groups) => groups,
+    let Listing { groups, cut_short } = match root.list(None) {
+        Ok(listing) => listing,
         Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
     };
     let about_it = format!(
@@ -79,6 +81,18 @@ pub(super) fn checks() -> Vec<Finding> {
              for it",
         ));
     }
+    for path in cut_short {
+        let name = path.to_string_lossy();
+        findings.push(Finding::warning(
+            CHECK,
+            format!(
+                "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among \
+                 the other entries were not checked",
+                name.escape_debug()
+            ),
+            "ask that user to remove what is not needed",
+        ));
+    }
     let mut idle = Vec::new();
     for group in groups {
         match group.limits().and_then(|limits| {
@@ -103,13 +117,19 @@ pub(super) fn checks() -> Vec<Finding> {
             ),
         ));
     }
-    for left in root.leftovers().unwrap_or_default() {
+    let leftovers = root.leftovers().unwrap_or_default();
+    for left in leftovers.iter().take(SHOWN) {
+        let name = left.to_string_lossy();
         findings.push(Finding::warning(
             "stale",
-            format!("{} is not a complete group", left.display()),
+            format!("{} is not a complete group", name.escape_debug()),
             "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` makes \
              the group again",
         ));
+    }
+    if leftovers.len() > SHOWN {
+        let more = format!("{} more are not complete groups", leftovers.len() - SHOWN);
+        findings.push(Finding::warning("stale", more, ""));
     }
     let survey = root.survey().unwrap_or_default();
     if let Some(first) = survey.foreign.first() {

@@ -26,6 +26,7 @@ const STRANGER: u32 = 40_018;
 const HELD: usize = 300;
 
 const ROOT: &str = "GPULIMIT_TEST_ROOT";
+const GROUP: &str = "GPULIMIT_TEST_GROUP";
 const LEDGER: &str = "GPULIMIT_TEST_LEDGER";
 const FORGERY: &str = "GPULIMIT_TEST_FORGERY";
 const BYSTANDERS: &str = "GPULIMIT_TEST_BYSTANDERS";
@@ -207,16 +208,100 @@ fn rm_force_ends_the_forger_and_no_bystander() {
     }
 }
 
-/// A member of a group of the stranger's, started by another test.
+/// A member of a group, started by another test.
 #[test]
 #[ignore = "a part of other tests"]
 fn stranger_process() {
     let root = std::env::var(ROOT).expect("a path");
     let root = Root::at(root).expect("a root");
-    let member = Member::join(&root, "lab/victim").expect("joined");
+    let group = std::env::var(GROUP).expect("a name");
+    let member = Member::join(&root, &group).expect("joined");
     println!("joined");
     std::thread::sleep(std::time::Duration::from_secs(600));
     drop(member);
+}
+
+/// Starts a process of this user in a group.
+fn join(root: &Root, group: &str, user: u32) -> Guarded {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args([
+            "--exact",
+            "signals::stranger_process",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(ROOT, root.path())
+        .env(GROUP, group)
+        .current_dir("/")
+        .uid(user)
+        .gid(user)
+        .stdout(Stdio::piped());
+    let mut started = Guarded::start(&mut command);
+    let out = started.0.stdout.as_mut().expect("piped");
+    let mut lines = BufReader::new(out).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("joined"))));
+    started
+}
+
+/// The forger owns a group in which everybody may run programs, and links its ledger into a group
+/// of their own below it.
+#[test]
+fn a_link_to_the_ledger_of_another_own_group_leads_to_no_signal() {
+    let Some(ground) = Ground::new() else { return };
+    let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
+    for (name, owner, members) in [
+        ("lab", 0, Members::Owner),
+        ("lab/team", FORGER, Members::All),
+        ("lab/team/x", FORGER, Members::Owner),
+        ("lab/team/y", FORGER, Members::Owner),
+    ] {
+        let owner = Some(owner);
+        let made = root.create_for(name, &LimitSet::default(), Access { owner, members });
+        assert!(made.expect("created").new);
+    }
+    let mut victim = join(&root, "lab/team", STRANGER);
+    let below = root.path().join("lab/sub/team/sub");
+    let as_forger = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-ec", script]).current_dir(&below);
+        let done = command.uid(FORGER).gid(FORGER).status();
+        assert!(done.expect("started").success());
+    };
+    for link in [
+        "rm x/ledger; ln ../ledger x/ledger",
+        // A further name is that of a draft.
+        "ln ../ledger x/.ledger.1.1.new",
+    ] {
+        as_forger(link);
+        for verb in [&["kill", "-s", "KILL"][..], &["rm", "--force"]] {
+            let arguments = [verb, &["lab/team/x"]].concat();
+            let (status, said) = run(&mut ground.gpulimit(&arguments));
+            assert!(victim.lives(), "{arguments:?}: {said}");
+            assert_eq!(status, Some(1), "{arguments:?}: {said}");
+            assert!(said.contains("x/ledger: the file has "), "{said}");
+        }
+    }
+    // The names that root makes in a container's view are no reason to signal nobody.
+    let mut member = join(&root, "lab/team/y", FORGER);
+    let containers = ground.make("groups/.containers", 0, 0o700);
+    for name in ["container-a", "container-b"] {
+        ground.make(&format!("groups/.containers/{name}"), 0, 0o711);
+        let view = containers.join(name).join("view");
+        let group = root.group("lab/team/y").expect("there");
+        group.show_in(&view).expect("shown");
+    }
+    // Where a killed program has left a draft, the message names the remedy.
+    as_forger("ln y/ledger y/.ledger.1.1.new");
+    let (status, said) = run(&mut ground.gpulimit(&["kill", "-s", "KILL", "lab/team/y"]));
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("gpulimit gc") && member.lives(), "{said}");
+    as_forger("rm y/.ledger.1.1.new");
+    let (status, said) = run(&mut ground.gpulimit(&["kill", "-s", "KILL", "lab/team/y"]));
+    assert_eq!(status, Some(0), "{said}");
+    let ended = member.0.wait().expect("ended");
+    assert_eq!(ended.signal(), Some(9), "{said}");
+    assert!(victim.lives());
 }
 
 /// A user can make such links in the directory of their own groups: to another group's directory,
@@ -238,23 +323,7 @@ fn links_to_other_ledgers_lead_to_no_signal() {
         let made = root.create_for(name, &LimitSet::default(), access);
         assert!(made.expect("created").new);
     }
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .args([
-            "--exact",
-            "signals::stranger_process",
-            "--ignored",
-            "--nocapture",
-        ])
-        .env(ROOT, root.path())
-        .current_dir("/")
-        .uid(STRANGER)
-        .gid(STRANGER)
-        .stdout(Stdio::piped());
-    let mut victim = Guarded::start(&mut command);
-    let out = victim.0.stdout.as_mut().expect("piped");
-    let mut lines = BufReader::new(out).lines();
-    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("joined"))));
+    let mut victim = join(&root, "lab/victim", STRANGER);
     let links = "ln -s ../../victim directory; ln -f ../../../ledger file/ledger";
     let linked = Command::new("sh")
         .args(["-ec", links])

@@ -25,6 +25,9 @@ const CAREFUL: OFlags = OFlags::NOFOLLOW
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
+/// The magic number of FUSE in `statfs(2)`, from linux/magic.h.
+const FUSE: u64 = 0x6573_5546;
+
 /// An open directory.
 #[derive(Debug)]
 pub struct Directory {
@@ -253,6 +256,11 @@ impl Directory {
     /// Returns the owner, permissions and identity of the directory itself.
     pub fn about(&self) -> io::Result<Metadata> {
         self.file.metadata()
+    }
+
+    /// Returns whether the directory is on a file system in user space (FUSE).
+    pub(super) fn is_on_fuse(&self) -> io::Result<bool> {
+        Ok(number(rustix::fs::fstatfs(&self.file)?.f_type) == FUSE)
     }
 
     /// Changes the permissions of the directory itself.

@@ -25,7 +25,7 @@ impl Root {
     /// measurement.
     fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
-        let names = Self::names(&root, &mut Survey::default(), &mut None)?;
+        let names = Self::names(&root, &mut Vec::new(), &mut None)?;
         let drafts = names.iter().filter_map(|name| name.to_str());
         let drafts = drafts.filter(|name| context_size::is_draft(&root, name));
         let removed = drafts.filter(|name| root.remove_file(name).is_ok());

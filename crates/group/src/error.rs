@@ -1,6 +1,6 @@
 //! The errors of groups and roots.
 
-use super::{MAX_DEPTH, directory};
+use super::{Group, MAX_DEPTH, Root, directory};
 use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::held_signals;
 use gpulimit_base::name::LONGEST;
@@ -41,8 +41,8 @@ pub enum GroupError {
         name: String,
         /// The root in which gpulimit looked for the group.
         root: PathBuf,
-        /// The names of the groups that exist in the root.
-        known: Vec<String>,
+        /// The names of the groups that exist in the root; `None` where they were not listed.
+        known: Option<Vec<String>>,
     },
     /// The group has child groups.
     HasGroups {
@@ -149,6 +149,21 @@ impl GroupError {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
 
+    /// Adds the names of the groups that exist, if the error says that a group does not exist. Only
+    /// for the messages of the controller: programs do not list the directories of other users.
+    #[must_use]
+    pub fn with_known(mut self) -> Self {
+        if let Self::Missing { root, known, .. } = &mut self {
+            let there = Root { path: root.clone() }.groups().unwrap_or_default();
+            // A user who gives a wrong name does not mean the group of an ended job, so such groups
+            // are not suggested.
+            let ended = Group::ended(&there);
+            let there = there.into_iter().zip(ended).filter(|(_, ended)| !ended);
+            *known = Some(there.map(|(group, _)| group.name().into()).collect());
+        }
+        self
+    }
+
     /// Makes the error of a system call, with the operation and the path.
     pub(super) fn io(what: &'static str, path: &Path, error: io::Error) -> Self {
         Self::Io {
@@ -172,6 +187,9 @@ impl GroupError {
             return fmt::Display::fmt(self, f);
         };
         write!(f, "no group '{name}' in {}", root.display())?;
+        let Some(known) = known else {
+            return Ok(());
+        };
         if let Some(near) = known.iter().find(|group| is_near(name, group)) {
             write!(f, ", did you mean {near}?")?;
         }

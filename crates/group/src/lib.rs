@@ -49,7 +49,7 @@ pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
 pub use name::{Kind, check as check_name, is_within, last as last_name, parent, upwards};
 pub use power::{Lowered, Rights};
 pub use removal::{Garbage, MAX_USER_NAMES, Survey};
-pub use root::{Created, Root, SYSTEM};
+pub use root::{Created, Listing, Root, SYSTEM};
 pub use undisturbed::Undisturbed;
 pub use user::effective as effective_user;
 
@@ -277,16 +277,36 @@ impl Group {
 
     /// Returns whether an open ledger is really the file of this group. In their own directory, a
     /// user can replace the ledger by a link to the ledger of another group. The processes in that
-    /// other ledger are not the user's.
-    #[cfg(not(all(test, loom)))]
+    /// other ledger are not the user's. Fails if the ledger, in a directory of another user, has
+    /// more names than gpulimit makes.
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let open = ledger.metadata().map_err(failed)?;
         let place = Descent::to(self)?;
         let owner = place.directory.about().map_err(failed)?.uid();
         let there = place.directory.entry(LEDGER).map_err(failed)?;
-        Ok((owner == 0 || owner == open.uid())
-            && there.is_some_and(|there| there.id == (open.dev(), open.ino())))
+        let is_there = |there: &Entry| there.id == (open.dev(), open.ino());
+        // The rights of root are needed to read the views of containers.
+        drop(place);
+        match there {
+            Some(there) if is_there(&there) && owner == 0 => Ok(true),
+            Some(there) if is_there(&there) && owner == open.uid() => {
+                let is_own = owner == user::effective() || self.is_only_ledger(ledger)?;
+                is_own.then_some(true).ok_or_else(|| {
+                    let why = format!(
+                        "the file has {} names (hard links), so it may be the ledger of another \
+                         group; remove the other names: `find {} -samefile {}` lists them, and \
+                         `gpulimit gc` removes those that killed programs left \
+                         (.ledger.PID.N.new)",
+                        there.links,
+                        self.root.display(),
+                        self.ledger_path().display()
+                    );
+                    GroupError::io("use", &self.ledger_path(), io::Error::other(why))
+                })
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Keeps the group from being removed until the returned value is dropped.
@@ -316,7 +336,7 @@ impl Group {
         GroupError::Missing {
             name: self.name.clone(),
             root: self.root.clone(),
-            known: Vec::new(),
+            known: None,
         }
     }
 

@@ -60,7 +60,7 @@ impl Survey {
 
 /// The number of names that may still be read below the current directory of another user; `None`
 /// in all other directories.
-type Budget = Option<usize>;
+pub(super) type Budget = Option<usize>;
 
 impl Root {
     /// Reads all directories of the root. Directories that the caller may not read are left out.
@@ -72,7 +72,7 @@ impl Root {
             root => root.map_err(failed)?,
         };
         let mut budget = None;
-        for name in Self::names(&root, &mut survey, &mut budget).map_err(failed)? {
+        for name in Self::names(&root, &mut survey.cut_short, &mut budget).map_err(failed)? {
             let Some(entry) = root.entry(&name).ok().flatten() else {
                 continue;
             };
@@ -96,7 +96,7 @@ impl Root {
     /// Returns the sorted names in a directory. Returns at most as many names as `budget` allows.
     pub(super) fn names(
         directory: &Directory,
-        survey: &mut Survey,
+        cut_short: &mut Vec<PathBuf>,
         budget: &mut Budget,
     ) -> io::Result<Vec<OsString>> {
         let owner = directory.about()?.uid();
@@ -107,7 +107,7 @@ impl Root {
         for name in directory.names()? {
             match budget {
                 Some(0) => {
-                    survey.cut_short.push(directory.path().into());
+                    cut_short.push(directory.path().into());
                     break;
                 }
                 Some(left) => *left -= 1,
@@ -176,8 +176,8 @@ impl Root {
         let mut has_foreign = false;
         // Each directory that root has given to a user has a budget of its own: the number of names
         // to read below it.
-        let outer = *budget;
-        if let Ok(names) = Self::names(&below, survey, budget) {
+        let (outer, cut_before) = (*budget, survey.cut_short.len());
+        if let Ok(names) = Self::names(&below, &mut survey.cut_short, budget) {
             for part in names {
                 let kind = below.entry(&part).ok().flatten().map(|entry| entry.kind);
                 match (part.to_str(), kind) {
@@ -193,8 +193,9 @@ impl Root {
                 }
             }
         }
-        if outer.is_none() {
+        if outer.is_none() && budget.is_some() {
             *budget = None;
+            survey.cut_short.truncate(cut_before + 1);
         }
         has_foreign
     }
@@ -490,9 +491,13 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
 
 /// Waits a bounded time until a file system in user space (FUSE) has deleted the removed files.
 /// Such a file system keeps a removed file under another name until the file's last mapping is
-/// gone. This process has just dropped its own mappings.
+/// gone. This process has just dropped its own mappings. On other file systems, files with such
+/// names are a user's own and no reason to wait.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
+    if !directory.is_on_fuse().unwrap_or(false) {
+        return;
+    }
     let has_hidden = || {
         let mut names = directory.names()?.flatten();
         io::Result::Ok(names.any(|name| contents::is_hidden(&name)))

@@ -2,13 +2,13 @@
 
 use super::contents::{self, Contents};
 use super::descent::Descent;
-use super::directory::Directory;
+use super::directory::{Directory, EntryKind};
 use super::hold::Hold;
 use super::power::{Lowered, Rights};
+use super::removal::Budget;
 use super::trust::check;
-use super::{Access, Fault, Group, GroupError, name, user};
+use super::{Access, BELOW, Fault, Group, GroupError, name, user};
 use gpulimit_base::file_system;
-use gpulimit_base::order;
 use gpulimit_limits::LimitSet;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
@@ -123,66 +123,125 @@ impl Root {
     }
 
     /// Returns all groups of the root by name, each before the groups below it. Groups that the
-    /// caller may not read are left out.
+    /// caller may not read are left out, and so are those that [`Root::list`] does not reach.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
-        self.directories_below(None).map(with_limits)
+        self.list(None).map(|listing| listing.groups)
+    }
+
+    /// Lists the groups below `within`, or all groups of the root, each before the groups below it.
+    /// Groups that the caller may not read are left out.
+    ///
+    /// Symbolic links are not followed, and of each directory that belongs to another user at most
+    /// [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names are read, together with the directories
+    /// below.
+    pub fn list(&self, within: Option<&Group>) -> Result<Listing, GroupError> {
+        self.listing(within, Reach::All, &has_limits)
     }
 
     /// Returns the child groups of `parent`, or the groups at the top of the root, sorted by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
-        self.directories_in(parent).map(with_limits)
-    }
-
-    /// Returns all groups below `group` by name, each before the groups below it.
-    pub fn groups_within(&self, group: &Group) -> Result<Vec<Group>, GroupError> {
-        self.directories_below(Some(group)).map(with_limits)
+        let listing = self.listing(parent, Reach::Next, &has_limits);
+        listing.map(|listing| listing.groups)
     }
 
     /// Returns the directories that could hold groups: all those below `group`, or all those in the
-    /// root. Each directory comes before the directories below it.
+    /// root. Each directory comes before the directories below it. The bounds of [`Root::list`]
+    /// hold.
     pub(super) fn directories_below(
         &self,
         group: Option<&Group>,
     ) -> Result<Vec<Group>, GroupError> {
-        let mut found = Vec::new();
-        let mut ahead = self.directories_in(group)?;
-        ahead.reverse();
-        while let Some(group) = ahead.pop() {
-            if group.name.split('/').count() < super::MAX_DEPTH
-                && let Ok(below) = self.directories_in(Some(&group))
-            {
-                ahead.extend(below.into_iter().rev());
-            }
-            found.push(group);
-        }
-        Ok(found)
+        let listing = self.listing(group, Reach::All, &|_| true);
+        listing.map(|listing| listing.groups)
     }
 
+    /// As [`Root::directories_below`], for the directories directly below `parent`.
     pub(super) fn directories_in(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
+        let listing = self.listing(parent, Reach::Next, &|_| true);
+        listing.map(|listing| listing.groups)
+    }
+
+    /// Lists those directories below `parent`, or below the root, that `keep` accepts. `keep` gets
+    /// each directory opened, or the error of opening it.
+    fn listing(
+        &self,
+        parent: Option<&Group>,
+        reach: Reach,
+        keep: &dyn Fn(&io::Result<Directory>) -> bool,
+    ) -> Result<Listing, GroupError> {
+        let mut listing = Listing::default();
         let (path, prefix) = match parent {
             Some(parent) => (parent.below_path(), format!("{}/", parent.name)),
             None => (self.path.clone(), String::new()),
         };
-        let failed = |error| GroupError::io("list", &path, error);
-        let entries = match fs::read_dir(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(failed)?,
+        let here = match parent {
+            Some(parent) => self.open_below(parent),
+            None => Directory::open(&self.path),
         };
-        let mut names = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(failed)?;
-            if let Ok(name) = entry.file_name().into_string()
-                && name::is_part(&name)
-                && is_directory(&entry.path())
+        let failed = |error| GroupError::io("list", &path, error);
+        let here = match here {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(listing),
+            // A user has put a symbolic link or a file in the place of a directory of groups.
+            Err(error) if error.kind() == ErrorKind::NotADirectory && parent.is_some() => {
+                return Ok(listing);
+            }
+            here => here.map_err(failed)?,
+        };
+        self.list_in(&here, &prefix, reach, keep, &mut None, &mut listing)
+            .map_err(failed)?;
+        Ok(listing)
+    }
+
+    /// Opens the directory of the groups below `group`, without following links on the way from the
+    /// root.
+    fn open_below(&self, group: &Group) -> io::Result<Directory> {
+        let mut here = Directory::open(&self.path)?;
+        for part in group.name.split('/') {
+            here = here.open_directory(part)?.open_directory(BELOW)?;
+        }
+        Ok(here)
+    }
+
+    fn list_in(
+        &self,
+        here: &Directory,
+        prefix: &str,
+        reach: Reach,
+        keep: &dyn Fn(&io::Result<Directory>) -> bool,
+        budget: &mut Budget,
+        listing: &mut Listing,
+    ) -> io::Result<()> {
+        let (outer, cut_before) = (*budget, listing.cut_short.len());
+        for part in Self::names(here, &mut listing.cut_short, budget)? {
+            let Some(part) = part.to_str().filter(|part| name::is_part(part)) else {
+                continue;
+            };
+            let entry = here.entry(part).ok().flatten();
+            if entry.is_none_or(|entry| entry.kind != EntryKind::Directory) {
+                continue;
+            }
+            let group = Group::at(&self.path, &format!("{prefix}{part}"));
+            let there = here.open_directory(part);
+            let below_prefix = format!("{}/", group.name);
+            let is_deepest = group.name.split('/').count() >= super::MAX_DEPTH;
+            if keep(&there) {
+                listing.groups.push(group);
+            }
+            if reach == Reach::All
+                && !is_deepest
+                && let Ok(below) = there.and_then(|there| there.open_directory(BELOW))
             {
-                names.push(prefix.clone() + &name);
+                // What cannot be read in this directory is left out.
+                let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);
             }
         }
-        order::sort(&mut names);
-        Ok(names
-            .iter()
-            .map(|name| Group::at(&self.path, name))
-            .collect())
+        // Each directory that root has given to a user has a budget of its own, and is reported
+        // once.
+        if outer.is_none() && budget.is_some() {
+            *budget = None;
+            listing.cut_short.truncate(cut_before + 1);
+        }
+        Ok(())
     }
 
     /// Returns the group called `name`. Fails with [`GroupError::Missing`] where the group does not
@@ -210,16 +269,13 @@ impl Root {
         }
     }
 
+    /// Makes the error for a group that does not exist. The groups that do exist are not listed:
+    /// the preloaded library makes this error as well, and must not read the directories of others.
     pub(super) fn missing(&self, name: &str) -> GroupError {
-        let known = self.groups().unwrap_or_default();
-        // Groups of ended jobs are not suggested, because a user who gives a wrong name does not
-        // mean such a group.
-        let ended = Group::ended(&known);
-        let known = known.into_iter().zip(ended).filter(|(_, ended)| !ended);
         GroupError::Missing {
             name: name.into(),
             root: self.path.clone(),
-            known: known.map(|(group, _)| group.name().into()).collect(),
+            known: None,
         }
     }
 
@@ -452,12 +508,27 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
     }
 }
 
-/// Leaves out directories that have no limits file of a group, as far as the caller can see.
-fn with_limits(mut groups: Vec<Group>) -> Vec<Group> {
-    groups.retain(|group| {
-        Directory::open(&group.path).is_ok_and(|there| contents::has_limits(&there))
-    });
-    groups
+/// Returns whether an open directory has the limits file of a group, as far as the caller can see.
+fn has_limits(directory: &io::Result<Directory>) -> bool {
+    directory.as_ref().is_ok_and(contents::has_limits)
+}
+
+/// How far below its start a listing of directories goes.
+#[derive(Copy, Clone, Eq, PartialEq)]
+enum Reach {
+    /// Only the directories directly below.
+    Next,
+    /// The directories at all levels.
+    All,
+}
+
+/// The groups that a root has, as far as they were read.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// The groups by name, each before the groups below it.
+    pub groups: Vec<Group>,
+    /// The directories of other users that have more names than gpulimit reads there.
+    pub cut_short: Vec<PathBuf>,
 }
 
 /// A group that was just made or found, and that other processes cannot remove before this value is

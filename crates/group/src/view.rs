@@ -4,14 +4,21 @@
 //! The ledger, lock and limits in a view are hard links to the group's own files. So a process that
 //! joins the group in the view is a member of the group itself.
 
+use super::directory::Directory;
 use super::root::make_directory;
-use super::{Group, GroupError, context_size};
+use super::{BELOW, Group, GroupError, LEDGER, context_size};
+use gpulimit_ledger::Ledger;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The permissions of a view's directories: all users in the container may read them.
 const DIRECTORY: u32 = 0o755;
+
+/// The directory of a root that holds the views of containers, each as `CONTAINER/view`.
+const CONTAINERS: &str = ".containers";
+const VIEW: &str = "view";
 
 impl Group {
     /// Makes a view of this group at the path `place`. This path must not exist and must be on the
@@ -41,5 +48,50 @@ impl Group {
         }
         context_size::copy(self.root(), place).map_err(failed)?;
         Ok(ledgers)
+    }
+
+    /// Returns whether an open ledger has no names but that in the group's directory and those of
+    /// the group in containers' views. Only root can make names in views, so a user cannot hide
+    /// another name among them.
+    pub(super) fn is_only_ledger(&self, ledger: &Ledger) -> Result<bool, GroupError> {
+        let failed = |error| self.failed("open", error);
+        let before = ledger.metadata().map_err(failed)?;
+        if before.nlink() == 1 {
+            return Ok(true);
+        }
+        let views = self.views_with((before.dev(), before.ino()));
+        let views = views.map_err(failed)?;
+        // The number of names has not changed while the views were counted.
+        let after = ledger.metadata().map_err(failed)?;
+        Ok(before.nlink() == after.nlink() && after.nlink() == views + 1)
+    }
+
+    /// Returns the number of views of containers in which this group's ledger is the file `id`, a
+    /// device and inode.
+    fn views_with(&self, id: (u64, u64)) -> io::Result<u64> {
+        let containers = match Directory::open(&self.root.join(CONTAINERS)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+            containers => containers?,
+        };
+        let about = containers.about()?;
+        if about.uid() != 0 || about.mode() & 0o022 != 0 {
+            return Ok(0);
+        }
+        let shows = |container: &Directory| -> io::Result<bool> {
+            let mut here = container.open_directory(VIEW)?;
+            for (depth, part) in self.name.split('/').enumerate() {
+                if depth > 0 {
+                    here = here.open_directory(BELOW)?;
+                }
+                here = here.open_directory(part)?;
+            }
+            Ok(here.entry(LEDGER)?.is_some_and(|there| there.id == id))
+        };
+        let mut count = 0;
+        for name in containers.names()? {
+            let container = containers.open_directory(name?);
+            count += u64::from(container.and_then(|one| shows(&one)).unwrap_or(false));
+        }
+        Ok(count)
     }
 }
