@@ -193,23 +193,28 @@ impl Changes {
                     Some(id) => above.rules.for_device(id, Key::Max),
                     None => above.rules.get(Selector::All, Key::Max),
                 };
-                let smaller = above
+                let above = above
                     .iter()
-                    .filter_map(|above| Some((theirs(above)?, &above.name)))
-                    .filter(|(theirs, _)| is_above(own, *theirs, capacity))
-                    .min_by_key(|(theirs, _)| bytes(Some(*theirs), capacity));
-                if let Some((theirs, name)) = smaller {
-                    let line = format!(
-                        "max={own} is above max={theirs} of group {name}: the lower limit applies"
-                    );
-                    if !lines.contains(&line) {
-                        lines.push(line);
-                    }
-                }
+                    .filter_map(|above| Some((&*above.name, theirs(above)?)));
+                lines.extend(lower_max(own, above, capacity).filter(|line| !lines.contains(line)));
             }
         }
         lines
     }
+}
+
+/// Returns a warning if one of the groups `above` has a `max` smaller than `own` on a GPU. The
+/// warning names the smallest.
+pub fn lower_max<'a>(
+    own: Size,
+    above: impl Iterator<Item = (&'a str, Size)>,
+    capacity: Option<u64>,
+) -> Option<String> {
+    let smaller = above.filter(|(_, theirs)| is_above(own, *theirs, capacity));
+    let (name, theirs) = smaller.min_by_key(|(_, theirs)| bytes(Some(*theirs), capacity))?;
+    Some(format!(
+        "max={own} is above max={theirs} of group {name}: the lower limit applies"
+    ))
 }
 
 /// Returns the memory of each GPU; empty if no setting depends on a GPU's memory.

@@ -2,9 +2,8 @@
 
 use super::accounts::Database;
 use super::apply::Wanted;
-use super::changes::is_above;
+use super::changes::lower_max;
 use super::failure::Failure;
-use super::figures::bytes;
 use super::nvml::Driver;
 use super::{apply, output, warnings};
 use gpulimit_base::device::DeviceId;
@@ -83,14 +82,9 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
         .collect();
     for (group, wanted) in plan.groups.iter().zip(wanted) {
         let mut say = |line| lines.push((group.line, line));
-        warnings::of(&wanted.limits, &gpus, driver)
-            .into_iter()
-            .for_each(&mut say);
-        outranked(wanted, &all, &gpus)
-            .into_iter()
-            .for_each(&mut say);
-        without_max(&group.settings, &wanted.limits.options)
-            .into_iter()
+        let odd = warnings::of(&wanted.limits, &gpus, driver).into_iter();
+        odd.chain(outranked(wanted, &all, &gpus))
+            .chain(without_max(&group.settings, &wanted.limits.options))
             .for_each(&mut say);
     }
     // A stanza of the policy may make many groups. Print the stanza's warning only once.
@@ -110,39 +104,26 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     }
 }
 
-/// Warns, a line each, if a group above has a smaller `max`.
+/// Returns a warning for each GPU on which a group above has a smaller `max`.
 fn outranked(
     group: &Wanted,
     all: &BTreeMap<&str, &LimitSet>,
     gpus: &[(DeviceId, u64)],
 ) -> Vec<String> {
-    let above: Vec<(&str, &LimitSet)> = upwards(&group.name)
-        .skip(1)
-        .filter_map(|name| Some((name, *all.get(name)?)))
-        .collect();
-    let mut lines = Vec::new();
     // Without a GPU, only sizes of the same kind can be compared.
     let unknown = gpus.is_empty().then_some(None);
     let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
-    for gpu in gpus {
+    gpus.filter_map(|gpu| {
         let max = |limits: &LimitSet| match gpu {
             Some((id, _)) => limits.for_device(id, Key::Max),
             None => limits.get(Selector::All, Key::Max),
         };
+        let above = upwards(&group.name).skip(1);
+        let above = above.filter_map(|name| Some((name, max(all.get(name)?)?)));
         let capacity = gpu.map(|(_, capacity)| capacity);
-        let Some(own) = max(&group.limits) else {
-            continue;
-        };
-        let lower = above
-            .iter()
-            .filter_map(|(name, limits)| Some((name, max(limits)?)))
-            .filter(|(_, theirs)| is_above(own, *theirs, capacity))
-            .min_by_key(|(_, theirs)| bytes(Some(*theirs), capacity));
-        lines.extend(lower.map(|(name, theirs)| {
-            format!("max={own} is above max={theirs} of group {name}: the lower limit applies")
-        }));
-    }
-    lines
+        lower_max(max(&group.limits)?, above, capacity)
+    })
+    .collect()
 }
 
 /// Warns about options that have no effect because the group has no `max`.

@@ -207,35 +207,32 @@ impl Group {
     pub fn past_leases<T>(
         &self,
         until: Instant,
+        act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        self.past(false, until, act)
+    }
+
+    /// As [`Group::past_leases`], where `act` opens the group's ledger and no other file. Does not
+    /// wait for the end of leases on other files.
+    pub fn past_lease_on_ledger<T>(
+        &self,
+        until: Instant,
+        act: impl FnMut() -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        self.past(true, until, act)
+    }
+
+    fn past<T>(
+        &self,
+        only_ledger: bool,
+        until: Instant,
         mut act: impl FnMut() -> Result<T, GroupError>,
     ) -> Result<T, GroupError> {
         match act() {
             Err(error) if error.is_leased() => {
                 // Keep the files open while `act` runs, because the kernel grants no new lease on
                 // an open file.
-                let _open = self.await_leases(until)?;
-                act()
-            }
-            done => done,
-        }
-    }
-
-    /// Runs `act`, which opens the group's ledger and no other file, as [`Group::past_leases`]
-    /// does. Leases on other files are not waited for.
-    pub fn past_lease_on_ledger<T>(
-        &self,
-        until: Instant,
-        mut act: impl FnMut() -> Result<T, GroupError>,
-    ) -> Result<T, GroupError> {
-        match act() {
-            Err(error) if error.is_leased() => {
-                let failed = |error: io::Error| match error.kind() {
-                    ErrorKind::WouldBlock => GroupError::leased(&self.ledger_path()),
-                    _ => self.failed("open", error),
-                };
-                let Descent { directory, .. } = &Descent::to(self)?;
-                let opening = directory.begin_open(LEDGER.as_ref()).map_err(failed)?;
-                let _open = opening.finish(until).map_err(failed)?;
+                let _open = self.await_leases(only_ledger, until)?;
                 act()
             }
             done => done,
@@ -244,20 +241,22 @@ impl Group {
 
     /// Opens the files of the group and of the groups above it, and waits at most until `until`
     /// while other programs have leases on the files. Files that cannot be opened for another
-    /// reason are left out.
+    /// reason are left out. With `only_ledger`, opens the group's ledger alone.
     ///
     /// All files are waited for at the same time, and files without a lease stay open meanwhile: a
     /// program that takes leases on two files in turns would otherwise always have one.
-    fn await_leases(&self, until: Instant) -> Result<Vec<File>, GroupError> {
+    fn await_leases(&self, only_ledger: bool, until: Instant) -> Result<Vec<File>, GroupError> {
         let mut openings = Vec::new();
-        for group in self.upwards() {
+        let levels = if only_ledger { 1 } else { MAX_DEPTH };
+        for group in self.upwards().take(levels) {
             let Ok(Descent { directory, .. }) = &Descent::to(&group) else {
                 continue;
             };
             let drafts = directory.names().into_iter().flatten().flatten();
             let drafts = drafts.filter(|name| contents::has_draft_name(name));
             let names = [LIMITS, LIMITS_LOCK, LEDGER, LOCK, JOB].map(OsString::from);
-            for name in names.into_iter().chain(drafts.take(MAX_DRAFTS)) {
+            let names = names.into_iter().chain(drafts.take(MAX_DRAFTS));
+            for name in names.filter(|name| !only_ledger || name == LEDGER) {
                 if let Ok(opening) = directory.begin_open(&name) {
                     openings.push((directory.path().join(name), opening));
                 }
