@@ -2,7 +2,6 @@
 
 use super::super::failure::Failure;
 use super::super::look::{self, PATIENCE, Question};
-use super::super::probe::VERB;
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -38,7 +37,7 @@ fn true_command() -> Command {
         Some(program) => Command::new(program),
         None => {
             let mut command = Command::new("/proc/self/exe");
-            command.args([VERB, "preload"]);
+            command.arg("--version");
             command
         }
     };
