@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Those child groups of one group that have protected memory. The group is on this process's path:
-/// it is the process's own group or a group above it.
+/// The child groups with protected memory of one group on this process's path. That group is the
+/// process's own group or a group above it.
 pub(super) struct ProtectedGroups {
     /// The directory that holds the child groups.
     below: PathBuf,

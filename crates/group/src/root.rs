@@ -231,7 +231,7 @@ impl Root {
                 && !is_deepest
                 && let Ok(below) = there.and_then(|there| there.open_directory(BELOW))
             {
-                // What cannot be read in this directory is left out.
+                // Leaves out the groups in a directory that the caller cannot read.
                 let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);
             }
         }

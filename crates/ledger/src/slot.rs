@@ -212,9 +212,9 @@ impl Ledger {
     /// preferred. But if many processes start at once, all of them would try the lowest free slot.
     /// Therefore a process picks its next slot at random among several free slots. Their number
     /// doubles with each slot that the process loses to another process, so even a thousand
-    /// processes need only a few attempts each. The number is bounded only by the number of slots.
-    /// Of four thousand processes on two processors, more than a thousand may be suspended in the
-    /// middle of a claim, and they hold the lowest slots.
+    /// processes need only a few attempts each. The number is bounded only by the number of slots:
+    /// if four thousand processes start on two processors, the scheduler may suspend more than a
+    /// thousand of them in the middle of a claim, and these hold the lowest slots.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;
         if !self.map.writable() {

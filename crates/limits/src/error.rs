@@ -23,7 +23,7 @@ pub enum LimitsError {
     Damaged {
         /// The path of the limits file.
         path: PathBuf,
-        /// What is wrong with the limits file.
+        /// The reason why the limits file is not valid.
         why: &'static str,
     },
     /// The limits file was written by a version of gpulimit that uses another file format.

@@ -167,7 +167,7 @@ impl fmt::Display for OptionKey {
     }
 }
 
-/// What a group does with a memory request that would exceed its limit.
+/// The value of `on_limit`: how a group treats a memory request that would exceed its limit.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub enum OnLimit {
     /// The group refuses the request: the program gets an out-of-memory error.
@@ -200,7 +200,7 @@ impl Oom {
     }
 }
 
-/// What a group does at its limit.
+/// The options of a group: how the group treats requests at its limit.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Options {
     /// `fail` (default) or `wait`.

@@ -52,7 +52,7 @@ impl fmt::Display for Selector {
 pub struct LimitSet {
     /// The rules, each with its selector.
     pub rules: Vec<(Selector, Values)>,
-    /// What the group does at its limit.
+    /// The options of the group: how the group treats requests at its limit.
     pub options: Options,
 }
 

@@ -35,8 +35,8 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            // A variable of another tool says that there is no limit. The limit of the assigned
-            // group still holds.
+            // The environment asks for no limit, by a variable of another tool. The limit of the
+            // assigned group still holds.
             Asked::NoLimit => (rule.group.clone(), None),
             Asked::Unset => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),

@@ -18,7 +18,7 @@ pub enum PolicyError {
         variable: String,
         /// The value of the variable.
         text: String,
-        /// What is wrong with the variable's value, and which values are accepted.
+        /// The reason why the value is not valid, and the values that are accepted.
         why: Why,
     },
     /// An environment variable sets a limit for a GPU that this process does not see.
@@ -74,7 +74,7 @@ pub enum PolicyError {
     },
 }
 
-/// What is wrong with the value of an environment variable.
+/// The reason why the value of an environment variable is not valid.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Why {
     /// The value is empty; the field says what to set instead.

@@ -26,7 +26,7 @@ pub struct Mistake {
     pub path: PathBuf,
     /// The line of the mistake in the policy file, counted from 1.
     pub line: usize,
-    /// What is wrong with the text at this line, and what is accepted.
+    /// The reason why the text at this line is not valid, and the text that is accepted.
     pub why: String,
     /// Whether the mistake is only that this machine lacks a user, a unix group or a GPU. The
     /// policy file may be right on another machine.

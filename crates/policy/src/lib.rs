@@ -255,7 +255,7 @@ fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
 enum Asked {
     /// The variables ask for these limits.
     Limits(LimitRequest),
-    /// A variable of another tool says that there is no limit.
+    /// A variable of another tool (such as HAMi) asks for no limit.
     NoLimit,
     /// No such variable is set.
     Unset,

@@ -22,7 +22,7 @@ const HEAD: &str = "gpulimit-rules ";
 /// The format number of the rules files that this code reads and writes.
 pub(super) const FORMAT: u64 = gpulimit_base::version::RULES;
 
-/// What is wrong with a text that is not a valid rules file.
+/// The reason why a text is not a valid rules file.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Wrong {
     /// Another version of gpulimit wrote the text.
