@@ -118,8 +118,8 @@ impl fmt::Display for Short {
 impl FromStr for DeviceId {
     type Err = DeviceError;
 
-    /// Reads the full form of a UUID only, ignoring case; [`DeviceId::matches`] accepts prefixes of
-    /// a UUID.
+    /// Parses the full form of a UUID, ignoring case. [`DeviceId::matches`] also accepts a prefix
+    /// of it.
     fn from_str(text: &str) -> Result<Self, DeviceError> {
         let read = || {
             let mut digits = text.get(4..)?.chars().filter_map(|c| c.to_digit(16));
@@ -127,10 +127,9 @@ impl FromStr for DeviceId {
             for byte in &mut uuid {
                 *byte = (digits.next()? << 4 | digits.next()?) as u8;
             }
-            // The loop skips all characters that are not hexadecimal digits, wherever they stand.
-            // The code below then writes the UUID again and compares the result with the given
-            // text. This comparison rejects a text whose prefix or hyphens are missing or in wrong
-            // places.
+            // The loop skips every character that is not a hexadecimal digit. So the code below
+            // formats the UUID again and compares the result with the text. This rejects a missing
+            // prefix or a misplaced hyphen.
             let mut both = [Self::gpu(uuid), Self::mig(uuid)].into_iter();
             both.find(|id| id.written().eq_ignore_ascii_case(text.as_bytes()))
         };

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-/// A text that is displayed as one line, with dangerous characters escaped. These are the
-/// characters that a terminal obeys or that hide other characters: control characters (C0, DEL,
-/// C1), line separators, and marks of writing direction.
+/// A text that is displayed as one line. Characters that could change or hide other output are
+/// escaped: control characters (C0, DEL, C1), line separators, and marks of writing direction.
 ///
-/// Each escaped character becomes `\u` and four hexadecimal digits per UTF-16 unit. JSON has the
-/// same escapes, so a JSON text still has the same value after escaping.
+/// Each escaped character becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON.
+/// Escaping a JSON text therefore keeps its value.
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -1,10 +1,10 @@
-//! Detection of the file system on which a path lies. Some file systems cannot store gpulimit
-//! groups.
+//! Detection of file systems that cannot store gpulimit groups.
 //!
-//! The processes in a group share memory by mapping the group's files, and each process shows by a
-//! kernel file lock that it is alive. Both work only on a file system with three properties. One
-//! machine uses the file system alone. A mapping keeps the opened file and its locks alive. Writing
-//! to a file does not replace the file by a copy.
+//! The processes in a group share memory by mapping the group's files. Each process holds a kernel
+//! file lock while it is alive. The file system must therefore have three properties:
+//! - Only one machine uses the file system.
+//! - A mapped file stays open and keeps its locks.
+//! - A write changes the file itself and not a copy of it.
 #![allow(unsafe_code)]
 
 use crate::proc;
@@ -32,11 +32,10 @@ pub struct FileSystem {
 /// A reason why a group cannot be stored on a file system.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Other hosts may mount the same file system, but a file that is mapped into memory is not
-    /// shared between hosts.
+    /// Several hosts may mount the file system, but a mapped file is not shared between hosts.
     Network,
-    /// The first write to a file replaces the file by a copy: processes that mapped the file before
-    /// the write do not see the change.
+    /// The first write to a file makes a copy and changes only the copy. Processes that mapped the
+    /// file before this write do not see the change.
     CopiesUp,
     /// The file system drops a file lock when the descriptor is closed, even if the file is still
     /// mapped. A living process may therefore lose its lock.
@@ -89,9 +88,8 @@ const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x786f_4256, "vboxsf", Some(Fault::Network)),
 ];
 
-/// Names of file systems whose files lie on another machine, as `/proc/self/mountinfo` shows them.
-/// Most of these are FUSE file systems; the files of the virtio file system lie on the host of the
-/// virtual machine.
+/// Names of remote file systems in `/proc/self/mountinfo`, most of them FUSE file systems. The
+/// files of virtiofs lie on the host of the virtual machine.
 const REMOTE: [&str; 22] = [
     "virtiofs",
     "fuse.beegfs",
@@ -156,8 +154,7 @@ pub fn check(path: &Path) -> Result<(), Unsuitable> {
 }
 
 impl Unsuitable {
-    /// Returns the error for a path whose file system failed a test: the file system dropped the
-    /// lock of a file that was still mapped.
+    /// Returns the error for a path on a file system that dropped the lock of a mapped file.
     pub fn loses_locks(path: &Path) -> Self {
         // The file at the path may not exist yet. Its directory exists, so the directory is
         // examined.
@@ -183,8 +180,7 @@ fn magic(path: &Path) -> io::Result<u32> {
             _ => return Err(io::Error::last_os_error()),
         }
     };
-    // The value is cut to 32 bits, the size of magic numbers, because the width and the sign of
-    // `f_type` differ between architectures.
+    // Magic numbers have 32 bits. The width and the sign of `f_type` depend on the architecture.
     Ok(about.f_type as u32)
 }
 

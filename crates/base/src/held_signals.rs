@@ -38,8 +38,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // timeout is zero, so the call does not wait for the signal, which is blocked. The old mask is
     // restored.
     unsafe {
-        // If the same signal was already pending before the write, the kernel has merged the two
-        // signals into one. This pending signal belongs to the program, so it is not removed.
+        // A signal that was already pending before the write belongs to the program and stays. The
+        // kernel merges a second signal of the same number into the pending one.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(

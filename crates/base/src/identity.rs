@@ -91,12 +91,11 @@ impl Identity {
     }
 
     /// Returns the beginning of a process's command line. `pid` is the process's number in the
-    /// caller's pid namespace. Returns `None` if the process has no command line, for example
-    /// because it is a zombie. Also returns `None` if `/proc` does not let the caller read the
-    /// command line.
+    /// caller's pid namespace. Returns `None` for a zombie, and if `/proc` does not let the caller
+    /// read the command line.
     ///
-    /// The read waits for the lock on that process's memory, and for the pages of that memory. The
-    /// user who owns that process can make both waits last forever.
+    /// The call can block forever: it waits for the process's memory lock and memory pages, and the
+    /// user who owns the process can delay both.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
@@ -126,18 +125,17 @@ pub struct SeenProcess {
     /// Start time of the process by the clock of the caller's time namespace, in ticks since boot;
     /// 0 if unknown.
     start_time: u64,
-    /// Whether the process is in the caller's time namespace. If so, the process itself and the
+    /// Whether the process is in the caller's time namespace. Only then do the process and the
     /// caller read the same start time for the process.
     same_clock: bool,
 }
 
 impl SeenProcess {
-    /// Returns the pid that a process has in the caller's pid namespace; `None` if the process is
-    /// not found in that namespace.
+    /// Returns the pid that a process has in the caller's pid namespace. Returns `None` if the
+    /// caller's namespace does not contain the process.
     ///
-    /// A process in an inner pid namespace has one pid there and another pid in the caller's
-    /// namespace. This method then searches among all processes in `/proc`, which `everybody` must
-    /// return.
+    /// A process in an inner pid namespace has a different pid in the caller's namespace. To find
+    /// it, this method searches `everybody`, a list of all processes in `/proc`.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -162,16 +160,17 @@ impl SeenProcess {
         Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
-    /// Searches the listed processes for the one that matches an identity from another pid
-    /// namespace. Returns the pid of that process in the caller's namespace. A listed process
-    /// matches only if its namespace is known.
+    /// Searches the listed processes for the one that an identity from another pid namespace
+    /// describes. Returns the pid of that process in the caller's namespace. The process must be in
+    /// the same pid namespace as the identity.
     fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
         seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
             .map(|(pid, _)| pid)
     }
 
-    /// Returns the process that has this pid in the caller's pid namespace. If no process has this
-    /// pid any more, the function assumes that the process was in the caller's namespace.
+    /// Returns the process that has this pid in the caller's pid namespace. If `/proc` does not
+    /// show such a process, returns a process with this pid in the caller's namespace and start
+    /// time 0.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
         let stat = head(&first_thread(pid, pid), &mut stat);
@@ -181,12 +180,12 @@ impl SeenProcess {
             pid: inner.unwrap_or(pid),
             pid_ns: match fs::metadata(format!("/proc/{pid}/ns/pid")) {
                 Ok(namespace) => namespace.ino(),
-                // The link `/proc/PID/ns/pid` is unreadable if the process belongs to another user.
+                // The link `/proc/PID/ns/pid` of another user's process is unreadable.
                 Err(_) => Self::unseen_pid_ns(pid, inner),
             },
             start_time: start_time(stat).unwrap_or(0),
-            // The time namespace of another user's process cannot be read; nearly all processes are
-            // in the caller's time namespace.
+            // `/proc` hides the time namespaces of other users' processes. Assume the caller's
+            // namespace, which nearly all processes share.
             same_clock: has_own_clock(pid).unwrap_or(true),
         }
     }
@@ -208,9 +207,8 @@ impl SeenProcess {
     }
 
     /// Returns whether this process is the one that an identity describes. Unknown fields match any
-    /// value. The start times are not compared if the process is in another time namespace. The
-    /// process has then written a start time into its slot of the ledger that its namespace has
-    /// shifted.
+    /// value. The start time is ignored if the process is in another time namespace, because the
+    /// clock of that namespace may be shifted.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
@@ -415,11 +413,11 @@ mod tests {
         assert!(!seen.is(&other(|other| other.pid += 1)));
         assert!(
             !seen.is(&other(|other| other.start_time += 1)),
-            "another process has its pid now"
+            "the pid belongs to another process now"
         );
         assert!(
             !seen.is(&other(|other| other.pid_ns += 1)),
-            "in another pid namespace"
+            "the pid namespace differs"
         );
         // Linux assigns no pid as large as this one, so a process with this pid does not exist.
         let gone = other(|other| other.pid = 1 << 23);
@@ -442,19 +440,19 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::null())
             .spawn();
-        let mut shifted = shifted.expect("unshare is of util-linux");
+        let mut shifted = shifted.expect("unshare (util-linux) is installed");
         let mut line = String::new();
         let mut out = std::io::BufReader::new(shifted.stdout.take().expect("piped"));
         let _ = std::io::BufRead::read_line(&mut out, &mut line);
         if line.is_empty() {
             let _ = shifted.wait();
-            eprintln!("SKIPPED: time namespaces take root");
+            eprintln!("SKIPPED: only root can make a time namespace");
             return;
         }
         let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
         let identity = Identity {
             pid: pid.unwrap_or(0),
-            // The start time that the process would write into its own identity.
+            // The start time as the process itself reads it.
             start_time: start_time(line.as_bytes()).unwrap_or(0),
             ..own
         };
@@ -465,10 +463,10 @@ mod tests {
         assert_ne!(
             seen.start_time(),
             Some(identity.start_time),
-            "the clock is shifted"
+            "the time namespace shifts the clock"
         );
         assert!(seen.is(&identity));
-        assert!(!is_ending, "the process was alive");
+        assert!(!is_ending, "the process is alive");
     }
 
     #[test]
@@ -556,16 +554,16 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&Identity { start_time, ..own }, SeenProcess::everybody),
             None,
-            "another process has its pid now"
+            "the pid belongs to another process now"
         );
         let pid_ns = own.pid_ns + 1;
         assert_eq!(
             SeenProcess::pid_of(&Identity { pid_ns, ..own }, SeenProcess::everybody),
             None,
-            "not in the list of processes"
+            "the process is not in the list"
         );
-        // A process that does not exist is found under its own pid. The same holds for a process of
-        // another user that `/proc` hides.
+        // A process that `/proc` does not show is found under its own pid, because `/proc` may hide
+        // a process of another user.
         let gone = Identity {
             pid: 1 << 23,
             ..own
@@ -573,7 +571,7 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&gone, SeenProcess::everybody),
             Some(gone.pid),
-            "assumed to exist where `/proc` hides it"
+            "`/proc` may hide the process"
         );
     }
 

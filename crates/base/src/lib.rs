@@ -1,5 +1,5 @@
-//! The foundation of all other gpulimit crates: sizes, identities of GPUs and of processes, names,
-//! mapped pages, file systems, held signals, and the versions of the file formats. This crate knows
+//! The foundation of all other gpulimit crates: sizes, names, identities of GPUs and processes,
+//! file systems, mapped pages, blocked signals, and versions of the file formats. This crate knows
 //! neither groups nor CUDA.
 
 pub mod device;

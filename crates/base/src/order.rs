@@ -1,10 +1,9 @@
-//! Sorting for the preloaded library `libgpulimit.so`. The compiler makes a new copy of the
-//! standard library's sort for each type. The machine code of the sort in this module is a
-//! twentieth as long. The preloaded library sorts only short lists, and rarely, so speed matters
-//! less than size.
+//! Sorting for the preloaded library `libgpulimit.so`. The compiler generates the standard
+//! library's sort again for each type. The sort in this module needs a twentieth of that machine
+//! code. Size matters more than speed here: the preloaded library sorts only short lists, and
+//! rarely.
 
-/// Sorts `items` in place. If an item `a` ends up before an item `b`, then `is_before(b, a)` is
-/// false.
+/// Sorts `items` in place, in the order that `is_before` defines.
 ///
 /// The algorithm is a heap sort: it takes O(n log n) for every input and does not allocate. The
 /// sort is not stable.

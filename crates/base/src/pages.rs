@@ -14,8 +14,8 @@ use std::ptr::{self, NonNull};
 pub struct Pages {
     start: NonNull<libc::c_void>,
     len: usize,
-    /// The watch for truncation of the mapped file. `None` for memory without a file, for a mapping
-    /// whose content is never read, and if too many mappings are watched already.
+    /// Detects truncation of the mapped file. `None` for memory without a file, for a mapping whose
+    /// content is never read, and if too many mappings are watched already.
     watch: Option<Watch>,
 }
 
@@ -78,8 +78,8 @@ impl Pages {
         self.start
     }
 
-    /// Returns whether the mapped file was truncated, so that the mapped bytes are no longer the
-    /// file's.
+    /// Returns whether the mapped file was truncated. The mapped bytes are then zeros and no longer
+    /// the content of the file.
     pub fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(Watch::is_lost)
     }
@@ -87,8 +87,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // The watch ends before the pages are unmapped, because another mapping may get the same
-        // addresses a moment later.
+        // Stop watching before unmapping: another mapping may get the same addresses as soon as
+        // they are unmapped.
         self.watch = None;
         // SAFETY: `self` owns the mapping, and every reference into it borrows from `self`.
         unsafe { libc::munmap(self.start.as_ptr(), self.len) };

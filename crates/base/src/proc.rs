@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads a file of `/proc`. Bytes that are not UTF-8 are replaced. An error for such bytes would
-/// let a process escape detection by choosing a name that is not UTF-8.
+/// Reads a file of `/proc`, and replaces bytes that are not UTF-8. If such bytes were an error, a
+/// process could escape detection by its name.
 ///
 /// # Errors
 /// Any error of the system.

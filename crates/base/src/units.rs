@@ -190,7 +190,7 @@ struct Number {
 }
 
 /// Number of digits after the decimal point that are used. Further digits are dropped, because they
-/// cannot change a size by a byte.
+/// would add less than one byte to a size.
 const FRACTION_DIGITS: usize = 18;
 
 impl Number {
@@ -299,7 +299,7 @@ impl fmt::Display for SizeError {
 
 impl Error for SizeError {}
 
-/// Displays a byte count for people, with one decimal in the fitting unit: `3.6 GiB`, `518.0 MiB`,
+/// Displays a byte count for people, with one decimal in a suitable unit: `3.6 GiB`, `518.0 MiB`,
 /// `17 B`. Does not allocate.
 pub const fn gib(bytes: u64) -> Gib {
     Gib(bytes)
@@ -310,8 +310,8 @@ pub const fn gib(bytes: u64) -> Gib {
 pub struct Gib(u64);
 
 impl Gib {
-    /// Displays this byte count in the unit that fits another byte count, without the name of the
-    /// unit. The result is, for example, the `3.6` in `3.6 of 4.0 GiB`.
+    /// Displays this byte count in the same unit as the byte count `other`, without the unit's
+    /// name. The result is, for example, the `3.6` in `3.6 of 4.0 GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,
@@ -333,7 +333,7 @@ impl Gib {
         if self.0 < 1024 {
             return ("B", 0);
         }
-        // A byte count that rounds to 1024.0 of one unit is displayed in the next larger unit.
+        // Choose the next larger unit if rounding gives 1024.0 of a unit.
         let fits = |(_, shift): &&(&'static str, u32)| self.tenths(*shift) < 10_240;
         *UNITS.iter().find(fits).unwrap_or(&UNITS[3])
     }

@@ -1,9 +1,8 @@
 //! The versions of gpulimit's file formats. Two builds of gpulimit work together if they use the
-//! same formats for the files that they share. Their release versions may differ.
+//! same formats for their shared files. Their release versions may differ.
 //!
-//! Each file contains the version of its format. A build that uses another format refuses to read
-//! the file. With these constants a program can compare two builds first, and tell the user before
-//! a file is refused.
+//! Each file contains the version of its format, and a build refuses a file of any other version. A
+//! program can compare two builds by these constants and warn the user before a file is refused.
 
 /// Version of the ledger's format: the ledger's layout, and the protocol of the processes that use
 /// the ledger.

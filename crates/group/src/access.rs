@@ -10,8 +10,8 @@ use std::path::Path;
 /// The users who may run programs in a group, and the user who may make groups below that group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Access {
-    /// The user who owns the group: may run programs in the group, and may make groups below the
-    /// group. `None` means the user who makes the group.
+    /// The group's owner, who may run programs in the group and make groups below it. `None` means
+    /// the user who makes the group.
     pub owner: Option<u32>,
     /// The other users who may run programs in the group.
     pub members: Members,
@@ -44,9 +44,9 @@ impl Members {
 impl Access {
     /// Gives the owner and the members of the group access to the group's file `name`.
     ///
-    /// Sets the permissions on the open file, not by its name. Fails unless the file has the same
-    /// owner as its directory or the directory belongs to root. With this check, another user's
-    /// file of the same name is not changed.
+    /// Sets the permissions on the open file, not by its name. Fails if the file and its directory
+    /// have different owners, because another user may have made the file. In a directory of root,
+    /// the file's owner does not matter.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());
@@ -74,8 +74,7 @@ impl Access {
         file.set_permissions(Permissions::from_mode(self.members.mode()))
     }
 
-    /// Gives the directory `sub` to the group's owner. That directory holds the group's child
-    /// groups.
+    /// Gives the group's directory for child groups (`sub`) to the group's owner.
     pub(super) fn give_directory(&self, below: &Directory) -> io::Result<()> {
         match self.owner {
             Some(owner) => below.set_owner(owner),
@@ -113,7 +112,8 @@ impl Access {
         }
     }
 
-    /// Returns whether this user may run programs in the group, as far as the user id alone tells.
+    /// Returns whether the user id alone lets this user run programs in the group. Membership in a
+    /// unix group is not considered.
     pub fn admits(&self, uid: u32) -> bool {
         let owner = self.owner.unwrap_or_else(user::effective);
         uid == 0 || uid == owner || self.members == Members::All

@@ -1,8 +1,8 @@
-//! Makes the group's file `lock` if the file does not exist.
+//! Makes a group's files and sets which users may use them.
 //!
 //! Owners and permissions are changed through open files in an open directory ([`Descent`]). While
-//! root works in a group's directory, root has only the rights of that directory's owner. So a link
-//! that a user puts into the directory of one group cannot affect another group.
+//! root works in a group's directory, root has only the rights of that directory's owner. So a
+//! user's symbolic link cannot lead root to the files of another group.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -21,8 +21,8 @@ impl Group {
             made => made.and_then(|file| access.give(&file)),
         };
         made.map_err(|error| match error.kind() {
-            // Another process has removed the group's directory or its new lock file, in a removal
-            // of the group or a clean-up.
+            // A clean-up or a removal by another process has removed the group's directory or its
+            // new lock file.
             ErrorKind::NotFound => self.missing(),
             _ => self.failed("create", error),
         })
@@ -51,14 +51,14 @@ impl Group {
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
-        // The groups above this group may belong to root or to another user. While `place` lives,
-        // root has lowered rights, and could not change these groups.
+        // Dropping `place` restores the rights of root. Lowered rights would not suffice for the
+        // groups above, which may belong to root or to another user.
         drop(place);
         if !is_group {
             self.admit_above(access)?;
         }
         let _power = Descent::to(self)?;
-        // A directory becomes a group by its limits file, so the limits file is made last.
+        // The limits file turns the directory into a group, so this file is made last.
         let new = Limits::create(&self.limits_path(), modes.limits, limits)?;
         if new && limits.protects() {
             self.notify_parent();
@@ -72,8 +72,8 @@ impl Group {
         Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
     }
 
-    /// Lets the users of `access` run programs in the group and in the groups above it. Users who
-    /// may already do so keep that right.
+    /// Lets the users of `access` run programs in the group and in the groups above it. In the
+    /// groups above, all users keep the rights that they already have.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
         self.change(|here| {
             access.give_file(here, LEDGER)?;
@@ -89,8 +89,8 @@ impl Group {
         change(&place.directory).map_err(|error| self.failed("change", error))
     }
 
-    /// A member of a group is also charged in the groups above it. So the users of `access` need
-    /// write access to the ledgers of all these groups.
+    /// Gives the users of `access` write access to the ledgers of all groups above. They need this
+    /// access because a member of a group is also charged in the groups above it.
     fn admit_above(&self, access: Access) -> Result<(), GroupError> {
         let user = access.owner.filter(|uid| *uid != user::effective());
         for above in self.upwards().skip(1) {

@@ -1,8 +1,8 @@
 //! The steps of a group at its limit, taken in this order until a memory request fits:
 //!
 //! 1. The process gives back its unused memory.
-//! 2. Dead members are cleaned away.
-//! 3. The other members are asked for their unused memory (`contend` of the ledger).
+//! 2. The charges of dead processes are removed.
+//! 3. The other members are asked for their unused memory.
 //! 4. The request waits.
 //! 5. Processes are killed.
 //! 6. The request is refused.
@@ -26,26 +26,24 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long one request may look for processes to kill. If a process's memory map cannot be read in
-/// time, the look at that process takes a second.
+/// How long one request may look for processes to kill. Reading the memory map of one process can
+/// take up to a second.
 const LOOKS: Duration = Duration::from_secs(4);
-/// The most times that a request starts over because the limits have changed since its start. After
-/// that many attempts the request is refused. To make a request reach this number, a program would
-/// have to change the limits on purpose and without pause.
+/// The most attempts of one request while the limits keep changing; then the request is refused.
+/// Only a program that changes the limits without pause reaches this number.
 pub(super) const CHANGES: u32 = 1_000;
 /// The most rounds of killing for one request.
 const VICTIMS: u32 = 64;
-/// The most killed processes that the message about the kill names.
+/// The most killed processes that a message names.
 const NAMED: usize = 3;
-/// The pause between two attempts of a waiting thread that has no place in the line. Only one
-/// thread of each process has a place.
+/// The pause between two attempts of a waiting thread that is not in the line of waiting requests.
+/// Only one thread of each process is in this line.
 const NAP: Duration = Duration::from_millis(50);
 
 /// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
-    /// The request neither waits in line nor has processes killed, because the caller has another
-    /// way to get memory.
+    /// The request neither waits nor kills, because the caller has another way to get memory.
     None,
     /// The request takes all steps that the group's options allow.
     Full,
@@ -54,8 +52,8 @@ pub enum Insistence {
 impl Member {
     /// Charges `bytes` in the group and in all groups above it, or in none of them.
     ///
-    /// If the request does not fit in one of these groups, that group's options decide what
-    /// happens: the request may wait, and processes may be killed for it.
+    /// If the request does not fit in one of these groups, that group's options decide whether the
+    /// request waits and whether processes are killed for it.
     #[inline]
     pub fn charge(
         &self,
@@ -70,8 +68,8 @@ impl Member {
         charge(self, device, bytes, pressure, insistence, &())
     }
 
-    /// As [`Member::charge`], for bytes that are not in use yet. At the moment when the bytes are
-    /// charged, they are also added to `idle`.
+    /// As [`Member::charge`], for bytes that are not in use yet. Also adds the bytes to `idle`, at
+    /// the moment when they are charged.
     pub fn charge_ahead(
         &self,
         device: &MemberDevice,
@@ -87,7 +85,7 @@ impl Member {
     }
 }
 
-/// Charges a request that did not fit at its first attempt.
+/// Charges a request whose first attempt did not fit.
 #[cold]
 fn charge<'a>(
     member: &'a Member,
@@ -116,8 +114,8 @@ fn charge<'a>(
     .map_err(|refused| request.refusal(refused))
 }
 
-/// The callbacks of a request (`pressure`), and the generation of the limits at the start of the
-/// attempt. An attempt that waits for dead processes starts over when the limits change.
+/// One attempt to charge a request: the request's callbacks, and the generation of the limits at
+/// the start of the attempt. If the limits change meanwhile, the attempt starts over.
 struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
@@ -179,8 +177,8 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Makes the error for a request that the group at `level` has refused, with that group's
-    /// current charge and limit. Level 0 is the process's own group.
+    /// Makes the error for a request that the group at `level` has refused. The error contains that
+    /// group's current charge and limit. Level 0 is the process's own group.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -191,8 +189,7 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Handles a request that would take a group above its limit `high`. Asks the group's other
-    /// members to give back unused memory, and gives back this process's unused memory before the
-    /// charge.
+    /// members for unused memory, and gives back this process's own unused memory.
     fn restrain(&self) {
         let mut above = false;
         for (at, station) in self.member.levels.iter().enumerate() {
@@ -217,7 +214,7 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Returns the level of a group with the option `on_limit=wait` in which other requests already
-    /// wait in line. Level 0 is the process's own group.
+    /// wait. Level 0 is the process's own group.
     fn line_ahead(&self) -> Option<usize> {
         let waits = |(at, station): &(usize, &Station)| {
             station
@@ -229,8 +226,8 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Tries to charge the request. Reclaims unused memory, cleans up dead members, and asks the
-    /// other members for their unused memory. If all of this is not enough, also takes memory that
+    /// Tries to charge the request. Reclaims unused memory of this process, cleans up dead members,
+    /// and asks the other members for unused memory. If this is not enough, also takes memory that
     /// `low` protects for other groups.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |spared| {
@@ -245,8 +242,7 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // The limit under which the charge was granted has changed since. So undo the
-                // charge and try again.
+                // The limits have changed since the charge was granted, so undo it and try again.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
@@ -284,8 +280,8 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group. Does not wait if the other members have nothing
-    /// charged, because they then cannot give back any memory.
+    /// Waits in line for room in the group. Refuses at once if the other members have no charge,
+    /// because they cannot give anything back.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
         let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
@@ -301,8 +297,8 @@ impl<'a> Request<'a, '_> {
         waited
     }
 
-    /// Waits until the request is granted, the time is over, or a signal comes. Also stops when the
-    /// other members have nothing charged that they could give back.
+    /// Waits until the request is granted, the time is over, a signal arrives, or the other members
+    /// have no charge left.
     fn wait_in_line(
         &self,
         station: &Station,
@@ -347,11 +343,10 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Kills processes as the group's option `oom` says. Returns whether any process was killed.
-    /// Records and reports the kill before it happens, because this process may be one of those to
-    /// be killed.
+    /// Records and reports the kill first, because this process may be among the killed ones.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
-        // A user may have tampered with the ledger to cause this refusal. In that case no process
-        // is killed for the request.
+        // If the ledger shows signs of tampering, a user may have forged this refusal: kill no
+        // process.
         let station = self.station(level);
         if oom == Oom::None || station.slot.distrusts() {
             return false;
@@ -366,14 +361,13 @@ impl<'a> Request<'a, '_> {
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),
-            // If the largest process is this process, it does not kill itself: its request is
-            // refused instead.
+            // With this option a process never kills itself. Its request is refused instead.
             Oom::KillLargest => {
                 order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
                 processes.truncate(1);
                 processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
-            // This process is killed last. By then it has killed the other processes of the group.
+            // Kill this process last, so that it can kill the group's other processes first.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),

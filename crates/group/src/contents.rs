@@ -1,10 +1,8 @@
-//! Classifies the content of a directory, to decide whether the directory is a group that gpulimit
-//! may remove.
+//! Classifies directories, because gpulimit may remove a directory only if it is a group.
 //!
-//! A user may name any directory as the root by mistake. So a file's name alone does not make the
-//! file part of a group. What proves that a directory is a group is one file that begins with the
-//! magic number of a limits file or of a ledger. Any version of gpulimit may have written that
-//! file.
+//! A user may name any directory as the root by mistake, so file names prove nothing. The proof of
+//! a group is a file that begins with the magic number of a limits file or of a ledger. The version
+//! of the file does not matter.
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
@@ -25,13 +23,13 @@ pub(super) enum Verdict {
     Foreign,
 }
 
-/// The entries of a directory, sorted into those that gpulimit made and all others.
+/// The entries of a directory, separated into those that gpulimit made and all others.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     /// Whether a file in the directory proves that the directory is a group.
     proven: bool,
-    /// Whether the directory has files that gpulimit makes but that are, alone, no proof that the
-    /// directory is a group.
+    /// Whether the directory has files that gpulimit makes, such as an empty `lock`, but that alone
+    /// do not prove a group.
     signs: bool,
     /// Whether the directory has a limits file, whose content an administrator may have written.
     pub limits: bool,
@@ -56,7 +54,7 @@ impl Contents {
             if is_hidden(&name) {
                 continue;
             }
-            // The entry was removed after this process had listed the directory.
+            // The entry was removed after the directory was listed.
             let Some(entry) = directory.entry(&name)? else {
                 continue;
             };
@@ -104,14 +102,14 @@ impl Contents {
                 _ => contents.foreign.push(name),
             }
         }
-        // In a proven group, files with these names belong to the group, even if the files are
-        // damaged. In any other directory such files may be a user's own. While a lease hides a
-        // file's content, the directory counts as a group.
+        // In a proven group, files with these names belong to the group even if they are damaged.
+        // Elsewhere they may be a user's own files. A directory with a leased file counts as a
+        // group, because the lease hides the file's content.
         if !contents.proven && contents.leased.is_none() {
             contents.foreign.append(&mut named);
         }
-        // Other processes may be making or removing the group at the same time. So a file that was
-        // removed or completed after the directory was listed counts as a file of the group.
+        // Other processes may be making or removing the group at the same time. A file that was
+        // removed or completed after the directory was listed is not foreign.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
@@ -122,8 +120,8 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Decides what kind of directory this is. An empty directory counts as a job's new group if
-    /// its own name, `name`, is that of a job's group. Any other empty directory counts as foreign.
+    /// Decides what kind of directory this is. An empty directory counts as an unfinished group if
+    /// its own name, `name`, is that of a job's group.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven || self.leased.is_some() {
@@ -141,8 +139,8 @@ impl Contents {
     }
 }
 
-/// Returns whether a directory has a limits file of a group. The limits file or the ledger must
-/// begin with its magic number. Also returns true if the caller may not read the limits file.
+/// Returns whether a directory has a group's limits file. The limits file or the ledger must begin
+/// with its magic number. A limits file that the caller may not read is also accepted.
 pub(super) fn has_limits(directory: &Directory) -> bool {
     let there = directory.entry(LIMITS).ok().flatten();
     there.is_some_and(|limits| limits.kind == EntryKind::File)
@@ -170,8 +168,8 @@ pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     })
 }
 
-/// Returns whether `name` is the name of a removed file. A file system in user space (FUSE) keeps a
-/// removed file under such a name until the last mapping of the file is gone.
+/// Returns whether `name` is the name that a file system in user space (FUSE) gives to a removed
+/// file. The file keeps this name until its last mapping is gone.
 pub(super) fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".fuse_hidden")
 }
@@ -182,8 +180,8 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
     has_draft_name(OsStr::new(name)) && is_drafts(head(directory, name))
 }
 
-/// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A file that is
-/// not found counts as a draft, because it got its final name after the directory was listed.
+/// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A missing file
+/// also counts as a draft: since the directory was listed, it has got its final name.
 fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
     match head {
         Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),

@@ -1,10 +1,8 @@
-//! The size of a CUDA context on each GPU of this machine. The first process that measures the size
-//! stores it in the root.
+//! The size of a CUDA context, stored in the root in one small file per GPU.
 //!
-//! The driver does not report this size. A process that finds the size in the root can charge a
-//! context before the context is made. It need not measure the size at once. The root has one small
-//! file per GPU. The stored size is only a hint: at the next measurement the process corrects its
-//! charge. A failure to write the file is not an error.
+//! The driver does not report this size, so a process must measure it. With a stored size, another
+//! process can charge a context before it makes one. The stored size is only a hint: a process
+//! corrects its charge at its next measurement. So failing to write the file is not an error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;
@@ -14,11 +12,10 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The largest size of a context that is believed, in bytes. A file with a larger number is
-/// damaged.
+/// The largest plausible size of a context, in bytes. A larger number is ignored.
 const MOST: u64 = 64 << 30;
 
-/// The most bytes that the text of a stored size may have; a longer file is not one of gpulimit's.
+/// The most bytes that a file may have. gpulimit writes fewer; longer files are ignored.
 const LONGEST: u64 = 64;
 
 const PREFIX: &str = ".context-";
@@ -38,8 +35,8 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Stores the size of a context on this GPU. The file is replaced as a whole, so that readers never
-/// find half a number. An existing file is replaced only if it holds a number.
+/// Stores the size of a context on this GPU. The whole file is replaced at once, so that readers
+/// never find half a number. An existing file is replaced only if it is empty or holds a number.
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
     // A failure to store the hint is ignored; the next measurement tries again.
     let _ = replace(root, device, bytes);
@@ -52,7 +49,7 @@ fn replace(root: &Path, device: &DeviceId, bytes: u64) -> io::Result<()> {
     if !is_hint(&root, &name)? || !is_hint(&root, &draft)? {
         return Err(ErrorKind::AlreadyExists.into());
     }
-    // A process with the same pid may have left this draft of the file.
+    // A killed process with the same pid may have left this draft.
     let _ = root.remove_file(&draft);
     let written = root
         .create_file(&draft, 0o644)
@@ -90,7 +87,7 @@ pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         if name.to_string_lossy().starts_with(PREFIX) && entry.file_type()?.is_file() {
-            // A stored size that is removed or replaced during the copying is left out.
+            // Skip a stored size that another process removes or replaces meanwhile.
             let _ = fs::copy(entry.path(), to.join(name));
         }
     }
@@ -124,10 +121,9 @@ mod tests {
         assert_eq!(
             fs::read_dir(&root).unwrap().count(),
             1,
-            "nothing else is left behind"
+            "no other file is left in the root"
         );
-        // Files of these names exist that gpulimit did not write. Neither the stored size nor its
-        // draft may replace them.
+        // Files with these names exist that gpulimit did not write. They must not be replaced.
         let draft = format!("{PREFIX}{device}.{}", std::process::id());
         for name in [format!("{PREFIX}{device}"), draft] {
             let path = root.join(&name);

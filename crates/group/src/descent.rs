@@ -10,16 +10,15 @@ use std::os::unix::fs::MetadataExt;
 /// A group's directory and its parent directory, both open and checked, reached from the root of
 /// groups without symbolic links.
 ///
-/// Until this value is dropped, the user root has lowered rights: those of the first user who owns
-/// a directory on this path. In that user's directories, root then cannot do more than the user
-/// could.
+/// Until this value is dropped, the user root has only the rights of a user: the first user who
+/// owns a directory on this path. In that user's directories root can do no more than the user.
 #[derive(Debug)]
 pub(super) struct Descent {
     /// The open directory that contains the group's directory.
     pub parent: Directory,
     /// The group's directory.
     pub directory: Directory,
-    /// The lowered rights of the user root. The field is the last one, so that the rights are
+    /// The lowered rights of the user root. The last field is dropped last, so the rights are
     /// restored last.
     power: Option<Lowered>,
 }
@@ -58,8 +57,7 @@ impl Descent {
         })
     }
 
-    /// Returns the user whose rights the user root has taken. `None` where root has its own rights,
-    /// and where the caller is not root.
+    /// Returns the user whose rights the user root has taken; `None` if no rights were lowered.
     pub fn user(&self) -> Option<u32> {
         self.power.as_ref().map(Lowered::user)
     }

@@ -75,8 +75,8 @@ pub enum Opening {
 }
 
 impl Opening {
-    /// Waits for the file, at most until `until`. Fails with `WouldBlock` where another program's
-    /// lease lasts longer.
+    /// Waits for the file, at most until `until`. Fails with `WouldBlock` if another program still
+    /// has a lease on the file then.
     pub fn finish(self, until: Instant) -> io::Result<File> {
         match self {
             Self::Done(file) => Ok(file),
@@ -127,8 +127,8 @@ impl Directory {
 
     /// Opens the regular file called `name` for reading, and for writing as well if `write` is set.
     ///
-    /// Fails with `InvalidInput` where the name belongs to anything but a regular file, and with
-    /// `WouldBlock` where another program has a lease on the file.
+    /// Fails with `InvalidInput` if the entry is not a regular file. Fails with `WouldBlock` while
+    /// another program has a lease on the file.
     pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
@@ -144,15 +144,14 @@ impl Directory {
         }
     }
 
-    /// Begins to open the regular file called `name`, for reading and writing where the caller may,
-    /// also while another program has a lease (`F_SETLEASE`) on the file.
+    /// Begins to open the regular file called `name`, even if another program has a lease
+    /// (`F_SETLEASE`) on it. Opens the file for writing too if the caller may write it.
     ///
     /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
-    /// file. It grants no new lease while another program waits in `open` or has the file open. So
-    /// the wait must be one blocking call of `open`: between two calls, the lease's holder could
-    /// take a new lease. A thread makes the call, because the setting `fs.lease-break-time` may
-    /// also mean "never". With one thread for each file, the caller can wait for several files at
-    /// once.
+    /// file. It grants no new lease while a program waits in `open` or has the file open. So one
+    /// blocking `open` must wait for the whole time: between two calls the lease's holder could
+    /// take a new lease. The call runs in a thread of its own, because the wait may never end, and
+    /// because the caller may wait for several files at once.
     pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
@@ -180,8 +179,7 @@ impl Directory {
         thread::Builder::new().spawn(move || {
             let path = format!("/proc/self/fd/{}", place.as_raw_fd());
             let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
-            // The send fails if the function that started this thread has stopped waiting for the
-            // result.
+            // The send fails if the caller no longer waits for the file.
             let _ = done.send(rustix::fs::open(path, flags, Mode::empty()));
         })?;
         Ok(Opening::Waiting(opened))
@@ -295,8 +293,8 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// Turns the error `ELOOP` into `ENOTDIR`. For a symbolic link in place of a directory the kernel
-/// returns either error, depending on which check it makes first.
+/// Turns the error `ELOOP` into `ENOTDIR`, because the kernel may return either of them for a
+/// symbolic link in place of a directory.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),

@@ -20,9 +20,8 @@ impl Root {
         in_root.into_iter().chain(in_groups).collect()
     }
 
-    /// Removes the drafts of the files that store the sizes of contexts. If a process is just
-    /// writing such a draft, it fails to store the size. It stores the size at its next
-    /// measurement.
+    /// Removes the drafts of the files that store the sizes of contexts. A process that is just
+    /// writing such a draft then fails to store the size, and tries again at its next measurement.
     fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
         let names = Self::names(&root, &mut Vec::new(), &mut None)?;
@@ -48,8 +47,7 @@ impl Group {
         if drafts().map_err(failed)?.is_empty() {
             return Ok(Vec::new());
         }
-        // A process that makes files of a group holds the group's lock. So the drafts of such a
-        // process are not removed.
+        // A process that makes files of a group holds the group's lock, so its drafts stay.
         let Some(_alone) = Hold::alone_in(directory, LOCK).map_err(failed)? else {
             return Ok(Vec::new());
         };

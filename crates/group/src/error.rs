@@ -51,7 +51,7 @@ pub enum GroupError {
         /// The name of one of the child groups.
         below: String,
     },
-    /// The directory of a group, or of a group to be made, holds files that gpulimit did not make.
+    /// The directory that is a group, or should become one, holds files that gpulimit did not make.
     Foreign {
         /// The path of the first file that gpulimit did not make.
         path: PathBuf,
@@ -61,23 +61,23 @@ pub enum GroupError {
         /// The name of the group.
         name: String,
     },
-    /// The group to be made would not belong to the user who owns the directory above it.
+    /// The new group would belong to one user but lie in a directory of another user.
     Delegated {
-        /// The group to be made would not belong to the user who owns its parent directory.
+        /// The name of the new group.
         name: String,
         /// The user who owns the parent directory.
         owner: u32,
     },
     /// The group cannot get another owner, because one of its child groups belongs to another user.
     OwnedBelow {
-        /// The name of the group that is to change its owner.
+        /// The name of the group that should get another owner.
         name: String,
         /// The name of the child group.
         below: String,
         /// The user to whom the child group belongs.
         owner: u32,
     },
-    /// Another process has been making or removing the group for too long.
+    /// Another process makes or removes the group and did not finish in time.
     Held {
         /// The directory of the group.
         path: PathBuf,
@@ -99,7 +99,7 @@ pub enum Fault {
     NotDirectory,
     /// The directory belongs to this user, who is neither the caller nor root.
     Owner(u32),
-    /// Users other than the owner may write the directory, which has these permissions.
+    /// Users other than the owner may write the directory; the value is its mode.
     Writable(u32),
 }
 
@@ -142,21 +142,19 @@ impl GroupError {
         }
     }
 
-    /// Returns whether the error says that another program has a lease (`F_SETLEASE`) on a file of
-    /// the group, so that the file cannot be opened.
+    /// Returns whether the error is another program's lease (`F_SETLEASE`) on a file of the group.
     /// [`Group::past_leases`](super::Group::past_leases) waits for the end of such leases.
     pub fn is_leased(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Adds the names of the groups that exist, if the error says that a group does not exist. Only
-    /// for the messages of the controller: programs do not list the directories of other users.
+    /// Adds the names of the existing groups to an error about a missing group. Not for the
+    /// preloaded library, which must not list the directories of other users.
     #[must_use]
     pub fn with_known(mut self) -> Self {
         if let Self::Missing { root, known, .. } = &mut self {
             let there = Root { path: root.clone() }.groups().unwrap_or_default();
-            // A user who gives a wrong name does not mean the group of an ended job, so such groups
-            // are not suggested.
+            // Do not suggest the groups of ended jobs.
             let ended = Group::ended(&there);
             let there = there.into_iter().zip(ended).filter(|(_, ended)| !ended);
             *known = Some(there.map(|(group, _)| group.name().into()).collect());
@@ -180,8 +178,8 @@ impl GroupError {
 }
 
 impl GroupError {
-    /// Formats the message that the group does not exist, with the existing name that the user
-    /// probably meant. The message does not say how to make the group.
+    /// Formats the message about a missing group, with the existing name that the user probably
+    /// meant. The message does not say how to make the group.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);

@@ -1,11 +1,11 @@
-//! The lock on a group. Members of the group take it, and so does a process that removes the group.
+//! The lock on a group.
 //!
-//! Processes that make or join a group, or want the group to stay, hold the lock together (shared).
-//! A process that removes the group holds the lock alone (exclusive). So a group is never removed
-//! while a process is joining it. The lock is a `flock` on a file in the group's directory. Only
-//! users who may run programs in the group can open that file. Otherwise any user could take the
-//! lock and keep members from joining. The kernel releases the lock when the process that holds it
-//! ends.
+//! Processes that make, join or keep a group share the lock. A process that removes the group holds
+//! the lock exclusively. So a group is never removed while a process is joining it.
+//!
+//! The lock is a `flock` on a file in the group's directory. Only users who may run programs in the
+//! group can open the file. Otherwise any user could take the lock and keep members from joining.
+//! The kernel releases the lock when its process ends.
 #![allow(unsafe_code)]
 
 use super::directory::{Directory, leased};
@@ -89,10 +89,9 @@ impl Hold {
 
     /// Locks an open file.
     ///
-    /// Returns `None` while another process has the lock. Also returns `None` if the lock file's
-    /// name no longer leads to `file`: between the opening and the locking of the file, the group
-    /// may have been removed, and even made again. `there` returns the device number and inode of
-    /// the file that the name leads to now.
+    /// Returns `None` if another process has the lock, or if the file has been removed or replaced
+    /// since it was opened. `there` returns the device number and inode that the file's name leads
+    /// to now.
     fn lock(
         file: File,
         how: libc::c_int,
@@ -114,8 +113,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // The lock is released explicitly, because a child that another thread forks meanwhile has
-        // a copy of the descriptor until it calls exec. SAFETY: `self.file` is an open descriptor.
+        // Unlock explicitly: a child that another thread has just forked keeps a copy of the
+        // descriptor until it calls exec. SAFETY: `self.file` is an open descriptor.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
     }
 }

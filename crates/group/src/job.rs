@@ -1,8 +1,7 @@
-//! The record of the process for which a job's group was made, in the file `job` of the group's
-//! directory.
+//! The file `job` in a group's directory: the record of the process for which the group was made.
 //!
-//! `gpulimit run` becomes the command by `exec`. The command may use CUDA much later or never, and
-//! holds no lock until then. The group stays as long as that process lives.
+//! `gpulimit run` records itself, and then becomes the command by `exec`. The command holds no lock
+//! on the group until it uses CUDA. So the group stays as long as the recorded process lives.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -17,7 +16,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 
 const HEAD: &str = "gpulimit-job 1";
-/// The most bytes of a record that gpulimit writes; a longer file is not one of gpulimit's.
+/// The most bytes that are read from a record; gpulimit writes shorter records.
 const LONGEST: u64 = 256;
 /// The inode of the first pid namespace of every machine (the kernel's `PROC_PID_INIT_INO`). A
 /// process in that namespace sees all processes.
@@ -30,13 +29,12 @@ pub enum JobState {
     Lives,
     /// The process has ended, or the group has no record of a process.
     Ended,
-    /// The caller does not see the processes of the process's pid namespace, so the process may
-    /// live.
+    /// Unknown: the caller cannot see the processes in the recorded process's pid namespace.
     Unseen,
 }
 
-/// The process for which a job's group was made. Its description has more than the pid, because
-/// another process may later get the same pid.
+/// The process for which a job's group was made. The pid alone does not identify the process,
+/// because another process may later get the same pid.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
     /// The id of the machine's current boot; "-" where the id is unknown.
@@ -45,8 +43,8 @@ pub(super) struct Job {
     pid: u32,
     /// The inode of the process's pid namespace; 0 where it is unknown.
     pid_ns: u64,
-    /// The start time of the process in clock ticks since boot, as the clock of the process's time
-    /// namespace counts them; 0 where the start time is unknown.
+    /// The start time of the process in clock ticks since boot, by the clock of the process's time
+    /// namespace; 0 where it is unknown.
     start: u64,
     /// The inode of the process's time namespace; 0 where it is unknown. Start times of different
     /// time namespaces cannot be compared.
@@ -112,8 +110,7 @@ impl Job {
     }
 
     /// Returns whether a process in the pid namespace `pid_ns` may be the recorded process.
-    /// `pid_ns` is `None` where the kernel does not show the namespace, for example for another
-    /// user's process.
+    /// `pid_ns` is `None` if the namespace is unknown, for example for another user's process.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
     }
@@ -144,8 +141,7 @@ impl Seen {
         let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let mut fields = fields.split_ascii_whitespace();
         let start = match fields.next() {
-            // An empty `stat` means that the process has ended, or that `/proc` hides the process
-            // from the caller.
+            // `stat` is empty if the process has ended or if `/proc` hides the process.
             None if !process::exists(pid) => return None,
             None => None,
             // A process whose first thread has ended still lives while its other threads run.
@@ -164,12 +160,10 @@ impl Seen {
     }
 }
 
-/// All living processes, each with the pid in its own pid namespace. `/proc` is read when the list
-/// is first needed.
+/// All living processes, each with the pid in its own pid namespace. `/proc` is read on first use.
 ///
-/// Listing the processes reads several files per process, and a user can have thousands of recorded
-/// jobs. So all records of jobs share one list. The records must have been read before the list is
-/// made.
+/// All records of jobs share one list, because a listing reads several files per process and a user
+/// can have thousands of jobs. Read the records first: the list lacks processes that start later.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
@@ -213,8 +207,7 @@ fn pid_in_its_namespace(pid: u32) -> Option<u32> {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Record {
     Job(Job),
-    /// The group has no complete record of a job, for example because the process that wrote the
-    /// record was killed.
+    /// The group has no complete record of a job, for example because its writer was killed.
     None,
     /// The caller may not read the record, or another program has a lease on the record's file.
     Hidden,
@@ -240,9 +233,8 @@ impl Record {
         }
     }
 
-    /// Returns whether the job's process lives. The caller must have read the record before
-    /// `everybody` lists the processes. Otherwise the list could lack a process that was recorded
-    /// after the listing.
+    /// Returns whether the job's process lives. Read the record before `everybody` lists the
+    /// processes: the list lacks processes that start later.
     pub fn state(&self, everybody: &Everybody) -> JobState {
         match self {
             Self::Job(job) => job.state(everybody),
@@ -298,8 +290,7 @@ impl Group {
             .map_err(|error| self.failed("create", error))
     }
 
-    /// Removes the record of the job, when the calling process did not become the job's command or
-    /// the command has ended.
+    /// Removes the record of the job. Called when the job's command has ended or did not start.
     pub fn forget_job(&self) -> Result<(), GroupError> {
         let descent = Descent::to(self)?;
         match descent.directory.remove_file(JOB) {
@@ -308,13 +299,13 @@ impl Group {
         }
     }
 
-    /// Returns whether this group was made for a job and is no longer used: the job and all members
-    /// have ended. The next clean-up removes such a group.
+    /// Returns whether this group was made for a job and both the job and all members have ended.
+    /// The next clean-up removes such a group.
     pub fn has_ended(&self) -> bool {
         Self::ended(std::slice::from_ref(self)) == [true]
     }
 
-    /// Returns the answers of [`Group::has_ended`] for several groups, in the order of `groups`.
+    /// Returns the results of [`Group::has_ended`] for several groups, in the same order.
     pub fn ended(groups: &[Self]) -> Vec<bool> {
         let records = Records::of(groups);
         let states = groups.iter().zip(records.states());
@@ -334,8 +325,7 @@ impl Group {
         }
         match self.ledger() {
             Ok(ledger) => !ledger.has_live(),
-            // While another program has a lease on the ledger, gpulimit cannot read whether the
-            // group has members.
+            // The group may have members: the lease keeps gpulimit from reading the ledger.
             Err(error) if error.is_leased() => false,
             // A ledger that cannot be opened may be of another version.
             Err(_) => !Ledger::is_used(&self.ledger_path()),
@@ -488,7 +478,7 @@ mod tests {
         let all = root.groups().expect("listed");
         let ended = looks(&|| drop(Group::ended(&all)));
         if ended == 0 {
-            eprintln!("SKIPPED: not all processes are seen from here");
+            eprintln!("SKIPPED: /proc does not show all processes");
             return;
         }
         assert_eq!(ended, 1);

@@ -1,8 +1,8 @@
 //! Sends signals to the processes that hold slots of a ledger, and only to these processes.
 //!
-//! A user who may be charged in a ledger can write the pid of any process into the ledger. So
-//! gpulimit sends a signal only to a process that has the ledger mapped as members do. If root
-//! sends the signal, the owner of the group must also have the right to signal the process.
+//! A member can write the pid of any process into the ledger. So gpulimit signals a process only if
+//! its memory map shows the two mappings of a member. Root signals a process only if the group's
+//! owner could do so too, or if the process's user may run programs in the group.
 #![allow(unsafe_code)]
 
 use super::access::{Access, Members};
@@ -21,13 +21,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 pub struct Target {
     /// The process's pid in the caller's pid namespace.
     pub pid: u32,
-    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds. A signal
-    /// then goes to the pid, right after gpulimit has checked the process behind the pid.
+    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds. Signals
+    /// then go to the pid; gpulimit checks just before that the pid still belongs to the process.
     descriptor: Option<OwnedFd>,
 }
 
-/// A function that takes the number of a process in `/proc`, and returns whether the process is a
-/// member of a ledger. `TimedOut` means that the process's memory map could not be read in time.
+/// A function that takes numbers of processes in `/proc`, and returns for each whether the process
+/// is a member of a ledger. `TimedOut` means that its memory map could not be read in time.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
 /// The member processes of one ledger, to which signals may be sent.
@@ -52,12 +52,11 @@ impl<'a> Targets<'a> {
         })
     }
 
-    /// Finds the processes that hold slots. Each slot states the identity of its process.
-    ///
-    /// `NotFound`: the process has ended, or cannot be seen from here, or the process that the slot
-    /// names is not a member. `PermissionDenied`: the caller may not see whether the process is a
-    /// member, or the owner of the group could not signal it. `TimedOut`: the process's memory map
-    /// did not answer.
+    /// Finds processes by the identities in their slots. Errors:
+    /// - `NotFound`: the process has ended, is invisible to the caller, or is not a member.
+    /// - `PermissionDenied`: the caller may not read the process's memory map, or root may not
+    ///   signal the process for this group.
+    /// - `TimedOut`: the process's memory map could not be read in time.
     pub fn named<'b>(
         &self,
         processes: impl Iterator<Item = &'b Identity>,
@@ -77,10 +76,9 @@ impl<'a> Targets<'a> {
 
     /// Finds the processes that hold these slots, as [`Self::named`].
     ///
-    /// If some slots name processes that cannot be found, returns two more lists. The first list
-    /// has the members that no slot names; each of them holds one of the remaining slots. The
-    /// second list has the pids of processes that may be such members, but whose memory maps could
-    /// not be read in time.
+    /// If some processes are not found, returns two more lists. The first has the members that no
+    /// slot names: they hold the remaining slots. The second has the pids of possible members whose
+    /// memory maps could not be read in time.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -109,7 +107,7 @@ impl<'a> Targets<'a> {
         self.ledger.is_held(process.slot)
     }
 
-    /// Checks that the processes are members, with one call of `look` for all of them.
+    /// Checks that the processes are members. Calls `look` once for all of them.
     fn prove(&self, candidates: Vec<io::Result<Candidate>>) -> Vec<io::Result<Target>> {
         let admitted = |candidate: Candidate| {
             if self.silent.borrow().contains(&candidate.seen) {
@@ -173,13 +171,11 @@ impl Candidate {
         })
     }
 
-    /// Returns the process if the pid still belongs to the process that was seen before its memory
-    /// map was read.
+    /// Returns the process, if the pid still belongs to it after its memory map was read.
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
-        // If the kernel gave the pid to another process within one clock tick, the two processes
-        // would look the same. But the kernel gives a pid again only after the other pids, and it
-        // cannot make that many processes in one tick.
+        // Two processes with the same pid have different start times. The kernel reuses a pid only
+        // after all other pids, which takes longer than one clock tick.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),
@@ -188,9 +184,9 @@ impl Candidate {
     }
 }
 
-/// Returns whether root may send signals for a group to this process. Either the group's owner
-/// could signal the process, or the process's user may run programs in the group. Compares the real
-/// and saved user ids of the process, as the kernel does for a signal.
+/// Returns whether root may signal this process for a group: the group's owner could signal the
+/// process, or the process's user may run programs in the group. Like the kernel, compares the real
+/// and the saved user id.
 fn may_be_signalled(access: &Access, status: &str) -> bool {
     let numbers = |name: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -233,7 +229,7 @@ impl Target {
         Ok(Self { pid, descriptor })
     }
 
-    /// Returns the process's number in `/proc`, which differs from the process's pid where `/proc`
+    /// Returns the process's number in `/proc`. It differs from the process's pid if `/proc`
     /// belongs to an outer pid namespace.
     fn number_in_proc(&self) -> u32 {
         let of = |descriptor: &OwnedFd| {
@@ -254,8 +250,8 @@ impl Target {
             (!status.contains("\nState:\tZ")).then_some(status)
         });
         let statuses = statuses.collect();
-        // Signal 0 only checks whether the process still exists. If the process has ended, its
-        // number in `/proc` may already belong to another process.
+        // Signal 0 only checks that the process still exists. Otherwise the statuses may be those
+        // of another process that has the same number now.
         match self.send(0) {
             Ok(()) => statuses,
             Err(_) => Vec::new(),
@@ -319,7 +315,7 @@ mod tests {
         assert!(!may(5, Members::Owner, "0\t0\t0\t0", ""), "root's own");
         assert!(
             !may(5, Members::Owner, "0\t5\t0\t5", ""),
-            "root for a while"
+            "the effective user alone is not enough"
         );
         assert!(may(0, Members::Owner, "0\t0\t0\t0", ""));
         assert!(!may(0, Members::Owner, own, ""));

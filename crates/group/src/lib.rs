@@ -3,8 +3,8 @@
 //! ```text
 //! lab/limits        the limits of the group; the file's owner administers the group
 //! lab/ledger        the charges of its processes; a user who may write the file can be a member
-//! lab/lock          locked shared by processes that join, exclusively by a removal; only users who
-//!                   may be members can open the file
+//! lab/lock          a joining process locks the file shared, a removal locks it exclusively; only
+//!                   users who may be members can open the file
 //! lab/sub/          the child groups, such as `lab/alice` in `lab/sub/alice`; the owner of the
 //!                   directory may make child groups
 //! ```
@@ -63,8 +63,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The name of a subdirectory in a group's directory. The subdirectory holds the group's child
-/// groups.
+/// The subdirectory of a group's directory that holds the group's child groups.
 const BELOW: &str = "sub";
 /// The names of a group's files in its directory.
 const LIMITS: &str = "limits";
@@ -74,8 +73,8 @@ const LOCK: &str = "lock";
 const LIMITS_LOCK: &str = ".limits.lock";
 /// The name of the file that records the process for which a job's group was made.
 const JOB: &str = "job";
-/// The most drafts in one group for which gpulimit waits until other programs' leases on the drafts
-/// end. A user can make any number of drafts, so the number is bounded.
+/// The most drafts in a group for which gpulimit waits until other programs end their leases. The
+/// number is bounded because a user can make any number of drafts.
 const MAX_DRAFTS: usize = 64;
 
 /// A group on disk.
@@ -181,9 +180,9 @@ impl Group {
         Ok(now)
     }
 
-    /// Tells the members of the parent group that the protection (`min` or `low`) of this group has
-    /// changed. If the caller may not write the parent group's ledger, the members notice the
-    /// change later.
+    /// Tells the members of the parent group that this group's protection (`min` or `low`) has
+    /// changed. Does nothing if the caller may not write the parent's ledger; the members then
+    /// notice later.
     fn notify_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
@@ -197,13 +196,12 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Runs `act`. This may fail because another program has a lease (`F_SETLEASE`) on a file of
-    /// the group or of a group above it. In that case waits for the end of the leases, at most
-    /// until `until`, and runs `act` once more.
+    /// Runs `act`. If `act` fails because another program has a lease (`F_SETLEASE`) on a file of
+    /// the group or of a group above it, waits until the lease ends and runs `act` again. The wait
+    /// ends at `until`.
     ///
-    /// The commands of administrators call this function, because a lease must not keep an
-    /// administrator from changing or removing a group. The preloaded library does not call
-    /// this function, because the function starts threads.
+    /// Administrators' commands use this function, so that a lease cannot keep them from changing
+    /// or removing a group. The preloaded library does not, because the function starts threads.
     pub fn past_leases<T>(
         &self,
         until: Instant,
@@ -212,8 +210,8 @@ impl Group {
         self.past(false, until, act)
     }
 
-    /// As [`Group::past_leases`], where `act` opens the group's ledger and no other file. Does not
-    /// wait for the end of leases on other files.
+    /// As [`Group::past_leases`], for an `act` that opens only the group's ledger. Waits only for
+    /// leases on this file.
     pub fn past_lease_on_ledger<T>(
         &self,
         until: Instant,
@@ -239,12 +237,12 @@ impl Group {
         }
     }
 
-    /// Opens the files of the group and of the groups above it, and waits at most until `until`
-    /// while other programs have leases on the files. Files that cannot be opened for another
-    /// reason are left out. With `only_ledger`, opens the group's ledger alone.
+    /// Opens the files of the group and of the groups above it. Waits at most until `until` for the
+    /// end of other programs' leases. Leaves out files that cannot be opened for another reason.
+    /// With `only_ledger`, opens only the group's ledger.
     ///
-    /// All files are waited for at the same time, and files without a lease stay open meanwhile: a
-    /// program that takes leases on two files in turns would otherwise always have one.
+    /// Waits for all files at the same time and keeps the opened ones open. Otherwise a program
+    /// could lease two files in turns, and one of them would always be leased.
     fn await_leases(&self, only_ledger: bool, until: Instant) -> Result<Vec<File>, GroupError> {
         let mut openings = Vec::new();
         let levels = if only_ledger { 1 } else { MAX_DEPTH };
@@ -274,10 +272,10 @@ impl Group {
         Ok(open)
     }
 
-    /// Returns whether an open ledger is really the file of this group. In their own directory, a
-    /// user can replace the ledger by a link to the ledger of another group. The processes in that
-    /// other ledger are not the user's. Fails if the ledger, in a directory of another user, has
-    /// more names than gpulimit makes.
+    /// Returns whether an open ledger is really the file of this group. A user can replace a ledger
+    /// in their own directory by a link to another group's ledger, which lists other users'
+    /// processes. Fails if the file in another user's directory has hard links that gpulimit did
+    /// not make.
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let open = ledger.metadata().map_err(failed)?;
@@ -285,7 +283,7 @@ impl Group {
         let owner = place.directory.about().map_err(failed)?.uid();
         let there = place.directory.entry(LEDGER).map_err(failed)?;
         let is_there = |there: &Entry| there.id == (open.dev(), open.ino());
-        // The rights of root are needed to read the views of containers.
+        // Restore the rights of root, which are needed to read the views of containers.
         drop(place);
         match there {
             Some(there) if is_there(&there) && owner == 0 => Ok(true),
@@ -313,9 +311,8 @@ impl Group {
         self.held(Hold::with_others(&self.lock_path()))
     }
 
-    /// As [`Group::hold`], for a group whose directory is open as `here`. Fails with
-    /// [`GroupError::Missing`] if that group was removed, even if a new group has the same path
-    /// now.
+    /// As [`Group::hold`], for the group in the open directory `here`. Fails with
+    /// [`GroupError::Missing`] if that group was removed, even if a new group has the same path.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
         self.held(Hold::with_others_in(here, LOCK))
     }
@@ -330,7 +327,7 @@ impl Group {
         })
     }
 
-    /// Makes the error for a group that does not exist, or whose path contains a missing directory.
+    /// Makes the error for a group that does not exist.
     fn missing(&self) -> GroupError {
         GroupError::Missing {
             name: self.name.clone(),
@@ -339,7 +336,7 @@ impl Group {
         }
     }
 
-    /// Makes the error for a group in use: a program runs in the group, or is just joining it.
+    /// Makes the error for a group in which a program runs or which a program is just joining.
     fn in_use(&self) -> GroupError {
         GroupError::InUse {
             name: self.name.clone(),

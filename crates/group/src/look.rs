@@ -1,11 +1,10 @@
-//! Reads the memory map of another process. The read always ends, whatever the other process does.
+//! Reads the memory map of another process within a bounded time.
 //!
 //! A read of `/proc/PID/maps` waits for a lock on the other process's memory. The user of that
-//! process can keep the lock taken for ever, for example by means of a file system that does not
-//! answer. Only a signal that ends the reading process ends the wait (since Linux 5.3). So a child
-//! process reads the file, with an alarm set. The preloaded library may not start a thread or
-//! another program for the read. The child shares the memory of this process, as a child of
-//! `posix_spawn` does.
+//! process can keep the lock forever, for example through a file system that does not answer. The
+//! wait then ends only if a signal ends the reading process (since Linux 5.3). So a child process
+//! with an alarm reads the file. The preloaded library may not start a thread or another program
+//! for this. The child shares the memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;
@@ -27,9 +26,8 @@ const STACK: usize = (64 << 10) / 16;
 const NO: c_int = 0;
 const YES: c_int = 255;
 
-/// Returns a function that tells which processes are members of a ledger; [`super::Targets`] needs
-/// such a function. After the time `end` the function reads no more memory maps, and answers
-/// `TimedOut` for the remaining processes.
+/// Returns a function for [`super::Targets`] that tells which processes are members of a ledger.
+/// After the time `end` it reads no more memory maps and answers `TimedOut`.
 pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, numbers| {
         let look = |number: &u32| match Instant::now() < end {
@@ -46,7 +44,7 @@ struct Task<'a> {
 }
 
 /// Returns whether the process with this number in `/proc` is a member of a ledger. Fails with
-/// `TimedOut` where its memory map could not be read in time.
+/// `TimedOut` if its memory map could not be read in time.
 fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     let task = Task {
         file,
@@ -54,18 +52,17 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // A signal handler of the program must not run in the child, and the child must not be
-    // cancelled. Both would run code of the program in the child, which shares the memory of this
-    // process.
+    // The child shares the memory of this process. Block signals and cancellation, because both
+    // would run code of the program in the child.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
     let argument = ptr::from_ref(&task).cast_mut().cast::<c_void>();
     let mut status = 0;
-    // SAFETY: this thread goes on only when the child has ended, so `stack` and `task` outlive the
-    // child. The child has its own tables of signal handlers and descriptors. It allocates no
+    // SAFETY: this thread continues only after the child has ended, so `stack` and `task` outlive
+    // the child. The child has its own tables of signal handlers and descriptors. It allocates no
     // memory, takes no lock, and writes only its stack and this thread's `errno`. It sends no
-    // signal at its end, so the program's own waits do not see it.
+    // signal when it ends, so the program's own waits do not see it.
     let waited = unsafe {
         let child = libc::clone(look, top, flags, argument);
         if child < 0 {
@@ -89,7 +86,7 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
 
 /// Reads the memory map of one process; runs in the child process.
 extern "C" fn look(task: *mut c_void) -> c_int {
-    // SAFETY: `task` points to the task of [`has_member`], which waits for this process.
+    // SAFETY: `task` points to the task of [`has_member`], which waits until this child has ended.
     let task = unsafe { &*task.cast::<Task<'_>>() };
     let alarm = libc::itimerval {
         it_interval: libc::timeval {

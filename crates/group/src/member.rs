@@ -19,15 +19,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// The most levels of groups: a group together with the groups above it has at most this many.
 pub const MAX_DEPTH: usize = 8;
 
-/// How often a process tries again to join a group while other processes remove the group and make
-/// it again.
+/// The most attempts of a process to join a group that other processes remove and make again.
 const ATTEMPTS: u32 = 16;
 
-/// The membership of this process in a group and in the groups above it, which ends when the value
-/// is dropped.
+/// This process's membership in a group and the groups above it. Dropping it ends the membership.
 pub struct Member {
-    /// The process's own group and the groups above it, from the own group upwards; at least one,
-    /// at most [`MAX_DEPTH`].
+    /// The process's own group first, then the groups above it upwards; at most [`MAX_DEPTH`].
     pub(super) levels: Vec<Station>,
     /// The root of the group, whose files store the sizes of contexts.
     root: Box<Path>,
@@ -39,8 +36,8 @@ pub struct Member {
 pub struct MemberDevice {
     id: DeviceId,
     capacity: u64,
-    /// The device's index in each ledger: first in the ledger of the process's own group, then in
-    /// those of the groups above it.
+    /// The device's index in each ledger: first that of the process's own group, then those of the
+    /// groups above it.
     pub(super) index: [DeviceIndex; MAX_DEPTH],
 }
 
@@ -80,8 +77,8 @@ pub(super) struct Station {
     bounds: [Remembered; MAX_DEVICES],
     /// The protection (`min` and `low`) of the group's child groups.
     protected: ProtectedGroups,
-    /// Requests to the members for unused memory are numbered. This is the number of the last one
-    /// that this process has answered.
+    /// The number of the last request for unused memory that this process has answered. The ledger
+    /// numbers these requests to its members.
     answered: AtomicU64,
 }
 
@@ -90,7 +87,7 @@ pub(super) struct Station {
 pub struct Holder {
     /// The identity of the process.
     pub identity: Identity,
-    /// Whether the process lives. The driver may still hold the memory of a dead process.
+    /// Whether the process lives. The driver may still hold memory of a dead process.
     pub alive: bool,
     /// The process's usage of the device.
     pub usage: DeviceUsage,
@@ -129,8 +126,8 @@ impl Member {
             match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
-                // The group's files may have been removed by hand while this process joined. This
-                // process would then be charged in files that other processes do not see.
+                // A user may have removed the group's files while this process joined. Other
+                // processes would then not see this process's charges.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
@@ -160,8 +157,8 @@ impl Member {
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// Returns the damage that forbids further charges: a file of the process's group, or of a
-    /// group above it, is too damaged. All requests are then refused.
+    /// Returns an error if a file of the process's group, or of a group above it, is too damaged to
+    /// charge. All requests are then refused.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -180,8 +177,8 @@ impl Member {
         })
     }
 
-    /// As [`Member::try_charge`], for bytes that are not in use yet. At the moment when the bytes
-    /// are charged, they are also added to `idle`.
+    /// As [`Member::try_charge`], for bytes that are not in use yet. Also adds the bytes to `idle`,
+    /// at the moment when they are charged.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Spared::High, |path| {
@@ -189,7 +186,7 @@ impl Member {
             })
     }
 
-    /// As [`Member::charge`], but makes a single attempt, which does not reclaim or wait. Takes
+    /// As [`Member::charge`], but makes a single attempt without reclaiming or waiting. Takes
     /// neither memory above the limit `high` nor memory that is protected for other groups.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
@@ -204,8 +201,7 @@ impl Member {
         });
     }
 
-    /// Updates the groups' peaks with their current usage. Called after bytes that were charged in
-    /// advance have come into use.
+    /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
         self.on_path(device, Spared::Nothing, ledger::note_usage);
     }
@@ -217,24 +213,23 @@ impl Member {
         });
     }
 
-    /// Uncharges `bytes` that were charged in advance and not used. Removes the bytes from `idle`
-    /// at the same moment.
+    /// Uncharges `bytes` that were charged in advance and not used, and removes them from `idle` at
+    /// the same moment.
     pub fn uncharge_idle(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) {
         self.on_path(device, Spared::Nothing, |path| {
             ledger::uncharge_idle(path, bytes, idle);
         });
     }
 
-    /// Returns whether every request of this process for the device has been either granted or
-    /// refused. While a request is undecided, this process's charged and idle bytes may not match.
+    /// Returns whether every request of this process for the device is granted or refused. While
+    /// one is undecided, this process's charged bytes and idle bytes may not match.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
-        // The groups above the process's own group decide on a request first. So a request that the
-        // process's own group has decided is decided everywhere.
+        // The process's own group decides on a request last, after all groups above it.
         self.leaf().slot.is_decided(device.index[0])
     }
 
-    /// Runs `run` with the levels of a charge. The process's own group is the first level. Each
-    /// group above it is one more level, from the own group upwards.
+    /// Runs `run` with the groups in which a charge is made, as levels: first the process's own
+    /// group, then the groups above it upwards.
     #[inline]
     pub(super) fn on_path<T>(
         &self,
@@ -298,9 +293,9 @@ impl Member {
         limits.min().unwrap_or(u64::MAX)
     }
 
-    /// Returns whether another process has asked for unused memory since this function last
-    /// returned true. Such a request goes to the members of the process's group, or of a group
-    /// above it. Costs one load per group.
+    /// Returns whether a process has asked for unused memory since this function last returned
+    /// true. The request may come through the process's own group or a group above it. Costs one
+    /// load per group.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -309,7 +304,7 @@ impl Member {
             && self.take_asked()
     }
 
-    /// Marks all requests to the members for unused memory as answered by this process.
+    /// Marks all requests for unused memory as answered by this process.
     #[cold]
     fn take_asked(&self) -> bool {
         for level in &self.levels {
@@ -321,7 +316,7 @@ impl Member {
     }
 
     /// Returns whether the process's group, or a group above it, uses no more than its own `low` or
-    /// `min`. Members of such a group are not asked to give memory back.
+    /// `min`. Members of such a group need not give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -329,15 +324,13 @@ impl Member {
         })
     }
 
-    /// Returns the bytes that could still be charged on the device; `u64::MAX` where the process's
-    /// group and the groups above it have no limit.
+    /// Returns the bytes that could still be charged on the device; `u64::MAX` without any limit.
     pub fn free(&self, device: &MemberDevice) -> u64 {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
     }
 
-    /// Returns the bytes charged in one group: the one with the least free memory among the
-    /// process's group and the groups above it. If none of them has a limit, returns the bytes
-    /// charged in the process's group.
+    /// Returns the bytes charged in the group with the least free memory, among the process's group
+    /// and the groups above it. Without any limit, returns those of the process's group.
     pub fn charged(&self, device: &MemberDevice) -> u64 {
         match self.tightest(device) {
             Some((_, charged)) => charged,
@@ -345,18 +338,17 @@ impl Member {
         }
     }
 
-    /// Returns the bytes that are charged but not in use in one group. `group` is the name of the
-    /// process's own group or of a group above it. `gpulimit show` does not count these bytes as
-    /// usage.
+    /// Returns the bytes that are charged but not in use in the group called `group`: the process's
+    /// own group or a group above it. `gpulimit show` does not count these bytes as usage.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// Returns the free and the charged bytes of one group: the one with the least free memory
-    /// among the process's group and the groups above it. `None` where none of them has a limit.
-    /// Memory that is protected for other groups is not free.
+    /// Returns the free and the charged bytes of the group with the least free memory, among the
+    /// process's group and the groups above it. `None` without any limit. Memory that is protected
+    /// for other groups is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -380,8 +372,8 @@ impl Member {
         limited.min()
     }
 
-    /// Publishes in the ledgers how many bytes of this process belong to this category. `bytes` is
-    /// the new total, not the change of the total.
+    /// Publishes in the ledgers how many bytes of this process belong to a category of memory, such
+    /// as pools. `bytes` is the new total, not a difference.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
@@ -391,7 +383,7 @@ impl Member {
         self.each_slot(device, |slot, index| slot.publish_idle(index, bytes));
     }
 
-    /// Publishes in the ledgers the most charged bytes that this process could give back.
+    /// Publishes in the ledgers how many charged bytes this process could give back at most.
     pub fn publish_reclaimable(&self, device: &MemberDevice, bytes: u64) {
         let bytes = if bytes > 0 && self.is_low(device) {
             0
@@ -407,31 +399,31 @@ impl Member {
         self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
     }
 
-    /// Turns `bytes` of this process's charge into orphans. Orphans are shared memory: this process
-    /// has freed its share, but another member may still use the memory. They stay charged until
-    /// any member calls [`Member::release_orphans`].
+    /// Turns `bytes` of this process's charge into orphans: shared memory that this process has
+    /// freed but another member may still use. They stay charged until a member calls
+    /// [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
         self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
-    /// Returns the orphaned bytes that are still charged to this process. Its group and the groups
-    /// above it may have different figures; the largest one is returned.
+    /// Returns the orphaned bytes that are still charged to this process. The ledgers of its group
+    /// and of the groups above it may differ; returns the largest figure.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// Returns the orphaned bytes of all processes of a group. This process's group and the groups
-    /// above it may have different figures; the largest one is returned.
+    /// Returns the orphaned bytes of all processes of a group. The ledgers of this process's group
+    /// and of the groups above it may differ; returns the largest figure.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Uncharges orphans in the process's group and in every group above it. For each group, `keep`
-    /// gets the orphaned bytes and the living processes, and returns how many bytes must stay
-    /// charged. Returns whether any bytes were uncharged.
+    /// Uncharges orphans in the process's group and in every group above it. Calls `keep` for each
+    /// group with its orphaned bytes and its living processes; `keep` returns how many bytes must
+    /// stay charged. Returns whether any bytes were uncharged.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -448,9 +440,9 @@ impl Member {
         released
     }
 
-    /// Returns the living processes of the highest group in which this process is charged. They
-    /// include the processes of all groups below that group, and processes that have charged
-    /// nothing on this device: these may use memory that other processes have shared with them.
+    /// Returns the living processes of the highest group in which this process is charged, and of
+    /// all groups below it. Includes processes without a charge on this device, because they may
+    /// use memory that other processes share.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -468,8 +460,8 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal in the process's group and in every group above it. Records the refusal as
-    /// an event in the group that refused.
+    /// Counts a refusal in the process's group and in every group above it. Records it as an event
+    /// in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
@@ -480,9 +472,8 @@ impl Member {
         }
     }
 
-    /// Returns the size of a context in bytes; 0 where no process has measured it. The size is the
-    /// one that a member of the group, or of another group in the root, has measured last. Reads a
-    /// file of the root if the ledger has no measured size.
+    /// Returns the size of a context in bytes as a process measured it last; 0 where none has
+    /// measured it. Reads the size from the ledger, or else from a file of the root.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -529,10 +520,10 @@ impl Member {
 }
 
 impl Station {
-    /// Joins `group`. This is the process's own group, called `leaf`, or a group above it.
+    /// Joins `group`, which is the process's own group `leaf` or a group above it.
     fn enter(group: &Group, leaf: &str) -> Result<Self, GroupError> {
         let _hold = group.hold()?;
-        // Either file may be a mount of its own. So check the file systems of both files.
+        // Check both files, because a file can be a mount of another file system.
         for file in [group.limits_path(), group.ledger_path()] {
             file_system::check(&file)?;
         }
@@ -550,14 +541,12 @@ impl Station {
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
         };
-        // Between the opening and the mapping of the limits file or the ledger, a user may have cut
-        // the file short.
+        // A user may have truncated a file after it was opened and before it was mapped.
         station.damage().map_or(Ok(station), Err)
     }
 
-    /// Returns whether the path of the group's limits file or ledger now leads to another file than
-    /// the mapped one. Changes that other processes make to that other file do not reach this
-    /// process.
+    /// Returns whether the path of the group's limits file or ledger no longer leads to the mapped
+    /// file. If so, changes by other processes may not reach this process.
     fn is_unlinked(&self) -> bool {
         self.ledger.is_unlinked() || self.limits.is_unlinked()
     }
@@ -567,8 +556,8 @@ impl Station {
         ledger.or_else(|| self.limits.damage().map(GroupError::Limits))
     }
 
-    /// Returns this group as one level of a charge; `at` is the group's level, where 0 is the
-    /// process's own group.
+    /// Returns this group as one level of a charge. `at` is the level's number; 0 is the process's
+    /// own group.
     #[inline]
     pub(super) fn level(&self, device: &MemberDevice, at: usize, spared: Spared) -> Level<'_> {
         let index = device.index[at];
@@ -594,7 +583,7 @@ impl Station {
     }
 
     /// Records an event of this process in the group's ledger: a request for `bytes`, with the
-    /// charged bytes and the limit at the moment of the event.
+    /// group's charge and limit at that moment.
     pub(super) fn record(
         &self,
         kind: EventKind,
@@ -613,7 +602,7 @@ impl Station {
         });
     }
 
-    /// Returns whether members other than this process have anything charged on the device.
+    /// Returns whether members other than this process have a charge on the device.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)
     }
@@ -630,12 +619,12 @@ impl Station {
 
 /// The limits and the protection on a device, in bytes, computed for one generation of the rules.
 ///
-/// A sequence lock protects the values. Its writers give up instead of waiting: a thread that finds
-/// another thread storing values computes the values itself and does not store them.
+/// A sequence lock protects the values. A thread that finds another thread storing values does not
+/// wait: it computes the values for itself without storing them.
 #[derive(Default)]
 struct Remembered {
-    /// `2 * (generation + 1)`, and 1 more while a thread stores values; 0 before the first values
-    /// are stored.
+    /// `2 * (generation + 1)`, plus 1 while a thread stores values; 0 before values were ever
+    /// stored.
     stamp: AtomicU64,
     /// The values of max, high, low and min.
     words: [AtomicU64; 4],

@@ -8,8 +8,7 @@ pub(super) use gpulimit_base::name::is_part;
 pub enum Kind {
     /// A group that stays until a user removes it.
     Named,
-    /// A job's group. A clean-up removes it after the programs in it, and the command that made it,
-    /// have ended.
+    /// A job's group. A clean-up removes it after its programs and its command have ended.
     Job,
 }
 
@@ -33,8 +32,8 @@ impl Kind {
     }
 }
 
-/// Accepts a group's name of up to [`MAX_DEPTH`] parts separated by `/`, each
-/// `[A-Za-z0-9._-]{1,64}` and not starting with `.` or `-`.
+/// Accepts a group's name: up to [`MAX_DEPTH`] parts separated by `/`, each `[A-Za-z0-9._-]{1,64}`
+/// and not starting with `.` or `-`.
 pub fn check(name: &str) -> Result<(), GroupError> {
     let parts = name.split('/').count();
     if parts <= MAX_DEPTH && name.split('/').all(is_part) {

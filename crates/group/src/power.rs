@@ -1,8 +1,7 @@
-//! Lowers the rights of the user root: in a user's directory, root then has no more power over
-//! files than that user.
+//! Lowers the rights of the user root, so that root has no more power over files than a given user.
 //!
 //! A user can replace a directory that root has just checked by a symbolic link or by another
-//! directory. With lowered rights root then does only what the user could also have done.
+//! directory. With the user's rights root then does only what the user could also have done.
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
@@ -37,8 +36,8 @@ impl Rights {
 }
 
 /// Lowered rights of this thread. Until the value is dropped, the thread can do with files only
-/// what the given user could do. Other threads keep their rights. If a second value is made while a
-/// first one lives, the second must be dropped first.
+/// what the given user could do. Other threads keep their rights. Nested values must be dropped in
+/// reverse order.
 #[derive(Debug)]
 pub struct Lowered {
     user: u32,
@@ -48,12 +47,11 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of a user: the first user who owns one of the directories from
-    /// the root of groups down to the group's files. Returns `None` where all these directories
-    /// belong to the user root, and where the caller is not root.
+    /// Lowers root's rights to those of a user: the first user who owns a directory on the path
+    /// from the root of groups to the group's files. Returns `None` if the user root owns all these
+    /// directories, or if the caller is not root.
     ///
-    /// Above the directory of that user, only root can change the path. So the path keeps leading
-    /// to the same user's directory.
+    /// Only root can change the path above that user's directory, so the path still leads there.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {
         if user::effective() != 0 {
             return Ok(None);
@@ -100,8 +98,7 @@ impl Lowered {
 
 impl Drop for Lowered {
     fn drop(&mut self) {
-        // Errors are ignored: a thread that was allowed to give up these rights is allowed to take
-        // them back.
+        // Ignore errors: a thread that could give up these rights can take them back.
         let _ = set(libc::SYS_setfsuid, self.before.user);
         let _ = set(libc::SYS_setfsgid, self.before.group);
         let _ = set_groups(&self.before.groups);
@@ -152,7 +149,7 @@ mod tests {
     #[test]
     fn nested_lowered_rights_are_restored_in_order() {
         if user::effective() != 0 {
-            eprintln!("SKIPPED: only root has power to lose");
+            eprintln!("SKIPPED: only root can lower its rights");
             return;
         }
         let now = || {

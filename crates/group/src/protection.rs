@@ -9,13 +9,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The child groups with protected memory of one group on this process's path. That group is the
-/// process's own group or a group above it.
+/// The child groups that have protected memory, of one group: the process's own group or a group
+/// above it.
 pub(super) struct ProtectedGroups {
     /// The directory that holds the child groups.
     below: PathBuf,
-    /// The key of the child group to which this process belongs; 0 where it belongs to none of
-    /// them. The protection of this child group does not limit the process.
+    /// The key of the child group to which this process belongs; 0 where there is none. The
+    /// protection of this child group does not limit the process.
     own: u64,
     /// The value of [`Ledger::children`] at the last read of `groups`, plus 1; 0 before the first
     /// read.

@@ -1,7 +1,7 @@
 //! Removes groups, and finds groups that are no longer used.
 //!
 //! All functions work on open directories ([`Descent`]) and remove only what [`Contents`]
-//! recognises as made by gpulimit. A directory that holds any other file stays as it is.
+//! recognises as made by gpulimit. A directory with any other file stays as it is.
 
 use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
@@ -28,7 +28,7 @@ pub const MAX_USER_NAMES: usize = 4_096;
 pub enum Garbage<'a> {
     /// All groups of the root.
     Everywhere,
-    /// The child groups of the named group; with `None`, the groups at the top of the root.
+    /// The child groups of this group; with `None`, the groups at the top of the root.
     Below(Option<&'a str>),
 }
 
@@ -42,8 +42,8 @@ pub struct Survey {
     pub unfinished: Vec<Group>,
     /// The files and directories that gpulimit did not make, at most [`Survey::MAX_FOREIGN`].
     pub foreign: Vec<PathBuf>,
-    /// The paths of those directories of other users that have more than [`MAX_USER_NAMES`] names.
-    /// The names beyond this number were not read.
+    /// The directories of other users that have more than [`MAX_USER_NAMES`] names. Only that many
+    /// names were read.
     pub cut_short: Vec<PathBuf>,
 }
 
@@ -58,7 +58,7 @@ impl Survey {
     }
 }
 
-/// The number of names that may still be read below the current directory of another user; `None`
+/// The number of names that may still be read in a directory of another user and below it; `None`
 /// in all other directories.
 pub(super) type Budget = Option<usize>;
 
@@ -119,8 +119,8 @@ impl Root {
         Ok(names)
     }
 
-    /// Reads one directory that may be a group, called `part` in `parent`, and the directories
-    /// below it. Returns whether any of these directories holds foreign files.
+    /// Reads the directory `part` in `parent`, which may be a group, and the directories below it.
+    /// Returns whether any of these directories holds foreign files.
     fn survey_group(
         &self,
         parent: &Directory,
@@ -154,8 +154,7 @@ impl Root {
             has_foreign |= self.survey_below(&directory, name, survey, budget);
         }
         if has_foreign && verdict == Verdict::Unfinished {
-            // The directory holds foreign files, which have been reported, so gpulimit must not
-            // remove it.
+            // gpulimit must not remove this directory, because it holds foreign files.
             survey.unfinished.remove(number);
         }
         has_foreign
@@ -217,21 +216,21 @@ impl Root {
 
     /// Removes a group in which no program runs, together with the groups of ended jobs below it.
     ///
-    /// Fails with [`GroupError::Foreign`] where the directory holds files that gpulimit did not
-    /// make; the group's own files then stay as they are.
+    /// Fails with [`GroupError::Foreign`] and removes no file of the group if the directory holds
+    /// files that gpulimit did not make.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
-        // A user who gives the name of a job's group may remove that group. This process may not be
-        // able to see whether the job still runs; the removal is allowed even then.
+        // Remove a job's group that the user names, even if this process cannot see whether the job
+        // still runs.
         let may_end = |job: &Record| {
             group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
         };
         self.remove_if(&group, may_end, |_| true)
     }
 
-    /// Removes the groups of ended jobs anywhere below a group. Failures are not reported here. If
-    /// such a group stays, the later removal of the group above it fails and reports the failure.
+    /// Removes the groups of ended jobs anywhere below a group. Failures are ignored here: if such
+    /// a group stays, the later removal of the group above it fails.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
         self.remove_ended(below.unwrap_or_default());
@@ -261,16 +260,15 @@ impl Root {
     /// may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
         groups.retain(|group| group.kind() == Kind::Job);
-        // A group can be removed only after the groups below it. So sort each group before the
-        // group above it.
+        // Sort each group before the group above it: the groups below must be removed first.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
         let mut states = records.states();
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
-            // If the record has changed since the check, a process is making the group again. The
-            // group is then left to the next clean-up.
+            // If the record has changed since the check, a process is making the group again. Leave
+            // such a group to the next clean-up.
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
@@ -279,8 +277,8 @@ impl Root {
         groups.into_iter().map(|group| group.name).collect()
     }
 
-    /// Removes incomplete groups that other processes are not making at the moment, and returns
-    /// their paths.
+    /// Removes incomplete groups, except those that other processes are just making. Returns their
+    /// paths.
     ///
     /// A directory with a limits file stays, because an administrator may have written the limits.
     pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
@@ -304,8 +302,7 @@ impl Root {
         remove_held(group, &descent, alone, |_| true).map(|()| true)
     }
 
-    /// Removes a group on two conditions: `job` accepts the record of the group's job, and `idle`
-    /// accepts the group's ledger.
+    /// Removes a group if `job` accepts the record of its job and `idle` accepts its ledger.
     fn remove_if(
         &self,
         group: &Group,
@@ -317,8 +314,8 @@ impl Root {
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(());
         };
-        // A process that makes the group holds the lock until it has recorded the job. So the
-        // record is read only after this process has taken the lock.
+        // A process that makes the group holds the lock until it has recorded the job. So read the
+        // record only now, with the lock taken.
         if !job(&Record::of(&descent.directory)) {
             return Err(group.in_use());
         }
@@ -339,8 +336,8 @@ fn path(group: &Group) -> PathBuf {
     group.path.clone()
 }
 
-/// Returns the content of a group's directory; fails where the directory holds foreign files or
-/// files with a lease.
+/// Returns the content of a group's directory. Fails if the directory holds foreign files or files
+/// with a lease.
 fn own_contents(group: &Group, directory: &Directory) -> Result<Contents, GroupError> {
     let contents = Contents::of(directory).map_err(|error| group.failed("list", error))?;
     if let Some(name) = &contents.leased {
@@ -360,14 +357,14 @@ fn own_contents(group: &Group, directory: &Directory) -> Result<Contents, GroupE
 }
 
 /// Takes a group's lock exclusively. Fails with [`GroupError::InUse`] while another process holds
-/// the lock. Returns `None` where the directory was empty and has been removed.
+/// the lock. An empty directory is removed instead, and the result is `None`.
 fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupError> {
     let failed = |error| group.failed("remove", error);
     let Descent { directory, .. } = descent;
     if Contents::of(directory).map_err(failed)?.is_empty() {
-        // An empty directory can be removed without the lock, even if a process is making a group
-        // in it. If that process has made the lock file, the directory is not empty and its removal
-        // fails. If not, the process finds the directory gone.
+        // An empty directory needs no lock, even if another process is just making a group in it.
+        // If that process has made the lock file by now, the removal fails. Otherwise that process
+        // finds no directory and tries again.
         return match remove_directory(group, descent) {
             Ok(()) => Ok(None),
             Err(error) => Err(failed(error)),
@@ -400,8 +397,8 @@ fn remove_held(
         ledger => ledger.ok(),
     };
     let removal = match &ledger {
-        // The group may have members that run another version of gpulimit. If the group were
-        // removed and made again, these members would still charge in the removed ledger.
+        // Members may run another version of gpulimit. If the group were removed and made again,
+        // they would still charge in the removed ledger.
         None if Ledger::is_used(&group.ledger_path()) => return Err(group.in_use()),
         Some(ledger) if !idle(ledger) => return Err(group.in_use()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
@@ -414,22 +411,21 @@ fn remove_held(
         .limits()
         .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
     if_there(directory.remove_directory(BELOW)).map_err(failed)?;
-    // The limits file is removed first, because a process cannot join a group without limits.
+    // Remove the limits file first: a process cannot join a group without limits.
     if_there(directory.remove_file(LIMITS)).map_err(failed)?;
     for name in &contents.others {
         if_there(directory.remove_file(name)).map_err(failed)?;
     }
-    // The ledger proves that the directory is a group. So the ledger is removed after all other
-    // files except the lock file.
+    // The ledger proves that the directory is a group, so it stays until only the lock is left.
     if_there(directory.remove_file(LEDGER)).map_err(failed)?;
-    // No process can join while the lock file exists, because this process holds the lock. So the
-    // lock file is removed last.
+    // This process holds the lock, so no process can join while the lock file exists. Remove the
+    // lock file last.
     if_there(directory.remove_file(LOCK)).map_err(failed)?;
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // After this process removed the lock file, another process has begun to make the group
-        // again, or to clean up. The directory now belongs to that other process.
+        // Since the removal of the lock file, another process has begun to make the group again, or
+        // to clean up. That process now uses the directory.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -473,8 +469,7 @@ fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     }
 }
 
-/// Removes the group's own empty directory. If the directory's name leads to a different directory
-/// by now, that directory stays.
+/// Removes the group's own empty directory, unless another directory has its name by now.
 fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     let Descent {
         parent, directory, ..
@@ -489,10 +484,9 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits a bounded time until a file system in user space (FUSE) has deleted the removed files.
-/// Such a file system keeps a removed file under another name until the file's last mapping is
-/// gone. This process has just dropped its own mappings. On other file systems, files with such
-/// names are a user's own and no reason to wait.
+/// Waits at most a second until a file system in user space (FUSE) has deleted the removed files.
+/// It keeps each of them under another name until the file's last mapping is gone. On other file
+/// systems a file with such a name belongs to a user.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     if !directory.is_on_fuse().unwrap_or(false) {

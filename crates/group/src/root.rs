@@ -20,7 +20,7 @@ use std::time::Instant;
 /// The root for all users of a machine. The user root makes this directory.
 pub const SYSTEM: &str = "/run/gpulimit";
 
-/// How often gpulimit tries again to make a group while another process removes it.
+/// The most attempts to make a group that other processes keep removing.
 const TRIES: u32 = 1_000;
 
 /// The directory that holds all groups of a user or of the machine.
@@ -29,8 +29,8 @@ pub struct Root {
     pub(super) path: PathBuf,
 }
 
-/// The permissions of the directories and limits files below a root. Files that members write have
-/// other permissions.
+/// The permissions of the directories and limits files below a root. Files that members write do
+/// not use these permissions.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub(super) struct Modes {
     pub directory: u32,
@@ -49,15 +49,12 @@ const PUBLIC: Modes = Modes {
 
 impl Root {
     /// Finds the root for new groups: `GPULIMIT_ROOT`, else [`SYSTEM`] if the caller may make
-    /// groups there, else `/dev/shm/gpulimit-<uid>`.
-    ///
-    /// The user root makes [`SYSTEM`] together with the first group. Root normally uses no
-    /// directory in `/dev/shm`, because any user could take the name of such a directory first.
-    /// Root uses one, as other users do, in a user namespace, and in a container whose `/run`
-    /// cannot hold groups.
+    /// groups there, else `/dev/shm/gpulimit-<uid>`. The directory is made with the first group.
     ///
     /// Refuses a directory that other users could tamper with, and a default directory that another
-    /// user has made. The directory need not exist yet: it is made with the first group.
+    /// user has made. The user root normally uses no directory in `/dev/shm`, because any user
+    /// could take its name first. The exceptions are a user namespace, and a container whose `/run`
+    /// cannot hold groups.
     pub fn locate(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, GroupError> {
         let path: PathBuf = match env("GPULIMIT_ROOT") {
             Some(path) if Path::new(&path).is_absolute() => path.into(),
@@ -77,8 +74,8 @@ impl Root {
         Self::at(path)
     }
 
-    /// Finds the root that has a group of this name. Looks in [`SYSTEM`] first, and then in the
-    /// caller's own root. If neither has the group, returns the root that [`Root::locate`] finds.
+    /// Finds the root to search for the group `name`: [`SYSTEM`] if it has the group's topmost
+    /// directory and `GPULIMIT_ROOT` is not set, else the root that [`Root::locate`] finds.
     pub fn locate_group(
         env: &dyn Fn(&str) -> Option<OsString>,
         name: &str,
@@ -91,9 +88,8 @@ impl Root {
         Self::locate(env)
     }
 
-    /// Returns the roots in which the caller looks for groups. If `GPULIMIT_ROOT` is set, this is
-    /// the only root. Otherwise the roots are [`SYSTEM`], if it exists, and then the caller's own
-    /// root.
+    /// Returns the roots in which the caller looks for groups: `GPULIMIT_ROOT` alone if it is set.
+    /// Otherwise [`SYSTEM`], if it exists, and then the caller's own root.
     pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
         let own = Self::locate(env)?;
         let system = Path::new(SYSTEM);
@@ -122,8 +118,8 @@ impl Root {
         is_directory(&self.path)
     }
 
-    /// Returns all groups of the root by name, each before the groups below it. Groups that the
-    /// caller may not read are left out, and so are those that [`Root::list`] does not reach.
+    /// Returns all groups of the root by name, each before the groups below it. Groups that
+    /// [`Root::list`] leaves out are missing here too.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
         self.list(None).map(|listing| listing.groups)
     }
@@ -131,9 +127,8 @@ impl Root {
     /// Lists the groups below `within`, or all groups of the root, each before the groups below it.
     /// Groups that the caller may not read are left out.
     ///
-    /// Symbolic links are not followed, and of each directory that belongs to another user at most
-    /// [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names are read, together with the directories
-    /// below.
+    /// Does not follow symbolic links. In and below each directory of another user, reads at most
+    /// [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names.
     pub fn list(&self, within: Option<&Group>) -> Result<Listing, GroupError> {
         self.listing(within, Reach::All, &has_limits)
     }
@@ -144,9 +139,8 @@ impl Root {
         listing.map(|listing| listing.groups)
     }
 
-    /// Returns the directories that could hold groups: all those below `group`, or all those in the
-    /// root. Each directory comes before the directories below it. The bounds of [`Root::list`]
-    /// hold.
+    /// Returns the directories that could hold groups, below `group` or in the whole root. Each
+    /// directory comes before the directories below it. Reads no more names than [`Root::list`].
     pub(super) fn directories_below(
         &self,
         group: Option<&Group>,
@@ -161,8 +155,8 @@ impl Root {
         listing.map(|listing| listing.groups)
     }
 
-    /// Lists those directories below `parent`, or below the root, that `keep` accepts. `keep` gets
-    /// each directory opened, or the error of opening it.
+    /// Lists the directories below `parent`, or below the root, that `keep` accepts. `keep` gets
+    /// each directory opened, or the error if opening it failed.
     fn listing(
         &self,
         parent: Option<&Group>,
@@ -181,7 +175,7 @@ impl Root {
         let failed = |error| GroupError::io("list", &path, error);
         let here = match here {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(listing),
-            // A user has put a symbolic link or a file in the place of a directory of groups.
+            // A user has replaced the directory of groups by a symbolic link or a file.
             Err(error) if error.kind() == ErrorKind::NotADirectory && parent.is_some() => {
                 return Ok(listing);
             }
@@ -192,8 +186,7 @@ impl Root {
         Ok(listing)
     }
 
-    /// Opens the directory of the groups below `group`, without following links on the way from the
-    /// root.
+    /// Opens the directory of `group`'s child groups. Follows no links on the way from the root.
     fn open_below(&self, group: &Group) -> io::Result<Directory> {
         let mut here = Directory::open(&self.path)?;
         for part in group.name.split('/') {
@@ -231,12 +224,12 @@ impl Root {
                 && !is_deepest
                 && let Ok(below) = there.and_then(|there| there.open_directory(BELOW))
             {
-                // Leaves out the groups in a directory that the caller cannot read.
+                // If the caller cannot read the directory, its groups are left out.
                 let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);
             }
         }
-        // Each directory that root has given to a user has a budget of its own, and is reported
-        // once.
+        // A budget counts the names that are read in a user's directory and below it. It ends with
+        // this directory, which is reported once even if several listings below were cut short.
         if outer.is_none() && budget.is_some() {
             *budget = None;
             listing.cut_short.truncate(cut_before + 1);
@@ -249,7 +242,7 @@ impl Root {
     pub fn group(&self, name: &str) -> Result<Group, GroupError> {
         name::check(name)?;
         let group = Group::at(&self.path, name);
-        // A user who could replace a directory between the root and the group could put another
+        // Check all directories on the path: a user who could replace one of them could put another
         // group in the group's place.
         for directory in group.directories().skip(1) {
             let about = fs::symlink_metadata(&directory);
@@ -257,7 +250,7 @@ impl Root {
                 check(&directory)?;
             }
         }
-        // `exists` does not tell a missing file from one that the caller may not see.
+        // `Path::exists` cannot tell a missing file from a file that the caller may not see.
         match fs::symlink_metadata(group.limits_path()) {
             Ok(_) => Ok(group),
             Err(error)
@@ -269,8 +262,8 @@ impl Root {
         }
     }
 
-    /// Makes the error for a group that does not exist. The groups that do exist are not listed:
-    /// the preloaded library makes this error as well, and must not read the directories of others.
+    /// Makes the error for a group that does not exist. Does not list the existing groups, because
+    /// the preloaded library must not read the directories of other users.
     pub(super) fn missing(&self, name: &str) -> GroupError {
         GroupError::Missing {
             name: name.into(),
@@ -279,8 +272,8 @@ impl Root {
         }
     }
 
-    /// Makes a group with these limits, owned by the caller. If the group exists, finds it and
-    /// leaves its limits as they are. The parent group must exist.
+    /// Makes a group with these limits, owned by the caller. An existing group keeps its limits.
+    /// The parent group must exist.
     ///
     /// The group cannot be removed before the returned [`Created`] is dropped. The permissions of
     /// the group's files do not depend on the umask.
@@ -288,8 +281,8 @@ impl Root {
         self.create_for(name, limits, Access::default())
     }
 
-    /// As [`Root::create`], but the users of `access` may run programs in the group. They are then
-    /// admitted to the groups above it as well.
+    /// As [`Root::create`], but also lets the users of `access` run programs in the group, and
+    /// therefore in the groups above it.
     ///
     /// In a directory that belongs to a user, all groups belong to that user.
     pub fn create_for(
@@ -303,14 +296,13 @@ impl Root {
         let group = Group::at(&self.path, name);
         let mut limits = limits.clone();
         if let Some(parent) = group.parent() {
-            // The memory of contexts stays uncharged only if a group and all groups above it have
-            // `count_context=no`.
+            // Contexts are charged unless a group and all groups above it have `count_context=no`.
+            // So a new group inherits `no` from its parent.
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
-        // A clean-up by another process may remove the directory between any two steps, so try
-        // again. The second condition is for file systems such as procfs: when asked to make a
-        // name, they fail with the error that the name does not exist.
+        // Another process may remove the directory between any two steps, so try again. Limit the
+        // attempts: on procfs, for example, creating a file always fails with `NotFound`.
         let is_in_directory = || group.path().parent().is_some_and(is_directory);
         let was_removed =
             |error: &GroupError| error.is_missing() || is_not_found(error) && is_in_directory();
@@ -322,8 +314,7 @@ impl Root {
             }
         };
         if made.is_err() {
-            // Remove the incomplete group. If the removal fails as well, `leftovers` returns the
-            // group.
+            // If this removal fails as well, a later clean-up removes the incomplete group.
             let _ = self.remove_leftover(&group);
         }
         made
@@ -363,8 +354,7 @@ impl Root {
     }
 
     /// Checks that a group can be given to the user `owner`. Fails if a child group belongs to
-    /// another user. Root lowers its rights to those of one user, and with these rights it would
-    /// not be able to change or remove another user's child group.
+    /// another user: root, with the rights of `owner`, could not change or remove that child group.
     pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
         for below in self.directories_in(Some(group))? {
             let about = fs::symlink_metadata(below.path());
@@ -394,8 +384,8 @@ impl Root {
         self.modes().map(|_| ())
     }
 
-    /// Takes the exclusive lock on a file of the root's directory, without waiting (`WouldBlock`).
-    /// The file is made if it does not exist.
+    /// Takes the exclusive lock on a file of the root's directory, and makes the file if needed.
+    /// Fails with `WouldBlock` while another process has the lock.
     pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
         let path = self.path.join(file);
         let mut options = fs::OpenOptions::new();
@@ -418,9 +408,9 @@ impl Root {
 
     /// Makes the root's directory, and returns `false` if a file or directory of that name exists.
     ///
-    /// If the parent directory belongs to a user, the user root makes the new directory with that
-    /// user's rights. The new directory then belongs to the user. The permissions are set on the
-    /// open directory, not by its path, because the path could lead to another file by then.
+    /// In a user's directory, the user root makes the new directory with that user's rights, so
+    /// that it belongs to the user. The permissions are set on the open directory. Its path could
+    /// lead to another file by then.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
@@ -461,8 +451,7 @@ impl Root {
     /// it.
     fn modes(&self) -> Result<Modes, GroupError> {
         let about = check(&self.path)?;
-        // The user root may use a root that belongs to another user if root itself has given the
-        // path. As root's default such a directory is refused.
+        // The user root may use another user's directory, but not as root's own default.
         if about.uid() != user::effective() && self.path == own_default() {
             return Err(GroupError::Unsafe {
                 path: self.path.clone(),
@@ -479,8 +468,8 @@ fn own_default() -> PathBuf {
     format!("/dev/shm/gpulimit-{}", user::effective()).into()
 }
 
-/// Returns whether the caller is the user root and [`SYSTEM`] does not exist yet, so that making
-/// the first group makes [`SYSTEM`].
+/// Returns whether making the first group would make [`SYSTEM`]: the caller is the user root, and
+/// [`SYSTEM`] does not exist yet.
 fn makes_system_root() -> bool {
     let missing =
         || fs::symlink_metadata(SYSTEM).is_err_and(|error| error.kind() == ErrorKind::NotFound);
@@ -508,21 +497,21 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
     }
 }
 
-/// Returns whether an open directory has the limits file of a group, as far as the caller can see.
+/// Returns whether an open directory has a group's limits file, as far as the caller can see.
 fn has_limits(directory: &io::Result<Directory>) -> bool {
     directory.as_ref().is_ok_and(contents::has_limits)
 }
 
-/// How far below its start a listing of directories goes.
+/// Which directories a listing contains.
 #[derive(Copy, Clone, Eq, PartialEq)]
 enum Reach {
-    /// Only the directories directly below.
+    /// Only the directories directly below the start.
     Next,
-    /// The directories at all levels.
+    /// The directories at all levels below the start.
     All,
 }
 
-/// The groups that a root has, as far as they were read.
+/// The groups of a root that could be read.
 #[derive(Debug, Default)]
 pub struct Listing {
     /// The groups by name, each before the groups below it.
@@ -531,8 +520,7 @@ pub struct Listing {
     pub cut_short: Vec<PathBuf>,
 }
 
-/// A group that was just made or found, and that other processes cannot remove before this value is
-/// dropped.
+/// A new or existing group that other processes cannot remove before this value is dropped.
 #[derive(Debug)]
 pub struct Created {
     /// The group.

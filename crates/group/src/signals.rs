@@ -1,4 +1,4 @@
-//! Holds back the program's signals while a request waits.
+//! Holds back the program's signal handlers while a request waits.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -77,8 +77,8 @@ impl Drop for Deferred {
     }
 }
 
-/// Holds back all signals except SIGKILL and SIGSTOP until the value is dropped. Does so in this
-/// thread and in the processes that the thread makes.
+/// Holds back all signals except SIGKILL and SIGSTOP until the value is dropped, in this thread and
+/// in processes that it makes.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this
@@ -141,8 +141,7 @@ fn has(set: &libc::sigset_t, signal: c_int) -> bool {
 }
 
 /// Changes the signal mask of this thread and returns the previous mask. Uses `sigprocmask`, which
-/// does the same as `pthread_sigmask` for a thread. All versions of glibc have `sigprocmask` in
-/// libc.
+/// every version of glibc has in libc. For a thread it does the same as `pthread_sigmask`.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
     // SAFETY: the call reads `set`, which the caller has borrowed, and writes `before`, a local
@@ -202,8 +201,7 @@ pub(super) mod tests {
         assert!(signals.has_pending());
         assert!(signals.has_pending(), "it stays");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
-        // The test makes one `Deferred` while another one lives, because a caller may itself hold
-        // signals back.
+        // The caller of `Deferred::new` may itself hold signals back. Here another `Deferred` does.
         assert!(!Deferred::new().has_pending(), "blocked by another");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
         drop(signals);

@@ -1,5 +1,4 @@
-//! Tests of members within one process: what they charge and publish, and their requests at the
-//! limit.
+//! Tests of members within one process: their charges, published figures and requests at the limit.
 
 use super::descent::Descent;
 use super::*;
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const CAPACITY: u64 = 80 << 30;
 const UNIT: u64 = 4096;
-/// The longest time of a wait in a test; if a wait takes longer, the tested code hangs.
+/// The longest time of a wait in a test. A longer wait means that the tested code hangs.
 const HANG: Duration = Duration::from_secs(60);
 
 /// A root of groups for one test, which is removed at the end of the test.
@@ -45,8 +44,7 @@ impl Place {
 
     fn join(&self, name: &str) -> (Member, MemberDevice) {
         let member = Member::join(&self.0, name).expect("joined");
-        // Gives the device different indices in the ledgers of the top group and of the groups
-        // below.
+        // Gives the device another index in the top group's ledger than in the other ledgers.
         if let Some(station) = member.levels.last().filter(|_| member.levels.len() > 1) {
             station
                 .ledger
@@ -94,8 +92,8 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// A process that makes a group can lose the group's directory to a removal. It must then not make
-/// files in a new directory under the lock of the old one.
+/// While a process makes a group, another process may remove the group's directory. The lock of the
+/// removed directory must then not count for a new directory of the same name.
 #[test]
 fn the_lock_of_a_removed_directory_is_not_taken_after_the_group_is_made_again() {
     let place = Place::new();
@@ -221,9 +219,9 @@ fn memory_protected_for_others_is_not_free() {
     assert_eq!(
         (at(&bob), at(&alice)),
         (7, 10),
-        "alice's own protection does not limit her"
+        "a group's own protection does not limit its members"
     );
-    // Memory of other groups that `low` protects is taken only if no other memory is left.
+    // Memory that `low` protects for other groups is taken last.
     assert!(!bob.0.try_charge(&bob.1, 4 * UNIT) && bob.0.try_charge(&bob.1, 3 * UNIT));
     assert_eq!(
         charge(&bob, 5).expect_err("min stays protected").group,
@@ -310,13 +308,13 @@ fn a_group_below_its_low_gives_nothing_back() {
     charge(&alice, 4).expect("no limit");
     assert!(
         alice.0.is_low(&alice.1) && !reclaimable(),
-        "a group above is low"
+        "the parent group uses no more than its `low`"
     );
     charge(&lab, 1).expect("no limit");
     assert!(!alice.0.is_low(&alice.1) && reclaimable());
     place.group("free", &[]);
     let free = place.join("free");
-    assert!(!free.0.is_low(&free.1), "no group on the path is low");
+    assert!(!free.0.is_low(&free.1), "the group has no protection");
 }
 
 #[test]
@@ -365,12 +363,12 @@ fn figures_are_published_at_every_level() {
     assert_eq!(
         idle.0.holders(&idle.1, &NoWitness).len(),
         2,
-        "no charge, no holder"
+        "the third member has no charge"
     );
     assert_eq!(
         alice.0.all_living(&alice.1).len(),
         3,
-        "listed among the living"
+        "living members are listed even without a charge"
     );
     assert_eq!(
         alice.0.ledger().path(),
@@ -405,7 +403,7 @@ fn orphans_stay_charged_until_they_are_given_back() {
     assert_eq!(units(&alice), [10, 9]);
     assert!(
         !bob.0.release_orphans(&bob.1, |total, _| total),
-        "all orphans are kept"
+        "all orphans must stay charged"
     );
     assert!(alice.0.release_orphans(&alice.1, |_, _| 0));
     assert_eq!((orphans(&alice), units(&alice)), ((0, 0), vec![6, 6]));
@@ -429,7 +427,7 @@ fn the_size_of_a_context_is_known_to_the_next_member() {
     assert_eq!((hint(&alice), hint(&lab)), (500, 500));
     lab.0.levels[0].ledger.set_context_hint(lab.1.index[0], 600);
     assert_eq!((hint(&alice), hint(&lab)), (500, 600), "the group's own");
-    assert_eq!(hint(&place.join("other")), 500, "known in another group");
+    assert_eq!(hint(&place.join("other")), 500, "read from the root");
 }
 
 #[test]
@@ -457,7 +455,7 @@ fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() 
             {
                 std::thread::yield_now();
             }
-            // `done` means that no request waits, or that the wait is over.
+            // `done` means that the request has returned, so there is no wait to end.
             if !done.load(Ordering::Relaxed) {
                 act();
             }
@@ -506,7 +504,7 @@ fn a_request_waits_until_another_gives_back() {
         (6 * UNIT, 10 * UNIT)
     );
     assert_eq!(waits(&one), 1);
-    assert!(one.0.try_charge(&one.1, UNIT), "no waiter is left");
+    assert!(one.0.try_charge(&one.1, UNIT), "no request waits any more");
 }
 
 #[test]
@@ -552,7 +550,7 @@ fn a_waiter_gives_up_when_the_others_have_nothing_left() {
     let refused = meanwhile(&group.ledger().expect("there"), give, || charge(&one, 2));
     assert_eq!(
         refused
-            .expect_err("the other bytes are this process's own")
+            .expect_err("no other process has a charge left")
             .charged,
         9 * UNIT
     );
@@ -571,12 +569,12 @@ fn a_request_does_not_overtake_a_waiter() {
         let insists = third
             .0
             .charge(&third.1, UNIT, &Poor::default(), Insistence::None);
-        insists.expect("a caller with another way does not join the line");
+        insists.expect("a request that may not wait is not queued");
         third.0.uncharge(&third.1, UNIT);
         group
             .write_limits(|set| set.options.on_limit = OnLimit::Fail)
             .expect("written");
-        charge(&third, 1).expect("without on_limit=wait requests do not join the line");
+        charge(&third, 1).expect("requests are queued only with on_limit=wait");
         third.0.uncharge(&third.1, UNIT);
         group
             .write_limits(|set| {
@@ -584,7 +582,7 @@ fn a_request_does_not_overtake_a_waiter() {
                 set.options.wait_timeout = Duration::from_millis(50);
             })
             .expect("written");
-        let refusal = charge(&third, 1).expect_err("behind the other waiter");
+        let refusal = charge(&third, 1).expect_err("another request waits in front");
         assert_eq!((refusal.charged, refusal.max), (8 * UNIT, 10 * UNIT));
         other.0.uncharge(&other.1, 8 * UNIT);
     };
@@ -673,7 +671,7 @@ fn a_request_follows_changing_limits_a_bounded_number_of_times() {
     charge(&other, 8).expect("room");
     let restless = Restless(&group, Cell::new(0));
     let refused = one.0.charge(&one.1, 6 * UNIT, &restless, Insistence::Full);
-    let refused = refused.expect_err("no room under any of these limits");
+    let refused = refused.expect_err("the request fits under none of these limits");
     assert_eq!((refused.charged, refused.max), (8 * UNIT, 10 * UNIT));
     assert_eq!(
         (restless.1.get(), units(&one)),
@@ -703,7 +701,7 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
     assert_eq!(request(6), (true, 0));
     assert!(
         !member.0.try_charge(&member.1, UNIT),
-        "above high one attempt alone is refused"
+        "`try_charge` refuses memory above `high`"
     );
     assert_eq!((kinds(&group), member.0.is_asked()), (vec![], false));
     assert_eq!(request(1), (true, 1));
@@ -725,7 +723,7 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
     assert_eq!(kinds(&group), []);
 }
 
-/// Starts another process that joins the group `lab` and charges `units` units there.
+/// Starts a bystander: another process that joins the group `lab` and charges `units` units there.
 fn bystander(place: &Place, units: u64) -> std::process::Child {
     let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
         .args(["--exact", "tests::role_of_a_bystander", "--nocapture"])
@@ -735,8 +733,7 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("spawned");
-    // Keep the pipe open after this line, because the test runner writes a line to it after a
-    // minute.
+    // Borrow the pipe so that it stays open: the test runner writes a line to it after a minute.
     let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
     let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");
@@ -744,8 +741,7 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
     child
 }
 
-/// The work of a bystander process, not a test: charges, and waits until it is killed or its input
-/// ends.
+/// The work of a bystander process: charges, and waits until it is killed or its input ends.
 #[test]
 fn role_of_a_bystander() {
     let [Some(root), Some(units)] = ["BYSTANDER_ROOT", "BYSTANDER_UNITS"].map(std::env::var_os)
@@ -786,7 +782,7 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
         .charge(&member.1, 5 * UNIT, &Poor::default(), Insistence::None);
     assert!(gentle.is_err());
     assert!(is_running(&mut small) && is_running(&mut large));
-    // `wait` closes the input, and a bystander ends by itself when its input ends.
+    // Take the input first: `wait` would close it, and the bystander would end by itself.
     let _input = large.stdin.take();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -820,7 +816,7 @@ fn a_process_is_not_among_the_unnamed_members_that_it_signals() {
         // No process can have this pid.
         process.identity.pid = u32::MAX;
     }
-    // Every process counts as a member here; no signal is sent.
+    // Treat every process as a member. No signal is sent in this test.
     let everybody = |_: &_, pids: &[u32]| pids.iter().map(|_| Ok(true)).collect();
     let targets = Targets::of(&ledger, &everybody).expect("a ledger");
     let (_, unnamed, _) = targets.all(&processes);

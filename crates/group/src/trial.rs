@@ -11,11 +11,11 @@ use std::os::unix::fs::MetadataExt;
 
 impl Root {
     /// Tests whether groups can be made in this root: makes a group with all its files, joins it,
-    /// and removes everything again. Does not make a root that does not exist. For such a root the
-    /// trial uses a temporary directory beside it, with the same permissions.
+    /// and removes everything again. If the root does not exist, the trial uses a temporary
+    /// directory beside it and does not make the root.
     ///
-    /// Returns `false` if only other users may make groups at the top of this root. A failure of
-    /// the caller's trial would then prove nothing.
+    /// Returns `false` if the caller may not make groups at the top of this root but another user
+    /// may. The trial then proves nothing about the root.
     pub fn try_out(&self) -> Result<bool, GroupError> {
         if self.exists() {
             return match self.try_group() {
@@ -34,8 +34,8 @@ impl Root {
         tried.and(removed).map(|()| true)
     }
 
-    /// Makes a temporary directory beside the root. In a directory such as `/dev/shm` other users
-    /// may have taken any name that they could guess. So this function tries several names.
+    /// Makes a temporary directory beside the root. Tries several names, because in a directory
+    /// such as `/dev/shm` other users may have taken any name that they could guess.
     fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
         const NAMES: u32 = 1_000;
         let me = Identity::of_self();
@@ -54,8 +54,8 @@ impl Root {
         ))
     }
 
-    /// Makes, joins and removes a group. The group's name is that of a job's group, so that the
-    /// usual clean-up removes the remains if this process is killed.
+    /// Makes, joins and removes a group. The group has the name of a job's group. So if this
+    /// process is killed, the usual clean-up removes the remains.
     fn try_group(&self) -> Result<(), GroupError> {
         let me = Identity::of_self();
         let name = format!("run-{}-{}", me.pid, me.start_time);
@@ -67,8 +67,7 @@ impl Root {
         joined.and(self.remove(&name))
     }
 
-    /// Returns whether the error says only that the caller may not write in a directory that
-    /// belongs to another user.
+    /// Returns whether the error is that the caller may not write a directory of another user.
     fn is_for_others(&self, error: &GroupError) -> bool {
         let is_denied = |error: &io::Error| error.kind() == ErrorKind::PermissionDenied;
         matches!(error, GroupError::Io { error, .. } if is_denied(error))

@@ -1,4 +1,4 @@
-//! Decides which directories are trusted: those whose files other users cannot replace.
+//! Decides which directories are trusted: those in which other users cannot replace files.
 
 use super::directory::Directory;
 use super::error::{Fault, GroupError};

@@ -15,9 +15,9 @@ unsafe extern "C" {
 /// Keeps `pthread_cancel` from ending this thread until the value is dropped.
 ///
 /// A cancelled thread ends at its next cancellation point (a call that opens, reads, writes or
-/// sleeps), by unwinding its stack. If the unwinding meets Rust code that catches panics, the whole
-/// process ends. So gpulimit's code that makes such calls in the program's threads holds a value of
-/// this type. A cancelled thread ends at its first cancellation point after the value is dropped.
+/// sleeps) and unwinds its stack. If the unwinding meets Rust code that catches panics, the whole
+/// process ends. So gpulimit holds a value of this type while it makes such calls in the program's
+/// threads. The thread then ends at its first cancellation point after the drop.
 pub struct Undisturbed {
     before: c_int,
     /// Keeps the value from moving to another thread, because the cancellation state belongs to
@@ -42,7 +42,7 @@ impl Undisturbed {
 impl Drop for Undisturbed {
     fn drop(&mut self) {
         let mut ours = DISABLE;
-        // SAFETY: as in `new`; `before` is the state that the same function returned.
+        // SAFETY: the call restores the state that `new` saved in `before`.
         unsafe { pthread_setcancelstate(self.before, &raw mut ours) };
     }
 }

@@ -1,5 +1,4 @@
-//! A container's view of the groups: a root that holds one group and the groups above it, for use
-//! in a container.
+//! A container's view of the groups: a root with one group and the groups above it.
 //!
 //! The ledger, lock and limits in a view are hard links to the group's own files. So a process that
 //! joins the group in the view is a member of the group itself.
@@ -21,11 +20,11 @@ const CONTAINERS: &str = ".containers";
 const VIEW: &str = "view";
 
 impl Group {
-    /// Makes a view of this group at the path `place`. This path must not exist and must be on the
-    /// group's file system. Returns the paths of those ledgers in the view that members write.
+    /// Makes a view of this group at the path `place`, which must not exist and must be on the
+    /// group's file system. Returns the paths of the view's ledgers, which members write.
     ///
     /// The view has the files of this group and of the groups above it, but no groups below it. The
-    /// sizes of contexts that the group's root has stored are copied into the view.
+    /// stored sizes of contexts are copied from the group's root.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
         let failed = |error| GroupError::io("create", place, error);
         fs::create_dir(place)
@@ -50,9 +49,9 @@ impl Group {
         Ok(ledgers)
     }
 
-    /// Returns whether an open ledger has no names but that in the group's directory and those of
-    /// the group in containers' views. Only root can make names in views, so a user cannot hide
-    /// another name among them.
+    /// Returns whether all names of an open ledger are legitimate: one in the group's directory,
+    /// and the others in containers' views of the group. Only root can make names in views, so a
+    /// user cannot hide another name there.
     pub(super) fn is_only_ledger(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let before = ledger.metadata().map_err(failed)?;
@@ -61,12 +60,12 @@ impl Group {
         }
         let views = self.views_with((before.dev(), before.ino()));
         let views = views.map_err(failed)?;
-        // The number of names has not changed while the views were counted.
+        // Check that the number of names stayed the same while the views were counted.
         let after = ledger.metadata().map_err(failed)?;
         Ok(before.nlink() == after.nlink() && after.nlink() == views + 1)
     }
 
-    /// Returns the number of views of containers in which this group's ledger is the file `id`, a
+    /// Returns the number of containers' views in which this group's ledger is the file `id`, a
     /// device and inode.
     fn views_with(&self, id: (u64, u64)) -> io::Result<u64> {
         let containers = match Directory::open(&self.root.join(CONTAINERS)) {

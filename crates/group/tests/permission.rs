@@ -1,5 +1,5 @@
-//! Attacks on groups by users who do not own the groups, or own only a part of them. Each attack is
-//! run as an unprivileged user, and must have no effect.
+//! Attacks on groups by unprivileged users who own at most a part of the groups. Each attack must
+//! have no effect.
 //!
 //! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts
 //! as one of these users.
@@ -33,8 +33,8 @@ const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
 const CAPACITY: u64 = 80 << 30;
 const GIB: u64 = 1 << 30;
 
-/// A root of groups as an administrator makes it: the group `lab`, with a group for each of two
-/// users below it.
+/// A root of groups as an administrator makes it: the group `lab`, and below it a group for each of
+/// two users.
 struct Lab(PathBuf);
 
 impl Lab {
@@ -136,8 +136,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// Waits for the process's next output line that contains this mark, and returns the rest of
-    /// the line.
+    /// Waits for the next output line that contains `mark`, and returns the rest of the line.
     fn hear(&mut self, mark: &str) -> String {
         let mut line = String::new();
         loop {
@@ -223,7 +222,7 @@ fn break_in(root: &Path) {
     let own = root.join("lab/sub/alice");
     let bob = root.join("lab/sub/bob");
     let mine = own.join("sub/mine");
-    fs::write(&mine, "mine").expect("allowed in her own directory");
+    fs::write(&mine, "mine").expect("alice may write in her own directory");
     let mut attack = |path: &Path, what: &str, done: Result<(), String>| {
         refused(format!("{what} {}", path.display()), done);
     };
@@ -316,7 +315,7 @@ fn break_in(root: &Path) {
     let root = Root::at(root).expect("a root");
     let raise = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Max);
     for name in ["lab", "lab/alice", "lab/bob"] {
-        let group = root.group(name).expect("there readable for all");
+        let group = root.group(name).expect("every user can read the group");
         attack(group.path(), "raise", result(group.write_limits(raise)));
         attack(group.path(), "remove the group", result(root.remove(name)));
         if name != "lab/alice" {
@@ -346,7 +345,7 @@ fn break_in(root: &Path) {
         "make a group in",
         result(root.create("mine", &set(GIB))),
     );
-    fs::remove_file(&mine).expect("still alice's own group");
+    fs::remove_file(&mine).expect("alice's group is intact");
     Member::join(&root, "lab/alice").expect("her own group");
     root.create("lab/alice/job", &set(GIB))
         .expect("below her own");
@@ -409,7 +408,7 @@ fn hold_locks(root: &Path) {
 fn locks_on_readable_files_keep_no_process_out() {
     let Some(lab) = Lab::new() else { return };
     let mut alice = lab.start(ALICE, "hold locks");
-    assert_eq!(alice.hear("held"), "2", "the limits of bob and of lab");
+    assert_eq!(alice.hear("held"), "2", "alice locks two limits files");
     for name in ["lab", "lab/bob"] {
         lab.group(name)
             .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(2 * GIB)))
@@ -467,8 +466,7 @@ fn swap(root: &Path) {
 #[test]
 fn root_is_not_led_out_of_a_users_directory() {
     let Some(lab) = Lab::new() else { return };
-    // Bob runs no program, because an attack could affect bob's group only while the group is not
-    // in use.
+    // Bob runs no program, because root does not remove a group that is in use.
     lab.group("lab/bob").write_limits(|_| {}).expect("written");
     let before = lab.picture("lab/sub/bob");
     let mut alice = lab.start(ALICE, "swap");
@@ -532,8 +530,7 @@ fn below_a_users_directory_everything_is_the_users_and_links_are_not_followed() 
         root.group("lab/alice/bobs")
             .is_err_and(|error| error.is_missing())
     );
-    // A hard link to bob's ledger, as alice can make it where the kernel setting
-    // `fs.protected_hardlinks` is off.
+    // Alice can make a hard link to bob's ledger if `fs.protected_hardlinks` is off.
     let ledger = lab.group("lab/bob").ledger_path();
     let before = lab.picture("lab/sub/bob");
     fs::remove_file(made.ledger_path()).expect("removed");
@@ -676,12 +673,12 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
         file.write_all_at(&vec![0; WORDS.1], WORDS.0)
             .expect("written");
         assert_eq!(charged(), Some(0));
-        assert!(!charge(2 * GIB), "3 GiB of 4 are taken");
+        assert!(!charge(2 * GIB), "only 1 GiB of 4 GiB is free");
         assert_eq!(charged(), Some(3 * GIB), "restored");
-        // After damage to the ledger no request is granted for a while. Before the damage was
-        // found, other processes may have been granted too much.
+        // For a while after damage to the ledger all requests are refused, because other processes
+        // may have been granted too much before the damage was found.
         let granted = charge(GIB);
-        // On a slow machine this while may already be over.
+        // On a slow machine this period may already be over.
         if began.elapsed() < WHILE {
             assert!(!granted);
             break;
@@ -693,12 +690,11 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
     std::thread::sleep(WHILE + Duration::from_millis(100));
     assert!(charge(GIB), "the free memory is granted afterwards");
     assert!(!charge(GIB));
-    // This write sets the count of slots to 0. If the count were believed, all sums over the slots
-    // would be 0.
+    // Set the count of slots to 0. A process that believed this count would find no charge.
     file.write_all_at(&[0; 8], 64).expect("written");
     assert!(!charge(GIB));
-    assert_eq!(charged(), Some(4 * GIB), "the slots are counted again");
-    // An uncharge also restores the figures, and uncharges only what was charged.
+    assert_eq!(charged(), Some(4 * GIB), "all slots are counted");
+    // An uncharge also restores the figures, and then subtracts only its own bytes.
     file.write_all_at(&vec![0; WORDS.1], WORDS.0)
         .expect("written");
     member.uncharge(&device, GIB);

@@ -1,17 +1,19 @@
 //! Protection of this process from the truncation of files that it has mapped.
 //!
-//! If another process truncates a mapped file, reading a page beyond the file's new end raises
-//! SIGBUS. No process can prevent the truncation of a file with a path on tmpfs. Seals exist only
-//! for a memfd, and leases and locks are advisory. Without a SIGBUS handler, one process in a group
-//! could therefore end the programs of all others. The handler replaces the *whole* mapping with
-//! private zeros and marks the mapping as lost. The zeros mean nothing; code that reads them checks
-//! [`any`] and then `Watch::is_lost`.
+//! If another process truncates a mapped file, reading a page beyond the new end raises SIGBUS. A
+//! process in a group could end the programs of all other members in this way. A file on tmpfs
+//! cannot be protected from truncation: seals exist only for a memfd, and leases and locks are
+//! advisory.
 //!
-//! The SIGBUS handler is installed when the first file is mapped. A program without a limit maps no
-//! file, so it never gets the handler. The handler treats only faults in watched mappings. It
-//! passes all other signals on to the handler that was installed before it. There are two cases
-//! without protection. A program may later install its own handler for SIGBUS. A thread may have
-//! SIGBUS blocked; the kernel then ends the program without calling a handler.
+//! A SIGBUS handler therefore replaces the *whole* mapping with private zeros and marks it as lost.
+//! Code that reads the mapping checks [`any`] and then `Watch::is_lost`, because the zeros are not
+//! data.
+//!
+//! The handler is installed when the first file is mapped. A program without a limit maps no file
+//! and never gets the handler. The handler treats only faults in watched mappings and passes all
+//! other signals on to the previous handler. Two cases remain unprotected: the program later
+//! installs its own SIGBUS handler, or a thread blocks SIGBUS. In the second case the kernel ends
+//! the program.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull, null_mut};
@@ -23,11 +25,11 @@ const WATCHED: usize = 500;
 /// Value of `Entry::start` while a thread is filling the registry entry.
 const TAKEN: usize = 1;
 
-/// The registry: the mappings of one process that are watched for truncation. In a forked child the
-/// whole registry is zero. A registry of zeros belongs to no process.
+/// The registry of this process: the mappings that are watched for truncation. On fork the kernel
+/// fills the child's copy with zeros. A registry with pid 0 belongs to no process.
 struct Registry {
-    /// The pid of the process that owns the mappings. Needed on kernels that do not wipe pages on
-    /// fork.
+    /// The pid of the process that owns the mappings. It identifies a forked copy on kernels that
+    /// cannot wipe pages on fork.
     pid: AtomicI32,
     entries: [Entry; WATCHED],
 }
@@ -41,7 +43,7 @@ struct Entry {
 }
 
 /// Points to the registry, whose pages are never unmapped. The kernel wipes these pages in a forked
-/// child, because the child does not inherit the watched mappings.
+/// child, because the watched mappings are not inherited.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
 /// Whether any mapping of this process was ever lost because its file was truncated.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -55,8 +57,8 @@ pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Watches a mapping for truncation of its file until drop. `None` if the registry was full: the
-/// mapping is then unprotected.
+/// Watches a mapping for truncation of its file until the value is dropped. `None` if the registry
+/// was full: the mapping is then unprotected.
 pub(super) struct Watch(Option<&'static Entry>);
 
 impl Watch {
@@ -105,9 +107,8 @@ impl Entry {
     fn around(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let len = self.len.load(Ordering::Acquire);
-        // Another mapping may have taken the entry between the two loads of `start`. The length may
-        // then belong to that mapping, but the two loaded starts differ, and the length is not
-        // used.
+        // Reading `start` again detects that another mapping took the entry meanwhile. The length
+        // may then belong to that other mapping, so the entry is skipped.
         let is_one = start > TAKEN && self.start.load(Ordering::Relaxed) == start;
         (is_one && (start..start.saturating_add(len)).contains(&address)).then_some((start, len))
     }
@@ -121,8 +122,8 @@ fn own_registry() -> Option<&'static Registry> {
         return Some(own);
     }
     let pages = super::Pages::private(size_of::<Registry>()).ok()?;
-    // Kernels before 4.14 cannot wipe pages on fork. On these kernels a forked child finds its
-    // parent's pid in the registry, and so knows that the registry is a copy.
+    // Kernels before 4.14 cannot wipe pages on fork. There a forked child finds its parent's pid in
+    // the registry, and so recognises the registry as a copy.
     let _ = pages.advise(libc::MADV_WIPEONFORK);
     let fresh = pages.start().as_ptr().cast::<Registry>();
     // SAFETY: the pages are new and zeroed by the kernel, all zeros is a valid `Registry`, and the
@@ -201,8 +202,7 @@ fn replace(address: usize) -> bool {
     // zeros finds the mark.
     entry.lost.store(true, Ordering::SeqCst);
     ANY.store(true, Ordering::SeqCst);
-    // The arguments of a raw system call have the width of the kernel's registers, so the integers
-    // are converted to that width.
+    // A raw system call takes arguments as wide as a register, so the integers are widened.
     let protection = libc::c_long::from(libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let (flags, no_file, advice) = (
@@ -210,13 +210,12 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // A program may have replaced the C library's wrappers of system calls by functions of its own.
-    // Such functions may do what a signal handler must not do, so the handler makes raw system
-    // calls.
+    // A program may replace the C library's system call functions by its own, which may not be
+    // async-signal-safe. So the handler makes raw system calls.
     //
     // SAFETY: the range is a whole watched mapping, which is alive because a thread has just
-    // accessed it. The content consists of atomics, for which zeros are valid, and its readers find
-    // it marked as lost. The new mapping is kept from forked children like the old one.
+    // accessed it. The content consists of atomics, for which zeros are valid. Readers find the
+    // mapping marked as lost. Forked children inherit neither the old mapping nor the new one.
     unsafe {
         let mapped = libc::syscall(
             libc::SYS_mmap,
@@ -232,7 +231,7 @@ fn replace(address: usize) -> bool {
     }
 }
 
-/// Passes a signal to the handler that was installed before, as if gpulimit had installed none.
+/// Passes a signal on to the handler that the program had installed before gpulimit's handler.
 fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the action is never freed; the pointer is null only if it was not stored yet.
     let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
