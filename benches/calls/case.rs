@@ -8,15 +8,14 @@ pub struct Case {
     pub what: &'static str,
 }
 
-/// An axis: the quantity that changes along a series of measurements, such as the number of
-/// threads.
+/// A quantity that the benchmark varies in a series of measurements, such as the number of threads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Axis {
     /// Number of 4 KiB allocations that the process holds during the measurement.
     Live,
     /// Number of threads that run the benchmark case at the same time.
     Threads,
-    /// Number of processes in the group, of which all but the measured one do nothing.
+    /// Number of processes in the group. One of them is measured; the others only sleep.
     Members,
     /// Number of other processes in the group that run the benchmark case at the same time.
     Rivals,
@@ -83,19 +82,19 @@ impl Point {
         self.axis.map(|_| self.value)
     }
 
-    /// Returns whether the measurement point's value on its own axis is that axis's usual value.
+    /// Returns whether the point's value is the usual value of the point's axis.
     pub fn is_usual(self) -> bool {
         self.axis.is_none_or(|axis| self.value == axis.usual())
     }
 }
 
-/// A case along an axis.
+/// A series of measurements: one benchmark case, measured with several values of one axis.
 pub struct Series {
     pub case: &'static Case,
     pub axis: Option<Axis>,
     values: &'static [u32],
-    /// The most nanoseconds that gpulimit may add to an iteration of the case, and the last value
-    /// of the axis for which this aim applies.
+    /// The most nanoseconds that gpulimit may add to one iteration. The second number is the
+    /// largest value of the axis for which this aim holds.
     pub aim: Option<(f64, u32)>,
 }
 
@@ -114,8 +113,7 @@ impl Series {
     }
 }
 
-/// The name of the benchmark case that starts and ends a whole program instead of repeating an
-/// operation in the worker.
+/// The name of the benchmark case that measures the start and end of a whole program.
 pub const START: &str = "start";
 
 const fn case(name: &'static str, what: &'static str) -> Case {

@@ -5,8 +5,8 @@ use gpulimit_group::{Member, Root};
 use std::error::Error;
 use std::io::{self, Read, Write};
 
-/// `crowd ROOT GROUP COUNT` forks COUNT processes, prints `ready` when all have joined the group,
-/// and sleeps. The processes end with it.
+/// Runs the command `crowd ROOT GROUP COUNT`: starts COUNT processes that join the group and sleep.
+/// Prints `ready` when all have joined. The kernel kills them when this process ends.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || arguments.next().ok_or("usage: crowd ROOT GROUP COUNT");
     let (root, group, count): (_, _, u32) = (Root::at(next()?)?, next()?, next()?.parse()?);

@@ -33,8 +33,7 @@ struct Options {
     at: Option<u32>,
     callgrind: bool,
     json: bool,
-    /// The folder in which to write benchmarks.md and benchmarks.svg, and the date to write into
-    /// these files.
+    /// The folder for benchmarks.md and benchmarks.svg, and the date to write into these files.
     write: Option<(PathBuf, String)>,
 }
 

@@ -5,15 +5,15 @@ use crate::run::{Resident, Setup, Way};
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// The largest number of allocations that a process holds: of 4 KiB, and of 2 MiB.
+/// The largest number of live allocations that is measured: of 4 KiB each, and of 2 MiB each.
 const MANY: [u32; 2] = [1_000_000, 25_000];
 /// The most bytes that gpulimit may take for each live allocation.
 const AIM_EACH: f64 = 64.0;
 /// The most bytes that gpulimit may take in a process without live allocations.
 const AIM_BASE: u64 = 1 << 20;
 
-/// The kinds of allocations whose footprint is measured: those at even positions have 4 KiB, the
-/// others 2 MiB.
+/// The kinds of allocations whose footprint is measured. Allocations of 4 KiB and of 2 MiB
+/// alternate in this list.
 static KINDS: [Case; 4] = [
     Case {
         name: "hold-small",
@@ -39,9 +39,9 @@ pub struct Footprint {
     /// Resident bytes of the library and the files that it maps, while the process has one live
     /// allocation.
     base: u64,
-    /// The bytes of `base` that are neither pages of a file nor shared memory.
+    /// Resident bytes of the library that are neither pages of a file nor shared memory.
     own: u64,
-    /// Resident bytes of the driver's NVML library, which `base` does not include.
+    /// Resident bytes of the driver's NVML library, which are measured separately.
     nvml: u64,
     /// Bytes that gpulimit takes for each further live allocation.
     each: f64,
@@ -57,8 +57,8 @@ impl Footprint {
     }
 
     fn of(setup: &Setup, kind: &'static Case, many: u32) -> Result<Self, Box<dyn Error>> {
-        // The memory of the process that does not belong to gpulimit varies by some pages from run
-        // to run, so take the smallest figures of three runs.
+        // The other memory of the process varies by some pages from run to run. So take the
+        // smallest figures of three runs.
         let added = |live| -> Result<Resident, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;
             let least = |way| -> Result<Resident, Box<dyn Error>> {

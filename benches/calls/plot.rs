@@ -70,8 +70,8 @@ fn draw_panel<'a>(
     Ok(())
 }
 
-/// Returns the cases that were measured along an axis, each with its points: the value on the axis
-/// and the nanoseconds that gpulimit adds.
+/// Returns a line of the plot for each case measured along `axis`. A point of a line has two
+/// numbers: the value on the axis, and the nanoseconds that gpulimit adds.
 fn lines(rows: &[Row], axis: Axis) -> Vec<(&'static str, Vec<(f64, f64)>)> {
     let mut lines: Vec<(&'static str, Vec<(f64, f64)>)> = Vec::new();
     for row in rows.iter().filter(|row| row.series.axis == Some(axis)) {

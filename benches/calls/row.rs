@@ -4,7 +4,7 @@ use crate::case::{Axis, Point, Series};
 use crate::run::{Time, Way};
 use std::fmt::Write as _;
 
-/// The results of one case at one point.
+/// The results of one benchmark case at one measurement point.
 pub struct Row {
     pub series: &'static Series,
     pub point: Point,
@@ -24,7 +24,7 @@ impl Row {
         }
     }
 
-    /// Adds a measurement of one way. The shortest time is kept, because it was disturbed least.
+    /// Adds the times of one run. Keeps the shortest times, because they were disturbed least.
     pub fn add_time(&mut self, way: Way, time: Time) {
         let best = self.times[way as usize].get_or_insert(time);
         best.processor = best.processor.min(time.processor);
@@ -39,8 +39,8 @@ impl Row {
         Some(self.time(way)?.processor)
     }
 
-    /// Returns by how many nanoseconds an iteration takes more processor time with the library than
-    /// without it; `None` if one of both was not measured.
+    /// Returns the nanoseconds of processor time that the library adds to an iteration; `None` if a
+    /// measurement is missing.
     pub fn added(&self, way: Way) -> Option<f64> {
         Some(self.processor(way)? - self.processor(Way::Bare)?)
     }
@@ -49,15 +49,14 @@ impl Row {
         Some(self.instructions[way as usize]? - self.instructions[Way::Bare as usize]?)
     }
 
-    /// Returns the interval between iterations with a limit, divided by the interval without the
-    /// library; all threads or processes together.
+    /// Returns how many times as long an iteration takes with a limit as without the library.
+    /// Counts elapsed time, with all threads or processes together.
     fn ratio(&self) -> Option<f64> {
         Some(self.time(Way::Limited)?.interval / self.time(Way::Bare)?.interval)
     }
 }
 
-/// Returns the results as Markdown tables: one table for each axis, and one for the cases without
-/// axis.
+/// Returns the results as Markdown tables: one for each axis, and one for cases without an axis.
 pub fn tables(rows: &[Row]) -> String {
     let axes = Axis::ALL.map(Some);
     let tables = [None].into_iter().chain(axes);
@@ -67,7 +66,7 @@ pub fn tables(rows: &[Row]) -> String {
         .collect()
 }
 
-/// Returns the table of the results along an axis; `None` when no case was measured along it.
+/// Returns the table of results for an axis; `None` if the axis has no results.
 pub fn table(rows: &[Row], axis: Option<Axis>) -> Option<String> {
     let mut rows = rows.iter().filter(|row| row.series.axis == axis).peekable();
     rows.peek()?;

@@ -14,8 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// The way in which a measured program is run: with or without the library of gpulimit, and with or
-/// without a limit.
+/// A way to run the measured program: with or without the library, with or without a limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// Without the library.
@@ -27,8 +26,8 @@ pub enum Way {
 }
 
 impl Way {
-    /// Returns the ways to measure at `point`. The axes only matter to a process with a limit, so a
-    /// process with the library and without a limit is only measured at usual points.
+    /// Returns the ways to measure at `point`. The axes make no difference without a limit, so the
+    /// way without a limit is measured only at usual points.
     pub fn for_point(point: Point) -> &'static [Way] {
         if point.is_usual() {
             &[Way::Bare, Way::Preloaded, Way::Limited]
@@ -51,10 +50,9 @@ pub struct Time {
 #[derive(Clone, Copy)]
 pub struct Resident {
     pub all: u64,
-    /// Memory that the process does not share with any other: neither pages of files nor shared
-    /// memory.
+    /// Private memory of the process: neither pages of files nor shared memory.
     pub own: u64,
-    /// Memory of the driver's NVML library, which gpulimit loads when it has to read figures of the
+    /// Memory of the driver's NVML library, which gpulimit loads when it needs figures from the
     /// driver.
     pub nvml: u64,
 }
@@ -74,13 +72,13 @@ pub struct Setup {
     worker: PathBuf,
     root: PathBuf,
     callgrind: bool,
-    /// How many top groups were made so far; each measurement has its own.
+    /// The number of top-level groups made so far. Each measurement gets a new top-level group.
     trees: Cell<u32>,
 }
 
 impl Setup {
-    /// Prepares measurements of the library at this path. Instructions are not counted if
-    /// `callgrind` is false or valgrind is missing.
+    /// Prepares measurements of the preloaded library `library`. Counts instructions only if
+    /// `callgrind` is true and valgrind is installed.
     pub fn new(library: PathBuf, callgrind: bool) -> Result<Self, Box<dyn Error>> {
         let has_valgrind = || {
             let version = Command::new("valgrind").arg("--version").output();
@@ -102,7 +100,7 @@ impl Setup {
         })
     }
 
-    /// Makes the group for measurements at `point`, and starts the other members of the group.
+    /// Makes the group for measurements at `point`, and starts the group's idle members.
     pub fn place(&self, point: Point) -> Result<Place<'_>, Box<dyn Error>> {
         let shares = [Axis::Members, Axis::Rivals, Axis::Depth];
         if !point.axis.is_some_and(|axis| shares.contains(&axis)) {
@@ -114,8 +112,8 @@ impl Setup {
             });
         }
         let root = Root::at(&self.root)?;
-        // Each measurement gets a top group of its own, so that the group has no slots of processes
-        // from an earlier measurement.
+        // Each measurement gets a new top-level group, so that the group's ledger has no slots of
+        // processes from an earlier measurement.
         let top = format!("tree-{}", self.trees.replace(self.trees.get() + 1));
         let mut group = String::new();
         for name in [&*top]
@@ -146,18 +144,17 @@ impl Drop for Setup {
     }
 }
 
-/// A group for measurements, and its other members; dropping the value ends these members.
+/// A group for measurements, and its idle members. Dropping this value ends the idle members.
 pub struct Place<'a> {
     setup: &'a Setup,
     point: Point,
-    /// `None`: every program with a limit gets a job group of its own.
+    /// The group's name. With `None`, every program with a limit gets a new group for itself.
     group: Option<String>,
     crowd: Option<Companion>,
 }
 
 impl Place<'_> {
-    /// Returns the time of one iteration: the shortest of several batches of iterations, or of
-    /// several starts of a program.
+    /// Returns the shortest time of one iteration, of several batches or several program starts.
     pub fn time(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
         if case.name == START {
             return self.start(way);
@@ -196,9 +193,8 @@ impl Place<'_> {
         })
     }
 
-    /// Returns the number of instructions of one iteration, or of a whole start; `None` when
-    /// instructions are not counted. They are not counted with several threads or processes, which
-    /// do not execute the same instructions each time.
+    /// Returns the number of instructions of one iteration, or of one program start. Returns `None`
+    /// with several threads or processes, because their number of instructions varies between runs.
     pub fn instructions(&self, case: &Case, way: Way) -> Result<Option<f64>, Box<dyn Error>> {
         let several = self.point.at(Axis::Threads) > 1 || self.point.at(Axis::Rivals) > 0;
         if !self.setup.callgrind || several {
@@ -265,8 +261,8 @@ impl Place<'_> {
         Companion::start(crowd)
     }
 
-    /// Returns `command` with the environment for this way of running. If the command is valgrind,
-    /// it passes the environment on to the program that it runs.
+    /// Returns `command` with the environment variables for this way of running. Valgrind passes
+    /// them on to the program that it runs.
     fn prepared(&self, mut command: Command, way: Way) -> Command {
         let foreign =
             |name: &str| name.starts_with("GPULIMIT_") && !name.starts_with("GPULIMIT_SIM");
@@ -289,8 +285,8 @@ impl Place<'_> {
     }
 }
 
-/// A process that runs at the same time as the measured one. It is at work once it has printed
-/// `ready`, and ends when this value is dropped.
+/// A process that runs during a measurement, beside the measured process. It prints `ready` when it
+/// is at work. Dropping this value ends the process.
 struct Companion(Child);
 
 impl Companion {

@@ -24,13 +24,11 @@ const KERNEL: &CStr =
 
 type Handle = *mut c_void;
 
-/// `worker HOW CASE LIVE THREADS [TIMES]`, where HOW is
-/// - `time`: prints the nanoseconds of processor time per iteration, and those that pass between
-///   one iteration and the next;
-/// - `rival`: prints `ready` and loops until it is killed;
+/// Runs the command `worker HOW CASE LIVE THREADS [TIMES]`. HOW is one of:
+/// - `time`: prints the processor time and the elapsed time of one iteration, in nanoseconds;
+/// - `rival`: prints `ready` and repeats the operation until it is killed;
 /// - `count`: runs [`measured`] once with TIMES iterations;
-/// - `memory`: prints the resident bytes of this process, those that no other process has, and
-///   those of NVML.
+/// - `memory`: prints the resident bytes of this process, of its private memory, and of NVML.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
@@ -68,8 +66,8 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// Returns the shortest processor time and interval per iteration, in ns, of several batches of
-/// iterations.
+/// Measures several batches of iterations. Returns the shortest processor time and the shortest
+/// elapsed time of one iteration, in ns. With one thread, both are the elapsed time.
 fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
     if threads > 1 {
         return time_of_several(driver, case, live, threads);
@@ -84,11 +82,10 @@ fn time(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
     (best, best)
 }
 
-/// Returns the shortest processor time and interval per iteration, in ns, of several threads that
-/// begin each batch together.
+/// Measures batches of iterations that several threads begin together. Returns the shortest
+/// processor time and the shortest elapsed time of one iteration, in ns.
 fn time_of_several(driver: &Driver, case: &str, live: usize, threads: u32) -> (f64, f64) {
-    /// Longer than a batch of a single thread, because all threads have to run at the same time to
-    /// disturb each other.
+    /// A batch must last long, so that all threads really run at the same time.
     const BATCH: u32 = 20_000;
     const BATCHES: usize = 5;
     let turns = Barrier::new(threads as usize);
@@ -141,8 +138,8 @@ fn processor_time() -> f64 {
     spent.tv_sec as f64 * 1e9 + spent.tv_nsec as f64
 }
 
-/// Returns one figure of this process's resident memory from the kernel, in bytes; `figure` is its
-/// name in `/proc/self/status`.
+/// Returns a figure of this process's resident memory in bytes. `figure` is the figure's name in
+/// `/proc/self/status`.
 fn resident(figure: &str) -> Result<u64, Box<dyn Error>> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(figure));
@@ -154,8 +151,8 @@ fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     let smaps = std::fs::read_to_string("/proc/self/smaps")?;
     let (mut is_of_it, mut all) = (false, 0);
     for line in smaps.lines() {
-        // In `/proc/self/smaps` the first line of a mapping begins with its addresses; each line
-        // with a figure begins with a word that ends with a colon.
+        // In `/proc/self/smaps`, the first line of a mapping begins with an address range. The
+        // mapping's other lines begin with a word and a colon.
         if !line
             .split(' ')
             .next()
@@ -169,7 +166,7 @@ fn resident_of(file: &str) -> Result<u64, Box<dyn Error>> {
     Ok(all)
 }
 
-/// Reads a number of bytes from text that the kernel writes as `4 kB`.
+/// Parses an amount of memory as the kernel writes it, such as `4 kB`. Returns bytes.
 fn bytes(figure: &str) -> Result<u64, Box<dyn Error>> {
     let kib = figure
         .trim()
@@ -187,8 +184,8 @@ fn measured(times: u32, body: &mut dyn FnMut()) {
     }
 }
 
-/// Returns the repeated operation of a case as a closure, and makes what it needs: driver objects,
-/// and `live` allocations.
+/// Makes `live` allocations and the driver objects that a case needs. Returns the case's operation
+/// as a closure.
 fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
     let Driver {
         cuMemAlloc_v2: alloc,
@@ -211,13 +208,13 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             Box::new(move || pair(KIB_4))
         }
         "new-small" => {
-            // Fill all blocks that the process holds, so that each allocation needs a new block.
+            // Fill whole blocks with allocations, so that the next allocation needs a new block.
             hold(live.next_multiple_of(PER_BLOCK));
             Box::new(move || pair(KIB_4))
         }
         "new-block" => {
-            // Allocate more than one block at a time: for a single block the driver call would use
-            // the spare block that gpulimit has already charged.
+            // Allocate more than one block at a time. A single block would come from the spare
+            // block that gpulimit has already charged.
             hold(live);
             Box::new(move || pair(2 * BLOCK))
         }
@@ -240,7 +237,8 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             let update = driver.cuGraphExecUpdate_v2;
             Box::new(move || {
                 let mut told = [0; 3];
-                // SAFETY: `exec` was made from `graph`, and `told` has room for the result.
+                // SAFETY: `exec` was made from `graph`, and `told` has room for the driver's
+                // answer.
                 must("cuGraphExecUpdate", unsafe {
                     update(exec, graph, told.as_mut_ptr())
                 });
@@ -263,7 +261,8 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
                 );
             }
             Box::new(move || {
-                // SAFETY: the parameters are those that the node has now.
+                // SAFETY: `params` points to the node's own parameters, as the driver has returned
+                // them.
                 must("cuGraphExecKernelNodeSetParams", unsafe {
                     set(exec, node, params.as_ptr())
                 });
@@ -331,8 +330,8 @@ fn allocate(alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int, bytes: usize)
     address
 }
 
-/// Returns the operation "allocate and free" on a memory pool that keeps its memory, so that the
-/// operation takes no new memory.
+/// Returns an operation that allocates from a memory pool and frees. The pool keeps freed memory,
+/// so the operation takes no new memory from the GPU.
 fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
     let (alloc, free) = (driver.cuMemAllocAsync, driver.cuMemFreeAsync);
     let (mut pool, mut keep) = (null_mut(), u64::MAX);
@@ -362,8 +361,8 @@ fn known_kernel(driver: &Driver) -> Box<dyn FnMut()> {
     launches(driver, stream(driver))
 }
 
-/// Returns a graph with a hundred launches of a kernel that gpulimit already knows, and an
-/// executable graph made from it.
+/// Returns a graph with 100 launches of a kernel, and an executable graph made from it. The kernel
+/// was launched before, so gpulimit knows it.
 fn graph(driver: &Driver) -> (Handle, Handle) {
     let stream = stream(driver);
     let mut launch = launches(driver, stream);

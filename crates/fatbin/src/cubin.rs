@@ -51,8 +51,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
 }
 
 /// Returns the memory needs of a cubin. Reads at most `left` bytes of headers and tables, and
-/// subtracts the number of bytes read from `left`. In a cubin from a compiler the tables do not
-/// overlap, so `left` is always enough for such a cubin.
+/// subtracts the bytes that were read. `left` is enough for a compiler's cubin, in which tables do
+/// not overlap.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);
@@ -73,8 +73,8 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 #[derive(Default)]
 struct Found {
     /// The sections that hold variables, in the order of their numbers. Each item has the section's
-    /// number, its size according to its header, and its size according to the symbols in it. Both
-    /// sizes include managed variables.
+    /// number, its size according to its header, and its size according to its symbols. Both sizes
+    /// include managed variables.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,
@@ -108,8 +108,8 @@ impl Found {
                 None => self.broken = true,
             }
         }
-        // The driver does not load a cubin without symbols (measured), so such a cubin needs no
-        // memory.
+        // The driver does not load a cubin without a symbol table (measured), so the cubin is
+        // damaged.
         self.broken |= tables.is_empty();
         for number in tables {
             self.broken |= self.table(file, number, left).is_none();
@@ -151,8 +151,7 @@ impl Found {
             let (info, other) = (symbol.byte(4)?, symbol.byte(5)?);
             if symbol.half(6)? == 0 {
                 let name = strings.get(symbol.short_place(0)?..)?;
-                // A name that is longer than the longest name of a runtime function is not read to
-                // its end.
+                // Runtime functions have short names, so do not read a longer name to its end.
                 let name = name.get(..=runtime::LONGEST).unwrap_or(name);
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 self.runtime = self.runtime.with(runtime::of(name));

@@ -17,8 +17,8 @@ const ENTRY: usize = 64;
 /// Largest number of images of one fat binary that are examined. If a fat binary has more images,
 /// its memory needs are unknown.
 const MOST: usize = 1 << 16;
-/// Largest number of bytes that are decompressed per fat binary. The memory needs of the remaining
-/// images are then unknown.
+/// Largest number of bytes that are decompressed per fat binary. Compressed images after that have
+/// unknown memory needs.
 const MOST_DECODED: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,8 +31,7 @@ enum Kind {
 const JOINED: u16 = 256;
 
 impl Kind {
-    /// Returns the kind of a fat binary entry; `None` if the driver does not load entries with this
-    /// number.
+    /// Returns the kind of an image; `None` for a number that the driver does not load.
     fn of(kind: u16) -> Option<Kind> {
         match kind {
             1 => Some(Kind::Ptx),
@@ -48,8 +47,8 @@ struct Entry<'a> {
     kind: Kind,
     /// The compute capability of the image times ten: 90 for 9.0.
     capability: u32,
-    /// The bytes of the image, perhaps with padding, or the compressed data that contains the
-    /// image.
+    /// The bytes from the image's beginning to the end of its entry. For a compressed image, all
+    /// compressed bytes of the entry.
     payload: &'a [u8],
     compressed: Option<Compressed>,
 }
@@ -70,9 +69,9 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
 }
 
-/// Returns the memory needs of a fat binary. The driver loads only one of the images that fit a GPU
-/// of these compute capabilities. Therefore the largest needs among these images count. Reading an
-/// uncompressed image is cheap, so all uncompressed images count, whichever GPU they are for.
+/// Returns the memory needs of a fat binary, for GPUs of these compute capabilities. The driver
+/// loads only one image per GPU, so the image with the largest needs counts. Uncompressed images
+/// are cheap to read, so they all count, whichever GPU they are for.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -84,9 +83,8 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     // If several images share compressed data, the data is decompressed only once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
-    // An entry with several images has one payload, of which each image uses a part. Many
-    // overlapping images could each be read up to the payload's end. Therefore `unread` bounds the
-    // number of bytes that are read for all images together.
+    // The images of one entry may overlap, so a crafted entry could make this loop read the same
+    // bytes many times. `unread` bounds the bytes that are read for all images together.
     let mut unread = fatbin.len();
     for (number, entry) in entries.iter().enumerate() {
         let image = match entry.compressed {
@@ -134,8 +132,8 @@ impl Compressed {
     }
 }
 
-/// Appends the images of a fat binary to `entries`. Returns `None` if the fat binary is incomplete.
-/// The complete images at its beginning are then still in `entries`.
+/// Appends the images of a fat binary to `entries`. Returns `None` if not all images could be read;
+/// `entries` then has the images read so far.
 fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
@@ -194,9 +192,8 @@ fn joined<'a>(
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
         let record = File(records.next()?);
-        // Headers of entries and headers of images have this field at the same place. In the header
-        // of an image it is the offset of the image; in the header of an entry it is the size of
-        // the header.
+        // An image's header is built like an entry's header. But this field is the offset of the
+        // image instead of the size of the header.
         let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;
@@ -213,11 +210,10 @@ fn joined<'a>(
     Some(())
 }
 
-/// Returns for each entry whether the driver may choose the entry's image for one of the GPUs. For
-/// a GPU, a cubin fits if its major version is the GPU's and its minor version is not above the
-/// GPU's. The driver chooses a fitting cubin with the highest minor version. If no cubin fits, the
-/// driver chooses a PTX text with the highest version that is not above the GPU's. If a version has
-/// several variants (`sm_90a`), all variants count.
+/// Returns for each entry whether the driver may choose the entry's image for one of the GPUs. A
+/// cubin fits a GPU of the same major version and of the same or a higher minor version. A PTX text
+/// fits a GPU of the same or a higher version. The driver takes the fitting cubin with the highest
+/// version, or else the fitting PTX text. Variants of a version, such as `sm_90a`, all count.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
@@ -260,8 +256,8 @@ mod tests {
         needs.variables
     }
 
-    /// Returns the bytes that the variables of `fixtures/variables.cu` take if its array has this
-    /// many MiB. The bytes include a table of 4,000 bytes.
+    /// Returns the size of the variables in `fixtures/variables.cu`: an array of `mib` MiB, and a
+    /// table of 4,000 bytes.
     fn version(mib: u64) -> u64 {
         // In PTX text the size of each variable is rounded up.
         (mib << 20) + if mib == 50 { 4096 } else { 4000 }
@@ -305,16 +301,15 @@ mod tests {
         frame
     }
 
-    /// The entry names as many images as an entry can. If the code read the same bytes again for
-    /// each image, this test would take days.
+    /// The entry has 60,000 images in the same bytes. Reading these bytes again for each image
+    /// would take days.
     #[test]
     fn overlapping_images_are_read_once() {
         const COUNT: usize = 60_000;
         const SIZE: u32 = 2 << 20;
         let packed = bomb(SIZE);
         let mut record = [0u8; 64];
-        // The test image is a PTX image for every GPU, compressed by zstd, at the beginning of the
-        // payload.
+        // The image is PTX for every GPU, compressed by zstd, at the beginning of the payload.
         record[..2].copy_from_slice(&1u16.to_le_bytes());
         let header = 72 + COUNT * 64;
         let mut entry = vec![0u8; 72];
@@ -354,8 +349,8 @@ mod tests {
         }
         assert_eq!(compressed.decode(&packed, &mut left), None);
         assert_eq!(left, 1 << 20);
-        // A PTX image may also be an entry of its own. Such an image is read if the bound on
-        // decompressed bytes is not used up yet. Otherwise its needs are unknown.
+        // An entry is decompressed only if its stated size is within the bound. Otherwise its
+        // memory needs are unknown.
         let entry = |stated: u64| {
             let mut header = [0u8; ENTRY];
             (header[0], header[4], header[28]) = (1, ENTRY as u8, 90);
@@ -377,8 +372,8 @@ mod tests {
     #[test]
     fn only_compressed_entries_are_chosen_by_gpu() {
         let mut plain = LZ4.to_vec();
-        // The PTX entry is compressed but claims to be uncompressed. The compressed bytes are then
-        // read as PTX text, in which no variable is found.
+        // The PTX entry is compressed, but its flags say that it is not. Its compressed bytes are
+        // then read as PTX text, and declare no variable.
         plain[16 + 40..16 + 48].copy_from_slice(&0x11u64.to_le_bytes());
         assert_eq!(all(&plain, &[80]).variables, version(100));
         assert_eq!(all(&plain, &[70]).variables, 0);
@@ -410,8 +405,7 @@ mod tests {
                 if random(4) == 0 {
                     image.truncate(random(image.len()));
                 }
-                // The copy is an allocation of its own, so that tools can detect reads beyond its
-                // end.
+                // Use a separate allocation, so that tools can detect reads beyond its end.
                 let image = image.into_boxed_slice();
                 match all(&image, &[86]) == whole {
                     true => same += 1,

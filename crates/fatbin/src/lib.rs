@@ -64,8 +64,8 @@ impl Needs {
         self.device_malloc || self.device_assert || self.device_printf
     }
 
-    /// Returns memory needs for a case in which the driver loads one of two images, and it is not
-    /// known which. The bounds hold for both images.
+    /// Returns the memory needs when the driver loads one of two images, and it is unknown which
+    /// one. The bounds hold for both images.
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
@@ -78,8 +78,8 @@ impl Needs {
         }
     }
 
-    /// Returns these memory needs, with the runtime functions that `runtime` names marked as used.
-    /// The sizes stay the same.
+    /// Returns these memory needs with the runtime functions of `runtime` added. Sizes stay the
+    /// same.
     fn with(self, runtime: Needs) -> Needs {
         Needs {
             least: self.least,
@@ -98,8 +98,8 @@ impl Needs {
         .bounded()
     }
 
-    /// Returns these memory needs with all sizes capped at 2^48 bytes. Sums of capped sizes do not
-    /// overflow. No GPU has that much memory.
+    /// Returns these memory needs with each size capped at 2^48 bytes, which is more than any GPU
+    /// has. Sums of capped sizes do not overflow.
     fn bounded(self) -> Needs {
         const MOST: u64 = 1 << 48;
         Needs {
@@ -119,8 +119,7 @@ pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 /// The first bytes of a cubin.
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 
-/// Returns the memory needs of an image that is the content of a file. The content may be any
-/// bytes.
+/// Returns the memory needs of an image of any kind. The bytes may be damaged.
 pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let needs = match bytes.first_chunk() {
         Some(&FATBIN) => fatbin::needs(bytes, capabilities),
@@ -190,8 +189,8 @@ mod tests {
         image
     }
 
-    /// Returns the memory needs of an image. Asserts that the needs are the same for an image in
-    /// memory and for an image that is the content of a file.
+    /// Returns the memory needs of an image. Asserts that they stay the same when the image is cut
+    /// to the length in its header.
     fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
         let file = needs_of_bytes(image, &gpus);
@@ -207,7 +206,7 @@ mod tests {
         file
     }
 
-    /// Returns the sizes of the variables of an image, and whether there may be more variables.
+    /// Returns the size of an image's variables, and whether parts of the image could not be read.
     fn variables(image: &[u8]) -> (u64, bool) {
         let needs = all(image);
         (needs.variables, needs.unknown)
@@ -248,8 +247,8 @@ mod tests {
         }
     }
 
-    /// The test uses headers that no compiler writes and that hide parts of the image. The hidden
-    /// parts are unknown, and the other parts still count. No byte outside the image is read.
+    /// Contradictory headers hide parts of an image. The hidden parts are unknown; the others
+    /// count.
     #[test]
     fn contradictory_headers_are_unknown() {
         let whole = cubin(&[(".nv.global.init", 4000), (".nv.global", 300 << 20)]);
@@ -265,8 +264,8 @@ mod tests {
         ] {
             let mut image = whole.clone();
             put(&mut image, at, value);
-            // This image's header claims a greater length than the image has. Such an image can
-            // only be tested as the content of a file, whose end is known.
+            // Do not call `all` here: some of these headers state a greater length than the image
+            // has.
             let needs = needs_of_bytes(&image, &Vec::new);
             assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
         }
@@ -294,9 +293,9 @@ mod tests {
         assert!(all(&image).unknown, "names of symbols outside the image");
     }
 
-    /// Builds a cubin for a test, with these symbols. Each symbol is given by three values: its
-    /// name; the number of its section, which is 0 if another file defines the symbol; and its size
-    /// if the symbol is a managed variable.
+    /// Builds a cubin for a test. Each symbol has a name, the number of its section, and the size
+    /// of its managed variable. Section 0 means that another file defines the symbol; size 0 means
+    /// no variable.
     fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
         for (name, own, managed) in list {
@@ -334,7 +333,7 @@ mod tests {
         image
     }
 
-    /// If a section's size contradicts the symbols in the section, the driver takes as much memory
+    /// If a section's header and its symbols state different sizes, the driver takes as much memory
     /// as the symbols say (measured).
     #[test]
     fn symbols_beyond_the_size_of_their_section_count() {
@@ -445,8 +444,7 @@ mod tests {
         let large = cubin(&[(".nv.global", 5000)]);
         for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
             let mut entries = vec![(2, 0x11, &[][..]); count];
-            // The images are PTX texts, not empty cubins. The memory needs of an empty cubin would
-            // be unknown, and PTX text is cheaper to read.
+            // Fill with PTX texts, not with empty cubins, whose memory needs would be unknown.
             entries.fill((1, 0x11, b".version"));
             entries.insert(0, (2, 0x11, &large));
             entries.push((1, 0x11, b".global .b8 x[30000];"));
@@ -456,8 +454,8 @@ mod tests {
         }
     }
 
-    /// These test images have many sections, or many names. An algorithm that reads all bytes again
-    /// for each section or for each name would take days for them.
+    /// These images have many sections or names. Reading all bytes again for each of them would
+    /// take days.
     #[test]
     fn overlapping_tables_and_endless_names_are_read_once() {
         const SECTIONS: u16 = 40_000;
@@ -469,16 +467,14 @@ mod tests {
         image[58..60].copy_from_slice(&64u16.to_le_bytes());
         image[60..62].copy_from_slice(&SECTIONS.to_le_bytes());
         for header in image[64..].chunks_exact_mut(64) {
-            // In the first test image, each section is a symbol table that consists of all section
-            // headers.
+            // Each section of the first image is a symbol table, made of all section headers.
             header[..4].copy_from_slice(&1u32.to_le_bytes());
             header[4..8].copy_from_slice(&2u32.to_le_bytes());
             header[24..32].copy_from_slice(&64u64.to_le_bytes());
             header[32..40].copy_from_slice(&length.to_le_bytes());
         }
         assert!(needs_of_bytes(&image, &Vec::new).unknown);
-        // The second test image has one symbol table, each of whose symbols has a name without an
-        // end.
+        // The second image has one symbol table. The names of its symbols have no end.
         let symbols = vec![0u8; 24 << 17];
         let names = vec![b'x'; 8 << 20];
         let mut image = cubin(&[(".x", 0)]);

@@ -1,7 +1,7 @@
 //! Reading of numbers in images: unsigned and little-endian.
 
-/// The bytes of an image or of a part of an image, which may end anywhere. Each method returns the
-/// number that begins at byte `at`, or `None` if the last byte of the number is missing.
+/// The bytes of an image, or of a part of it. Each method returns the number that begins at byte
+/// `at`, or `None` if the bytes end before the number does.
 #[derive(Clone, Copy)]
 pub struct File<'a>(pub &'a [u8]);
 

@@ -48,8 +48,7 @@ impl Output {
         Some(())
     }
 
-    /// Appends the first `count` bytes of `from`, which must be at least `STEP` bytes longer than
-    /// `count`.
+    /// Appends the first `count` bytes of `from`. At least `STEP` more bytes must follow them.
     #[inline]
     pub fn append_front(&mut self, from: &[u8], count: usize) -> Option<()> {
         if count > STEP {
@@ -64,8 +63,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends a copy of `count` bytes of the output, beginning `offset` bytes before its end. If
-    /// `count` exceeds `offset`, the copied bytes include bytes that this same copy has appended.
+    /// Appends `count` bytes of earlier output, beginning `offset` bytes before its end. If `count`
+    /// exceeds `offset`, the copied bytes repeat.
     #[inline]
     pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
         if offset == 0 || offset > self.at || count > self.size - self.at {
@@ -80,8 +79,8 @@ impl Output {
                 (from, to) = (from + STEP, to + STEP);
             }
         } else {
-            // Each round copies the original bytes and all copies that earlier rounds have
-            // appended, so the copied length doubles with each round.
+            // Each round copies the bytes of all earlier rounds, so the copied length doubles each
+            // time.
             let bytes = self.bytes.get_mut(start..end)?;
             let mut there = offset;
             while there < bytes.len() {

@@ -1,9 +1,9 @@
 //! Memory needs of a PTX text: its variables, and the functions of the device's runtime that its
 //! kernels call.
 //!
-//! The text is split into tokens, so that a comment, a string or white space can neither hide a
-//! declaration nor fake one. A declaration that cannot be parsed makes the needs
-//! [unknown](Needs::unknown). The accepted syntax was checked with ptxas 12.9. Each array dimension
+//! The text is split into tokens. So comments, strings and white space neither hide a declaration
+//! nor look like one. A declaration that cannot be parsed makes the needs
+//! [unknown](Needs::unknown). The accepted syntax was checked with ptxas 12.9. An array dimension
 //! is a single number: decimal, hexadecimal, octal or binary. Functions may contain declarations.
 
 use std::iter::Peekable;
@@ -129,7 +129,7 @@ struct Reader<'a> {
     needs: Needs,
     /// Names of the variables that the PTX text defines.
     defined: Vec<&'a [u8]>,
-    /// Variables that the PTX text declares as defined in another text.
+    /// The `.extern` variables: this PTX text declares them, and another text may define them.
     externs: Vec<Variable<'a>>,
 }
 
@@ -169,9 +169,9 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Returns whether a `.global` after the token `before` begins a variable's declaration. There
-    /// are two other uses of `.global`. In an instruction (`ld.global`, `cvta.to.global`) it
-    /// follows the instruction's name or a modifier. In a parameter it follows `.ptr`.
+    /// Returns whether a `.global` after the token `before` begins a variable's declaration. It
+    /// does not after an instruction's name (`ld.global`), after a modifier (`cvta.to.global`) and
+    /// after `.ptr`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,
@@ -211,8 +211,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Records the use of a runtime function if `word` is the function's name. `word` stands
-    /// outside declarations: a runtime function that is only declared takes no memory (measured).
+    /// Records the use of a runtime function if `word` is the function's name. `word` is not part
+    /// of a declaration: a function that is only declared takes no memory (measured).
     fn used(&mut self, word: &[u8]) {
         for ((name, use_of), called) in NAMES.iter().zip(self.called) {
             if called && word == *name {
@@ -340,9 +340,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds the variables that the PTX text declares as defined in another text. Skips those that
-    /// the PTX text defines itself, because the compiler reserves memory for each variable only
-    /// once.
+    /// Adds the `.extern` variables. Skips variables that this PTX text also defines, because the
+    /// compiler reserves memory for each variable only once.
     fn add_externs(&mut self) {
         for variable in std::mem::take(&mut self.externs) {
             if !self.defined.contains(&variable.name) {

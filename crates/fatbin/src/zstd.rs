@@ -154,8 +154,7 @@ mod tests {
         let mut refused = 0;
         for number in 0..20_000 {
             let mut frame = PACKED.to_vec();
-            // Half of the damage is done at the front of the frame, because the front describes the
-            // codes.
+            // Every second time, damage only the front of the frame, which describes the codes.
             let most = if number % 2 == 0 { 200 } else { frame.len() };
             for _ in 0..=random(2) {
                 frame[random(most)] = random(256) as u8;

@@ -26,9 +26,8 @@ impl<'a> Forward<'a> {
         self.at += count;
     }
 
-    /// Returns the bytes of the stream that follow the last read byte. A byte counts as read if at
-    /// least one of its bits was read. Returns `None` if the reader has passed the end of the
-    /// stream.
+    /// Returns the bytes after the last byte from which a bit was read; `None` if the reader has
+    /// passed the end of the stream.
     pub fn behind(self) -> Option<&'a [u8]> {
         self.bytes.get(self.at.div_ceil(8)..)
     }
@@ -37,8 +36,8 @@ impl<'a> Forward<'a> {
 /// A reader of a bit stream from the end, highest bits first. The highest set bit of the last byte
 /// marks where the stream begins.
 ///
-/// Bits before the front of the stream are read as zeros. The caller checks [`Self::left`] after
-/// its last read, to find out whether it has read too far.
+/// Bits before the front of the stream are read as zeros. After its last read, the caller must
+/// check with [`Self::left`] that it has not read too far.
 pub struct Backward<'a> {
     bytes: &'a [u8],
     /// Offset in the stream of the eight bytes in `window`; negative if `window` begins before the
@@ -93,8 +92,7 @@ impl<'a> Backward<'a> {
     /// at most the number of available bits.
     #[inline]
     pub fn peek(&self, count: u32) -> u64 {
-        // If `count` is 0, a single shift would be a shift by 64, which is not allowed. Therefore
-        // the code shifts twice.
+        // Shift twice: with a `count` of 0, a single shift would be by 64, which is not allowed.
         self.window.wrapping_shl(self.used) >> 1 >> (63 - count)
     }
 

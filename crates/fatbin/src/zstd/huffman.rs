@@ -21,8 +21,7 @@ impl Table {
         let weights = weights(rest)?;
         let sum: u32 = weights.iter().map(|weight| 1 << weight >> 1).sum();
         let bits = sum.checked_ilog2()? + 1;
-        // The weight of the last symbol is not stored. The last symbol takes the part of the table
-        // that the other symbols leave.
+        // The weight of the last symbol is not stored. This symbol gets the rest of the table.
         let left = (1 << bits) - sum;
         if bits > MOST_BITS || !u32::is_power_of_two(left) {
             return None;

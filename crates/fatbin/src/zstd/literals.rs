@@ -18,7 +18,7 @@ impl Literals {
     pub fn read(&mut self, block: &mut &[u8]) -> Option<()> {
         let first = usize::from(*block.first()?);
         let (kind, format) = (first & 3, first >> 2 & 3);
-        // Size in bytes of the literals' header, and width in bits of each size in that header.
+        // Size of the header in bytes, and width in bits of each size that the header contains.
         let (bytes, bits) = match (kind, format) {
             (0 | 1, 0 | 2) => (1, 5),
             (0 | 1, 1) => (2, 12),

@@ -4,9 +4,8 @@
 use super::bits::Backward;
 use super::{Output, fse, number};
 
-/// One state of a sequence decoder. A state stands for a range of values: it holds the smallest
-/// value and the number of bits to add to that value. It also holds the transition to the next
-/// state.
+/// One state of a sequence decoder: the smallest value, the number of bits to read and add to it,
+/// and the transition to the next state.
 #[derive(Clone, Copy, Default)]
 struct State {
     base: u32,
@@ -24,7 +23,7 @@ struct Table {
 /// One of the three kinds of numbers in a zstd sequence.
 struct Kind {
     most_log: u32,
-    /// Smallest value and number of additional bits for each symbol.
+    /// For each symbol, the smallest value and the number of bits to read and add to it.
     codes: &'static [(u32, u8)],
     log: u32,
     /// The default distribution.
@@ -93,8 +92,8 @@ const OFFSETS: Kind = Kind {
 };
 
 impl Table {
-    /// Selects the decoding table by the mode that the block specifies. In some modes the block
-    /// describes the table; the description is then read from the front of `rest`.
+    /// Selects the decoding table for the block's mode. If the block describes the table, reads the
+    /// description from the front of `rest`.
     fn read(&mut self, mode: usize, kind: &Kind, rest: &mut &[u8]) -> Option<()> {
         match mode {
             0 => self.set(kind, kind.log, &fse::table(kind.log, kind.counts)?),
@@ -197,8 +196,8 @@ impl Sequences {
             );
             bits.refill();
             let distance = from.value(&mut bits);
-            // The bit reader has 56 bits available, of which the transitions to the next states
-            // take at most 26.
+            // A refill gives at least 56 bits. The transitions to the next states need up to 26 of
+            // them.
             if from.more + to.more + by.more > 30 {
                 bits.refill();
             }
@@ -224,8 +223,7 @@ impl Sequences {
         out.append(literals.get(..count)?)
     }
 
-    /// Returns the match distance that a value stands for; the values 1 to 3 stand for recent
-    /// distances.
+    /// Returns the match distance for `value`. The values 1 to 3 stand for recent distances.
     #[inline]
     fn distance(&mut self, value: u64, copied: usize) -> Option<usize> {
         let [first, second, third] = self.recent;
