@@ -1,5 +1,4 @@
-//! Limits that depend on the size of a GPU ("all but 2 GiB"). This module turns them into bytes for
-//! the GPUs of the machine.
+//! Turns limits that depend on the size of a GPU, such as "all but 2 GiB", into bytes.
 
 use super::{Key, LimitSet, Selector};
 use gpulimit_base::device::DeviceId;
@@ -7,7 +6,7 @@ use gpulimit_base::units::{Extent, Size, gib};
 use std::error::Error;
 use std::fmt;
 
-/// A GPU and its memory in bytes; `None` where the size of its memory is not known.
+/// A GPU, and its memory in bytes if that is known.
 pub type Capacity = (DeviceId, Option<u64>);
 
 /// The reason why an extent such as "all but 2 GiB" cannot be turned into bytes.
@@ -15,16 +14,16 @@ pub type Capacity = (DeviceId, Option<u64>);
 pub enum ExtentError {
     /// The size of a GPU's memory is not known, or there is no known GPU.
     Unknown {
-        /// The extent that the user asked for.
+        /// The requested extent, such as "all but 2 GiB".
         extent: Extent,
-        /// The GPU whose memory size is not known; `None` where no GPU is known.
+        /// The GPU whose memory size is not known; `None` if no GPU is known.
         gpu: Option<DeviceId>,
     },
     /// "All but N bytes" would leave no memory, because the GPU has N bytes or fewer.
     TooMuch {
-        /// The extent that the user asked for.
+        /// The requested extent, such as "all but 2 GiB".
         extent: Extent,
-        /// The GPU that is too small for the extent.
+        /// The GPU that would have no memory left.
         gpu: DeviceId,
         /// The GPU's memory in bytes.
         capacity: u64,
@@ -63,13 +62,12 @@ impl fmt::Display for ExtentError {
 impl Error for ExtentError {}
 
 impl LimitSet {
-    /// Sets one key of the rule for `selector` to an extent. Turns the extent into bytes for
-    /// `gpus`, which are all GPUs of the machine.
+    /// Sets one key of the rule for `selector` to an extent. `gpus` are all GPUs of the machine.
     ///
-    /// A limits file cannot express "all but 2 GiB", so the extent is turned into bytes now. With
-    /// [`Selector::All`] the rule for all GPUs gets the smallest result. A GPU gets a rule of its
-    /// own with its own result if that result is different, or if the GPU already has a rule. With
-    /// `each` every GPU gets a rule of its own, for callers that see only some of the GPUs.
+    /// A limits file cannot hold "all but 2 GiB", so this function turns it into bytes for each
+    /// GPU. [`Selector::All`] sets the rule for all GPUs to the smallest result. A GPU with a
+    /// larger result, or with an older rule, gets its own result in a rule of its own. With `each`,
+    /// every GPU gets one; a caller that sees only some of the GPUs needs this.
     pub fn set_extent(
         &mut self,
         selector: Selector,
@@ -152,7 +150,7 @@ mod tests {
             [A, B].map(|id| set.for_device(id, Key::Max))
         };
         assert_eq!(ask(2), [78, 22].map(|n| Some(Size::Bytes(n * GIB))));
-        // The second call of `set_extent` overwrites the rules that the first call has set.
+        // The second call of `set_extent` overwrites all rules of the first call.
         assert_eq!(ask(4), [76, 20].map(|n| Some(Size::Bytes(n * GIB))));
         let mut each = LimitSet::default();
         each.set_extent(Selector::All, Key::Max, BUT_TWO, &gpus[..1], true)

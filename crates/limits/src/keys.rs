@@ -17,8 +17,8 @@ pub enum Key {
     /// The soft limit. While the group uses more, its members give back their unused memory before
     /// they charge more, and an event is recorded. Default: no limit.
     High,
-    /// Soft protection. While the group uses no more than this size, its members are not asked to
-    /// give back unused memory. Other groups get this memory only after all other memory is taken.
+    /// Soft protection. While the group uses at most this size, its members are not asked to give
+    /// back unused memory. Other groups get this memory only after all other memory is taken.
     /// Default: 0.
     Low,
     /// Hard protection. Other groups that share an ancestor with this group can never charge this
@@ -42,7 +42,7 @@ impl Key {
         }
     }
 
-    /// Returns the value that the key has in a group that does not set the key.
+    /// Returns the value of the key in a group that does not set it.
     pub const fn default(self) -> Size {
         match self {
             Self::Max | Self::High => Size::Max,
@@ -57,8 +57,8 @@ impl fmt::Display for Key {
     }
 }
 
-/// The sizes in one rule, by key. If the rule for one GPU does not set a key, the value from the
-/// rule for all GPUs holds.
+/// The sizes in one rule, by key. A key without a size in a GPU's own rule has the size from the
+/// rule for all GPUs.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Values([Option<Size>; Key::COUNT]);
 
@@ -80,12 +80,12 @@ impl Values {
             .filter_map(|key| Some((key, self.get(key)?)))
     }
 
-    /// Returns these sizes. A key without a size in `self` gets its size from `other`.
+    /// Returns these sizes, completed by the sizes in `other` for keys that are not set.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|key| self.0[key].or(other.0[key])))
     }
 
-    /// Returns the sizes in bytes, for a GPU of `capacity` bytes.
+    /// Returns the sizes in bytes for a GPU of `capacity` bytes. Missing sizes get defaults.
     pub fn resolve(&self, capacity: u64) -> Bounds {
         let bytes = |key: Key| {
             let size = self.get(key).unwrap_or(key.default());
@@ -203,11 +203,11 @@ impl Oom {
 /// The options of a group: how the group treats requests at its limit.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Options {
-    /// `fail` (default) or `wait`.
+    /// What happens to a request at the limit: `fail` (default) or `wait`.
     pub on_limit: OnLimit,
     /// The longest time that a memory request waits for room in the group. Default: 10 minutes.
     pub wait_timeout: Duration,
-    /// `none` (default), `kill-largest` or `kill-group`.
+    /// What is killed before a request fails: `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
     /// Whether the memory of CUDA contexts is charged to the group. Default: yes. The limit then
     /// covers all memory that `nvidia-smi` shows for the group's processes.
@@ -425,8 +425,7 @@ impl FromStr for Setting {
 }
 
 /// Returns whether `text` is probably a misspelling of `known`. At most two letters may be wrong,
-/// missing or extra. The longer name of the key in the kernel's memory cgroup, such as `memory.max`
-/// for `max`, also counts.
+/// missing or extra. A longer text that ends with `known` also counts, such as `memory.max`.
 pub fn is_near(text: &str, known: &str) -> bool {
     let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {

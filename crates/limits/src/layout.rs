@@ -1,16 +1,15 @@
 //! The layout of a limits file. A reader gets consistent content even while a writer changes the
 //! file.
 //!
-//! The file has two banks of rules, one of which is valid, and a word `active` that counts the
-//! changes. The lowest bit of the count says which bank is valid. A writer fills the other bank and
-//! then increases the count. So a writer that is killed leaves the valid bank unchanged. A reader
-//! reads `active` before and after it reads the valid bank. If the count is the same both times,
-//! the reader has not seen half a change: the valid bank is written again only after the next
-//! change has been counted.
+//! The file has two banks of rules and the word `active`, which counts the changes. One bank is
+//! valid: the lowest bit of the count names it. A writer fills the other bank and then increases
+//! the count, so a killed writer leaves the valid bank unchanged. A reader reads the count before
+//! and after it reads the valid bank. If both counts are the same, no writer has changed the bank
+//! in between.
 //!
-//! Each bank has a checksum over its words and over the count of the change that made it valid. The
-//! checksum reveals it if another program has written to the file by mistake. Damaged limits allow
-//! no memory; they never mean "no limit".
+//! Each bank has a checksum over its words and over the count that made it valid. The checksum
+//! reveals that another program has written to the file by mistake. Damaged limits allow no memory;
+//! they never mean "no limit".
 //!
 //! Numbers are in the machine's byte order, because the file never leaves the machine.
 
@@ -45,14 +44,13 @@ pub(super) struct File {
 #[repr(C)]
 struct Bank {
     rules: AtomicU64,
-    /// The group's options: this word and the following words, up to `uncounted_context`. Zeros are
-    /// the defaults.
+    /// The group's options begin here and end with `uncounted_context`. Zeros mean the defaults.
     on_limit: AtomicU64,
     /// `wait_timeout` in milliseconds, plus 1.
     wait_timeout: AtomicU64,
     oom: AtomicU64,
     uncounted_context: AtomicU64,
-    /// The checksum over the other used words of the bank; see [`sum`].
+    /// The checksum of the bank's used words, except this one; see [`sum`].
     sum: AtomicU64,
     reserved: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
@@ -63,7 +61,7 @@ struct Entry {
     /// The kind of GPUs that the rule is for: all, one GPU, or one MIG instance.
     selector: AtomicU64,
     uuid: [AtomicU64; 2],
-    /// The kind of each key's size (bytes, percent, `max` or not set), in one byte per key.
+    /// How each key's size is given: bytes, percent, `max` or not set. One byte per key.
     tags: AtomicU64,
     values: [AtomicU64; Key::COUNT],
 }
@@ -99,7 +97,7 @@ const TAG_BYTES: u64 = 1;
 const TAG_PERCENT: u64 = 2;
 const TAG_MAX: u64 = 3;
 
-/// The most attempts of a reader to read a limits file that keeps changing.
+/// How often a reader tries to read a limits file that keeps changing.
 const LOOKS: u32 = 1_000;
 
 impl File {
@@ -110,10 +108,10 @@ impl File {
     }
 
     /// Reads the valid bank consistently. Returns the result of `read`, and the number of changes
-    /// (the generation) at which the bank had this content.
+    /// (the generation) that the result belongs to.
     ///
-    /// The inner `None` means that the bank is damaged. The outer `None` means that the file
-    /// changed during every attempt. A well-behaved writer does not cause that.
+    /// Returns `None` if the file changed during every attempt, which well-behaved writers do not
+    /// cause. The inner `None` means that the bank is damaged.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -129,8 +127,8 @@ impl File {
         None
     }
 
-    /// Returns the limits and the protection on `device`, and the generation that they belong to. A
-    /// damaged file allows no memory.
+    /// Returns the limits and the protection on `device`, and their generation. A damaged file
+    /// allows no memory.
     pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         let found = self.look(|bank| {
             let mut own = Values::default();
@@ -174,9 +172,9 @@ impl File {
     /// holds the lock for writers.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // The bank that is written here was valid before the last change, so a reader may still be
-        // reading it. If that reader sees one of the new words, it must also see the count of the
-        // last change, and so read again.
+        // A reader may still be reading this bank, which was valid before the last change. The
+        // fence makes sure that a reader that sees a new word also sees the last change, and reads
+        // again.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
         for (word, value) in bank.words().zip(bank_words(set, next)) {
@@ -185,7 +183,7 @@ impl File {
         self.active.store(next, Ordering::Release);
     }
 
-    /// Returns the bytes of a new limits file that holds `set` as its first change.
+    /// Returns the bytes of a new limits file that holds `set`, with a count of one change.
     pub(super) fn bytes(set: &LimitSet) -> Vec<u8> {
         let mut words = [0; SIZE / 8];
         words[..3].copy_from_slice(&[MAGIC, FORMAT, SIZE as u64]);
@@ -198,8 +196,8 @@ impl File {
     }
 }
 
-/// Returns the words of a bank that holds `set`, up to the last used entry. The bank's checksum
-/// includes `changes`, the number of the change that makes the bank valid.
+/// Returns the words of a bank that holds `set`, up to the last used entry. Change number `changes`
+/// makes the bank valid; the checksum includes this number.
 fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
     let options = &set.options;
     let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -245,9 +243,8 @@ fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>()
     words
 }
 
-/// Returns the checksum of the words of a bank. `changes` is the number of the change that makes
-/// the bank valid. Each step of the calculation can be undone, so a change of a single word always
-/// changes the checksum.
+/// Returns the checksum of a bank's words and of the number of the change that makes it valid. Each
+/// step of the calculation is reversible, so changing a single word always changes the checksum.
 fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
     words.fold(changes ^ MAGIC, |sum, word| {
         (sum ^ word)
@@ -262,7 +259,7 @@ impl Bank {
         &self.entries[..rules.min(MAX_RULES)]
     }
 
-    /// Returns the checksum that this bank must have if change number `changes` has made it valid.
+    /// Returns the checksum of this bank if change number `changes` has made it valid.
     fn sum(&self, changes: u64) -> u64 {
         let head = self.words().take(5);
         let words = head.chain(self.used().iter().flat_map(Entry::words));

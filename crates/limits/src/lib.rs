@@ -70,7 +70,7 @@ impl LimitSet {
         rule.and_then(|(_, values)| values.get(key))
     }
 
-    /// Sets one key of the rule with this selector; adds the rule if it does not exist.
+    /// Sets one key of the rule with this selector. Adds the rule if it does not exist.
     pub fn set(&mut self, selector: Selector, key: Key, size: Size) {
         match self.rules.iter_mut().find(|(rule, _)| *rule == selector) {
             Some((_, values)) => values.set(key, Some(size)),
@@ -82,8 +82,8 @@ impl LimitSet {
         }
     }
 
-    /// Returns the size that a key has for a device. Takes it from the device's own rule, else from
-    /// the rule for all GPUs; `None` where neither rule sets the key.
+    /// Returns the size of a key for a device: from the device's own rule, or else from the rule
+    /// for all GPUs; `None` if neither rule sets the key.
     pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
         self.get(Selector::Device(device), key)
             .or_else(|| self.get(Selector::All, key))
@@ -147,14 +147,14 @@ pub struct Limits {
     id: (u64, u64),
 }
 
-/// The word for the damage of a file that is shorter than a limits file.
+/// Describes the damage of a limits file that is too short.
 const CUT_SHORT: &str = "cut short";
 /// How long a writer of a limits file waits for another writer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Limits {
-    /// Creates a limits file with exactly the permissions `mode`. If the process is killed in this
-    /// function, no half-written file is left at `path`.
+    /// Creates a limits file with exactly the permissions `mode`. Never leaves a half-written file
+    /// at `path`, even if the process is killed.
     ///
     /// Returns `false` if `path` exists already; the existing file stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
@@ -164,8 +164,8 @@ impl Limits {
         }
         let (file, draft) = Draft::new(path).map_err(&failed)?;
         let write = |mut file: File| {
-            // If the file had a hole and the file system were full, SIGBUS would end every process
-            // that reads the hole. So write the whole file, and every page of it exists.
+            // Write every page of the file. Otherwise a full file system could not provide a page
+            // later, and SIGBUS would end every process that reads the page.
             held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
@@ -176,8 +176,8 @@ impl Limits {
         write(file).map_err(failed)
     }
 
-    /// Returns whether a file that begins with these bytes is a limits file, of this version of
-    /// gpulimit or another.
+    /// Returns whether a file that begins with these bytes is a limits file of any version of
+    /// gpulimit.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == MAGIC
     }
@@ -192,8 +192,8 @@ impl Limits {
         })
     }
 
-    /// Returns whether the path no longer leads to the mapped file. [`Limits::write`] changes the
-    /// file at the path, and this mapping would not show such a change.
+    /// Returns whether the file at the path is no longer the mapped file. [`Limits::write`] changes
+    /// the file at the path, and this mapping would not show the change.
     pub fn is_unlinked(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(about) => (about.dev(), about.ino()) != self.id,
@@ -210,7 +210,7 @@ impl Limits {
     }
 
     /// Returns the number of changes to the limits so far. While this number stays the same, the
-    /// limits stay the same. Costs one load.
+    /// limits stay the same. The call costs one load.
     pub fn generation(&self) -> u64 {
         self.map.generation()
     }
@@ -220,7 +220,7 @@ impl Limits {
         self.map.bounds(device, capacity).0
     }
 
-    /// As [`Limits::bounds`], together with the generation of the limits that the bounds come from.
+    /// Returns the same as [`Limits::bounds`], and the generation of these limits.
     pub fn bounds_at(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
         self.map.bounds(device, capacity)
     }
@@ -273,9 +273,8 @@ impl Limits {
     }
 }
 
-/// Opens the file that writers of the limits lock. It is a file of its own beside the limits file.
-/// Other users may read the limits file, and a user who may read a file may also lock it. So the
-/// limits file itself is not locked.
+/// Opens the lock file of a limits file. Writers do not lock the limits file itself, because every
+/// user who may read a file may also lock it.
 fn writers_lock(path: &Path) -> Result<File, LimitsError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let path = path.with_file_name(format!(".{name}.lock"));
@@ -344,8 +343,8 @@ impl Draft {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600);
             match options.open(&draft) {
-                // A file of this name exists: a killed process has left it, or a process in another
-                // pid namespace has the same pid. Try the next name.
+                // The name is taken: by a file of a killed process, or by a process with the same
+                // pid in another pid namespace. Try the next name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => return Ok((file, Self(draft))),
@@ -357,7 +356,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // A draft whose name cannot be removed does no harm, so the error is ignored.
+        // A temporary file that cannot be removed does no harm, so the error is ignored.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -511,7 +510,7 @@ mod tests {
         refused("has file format 1, but this gpulimit reads file format 3");
         poke(16, 12);
         refused("wrong size");
-        // A new limits file has its rules in the second bank.
+        // Damage the second bank, which holds the rules of a new limits file.
         poke(128 + 4160 + 64, 77);
         refused("do not match their checksum");
         poke(128 + 4160 + 64 + 24, 77);
@@ -536,9 +535,8 @@ mod tests {
             .open(place.at("limits"))
             .expect("opened");
         let good = layout::File::bytes(&set());
-        // The offsets that the test damages: the count of changes, the number of rules, and the
-        // parts of a rule. Without the checksum, some of the values written there would mean "no
-        // limit".
+        // These offsets hold the count of changes, the number of rules, and the parts of a rule.
+        // Without the checksum, some of the values written there would mean "no limit".
         let bank = 128 + 4160;
         for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
             for value in [0, 2, 77, u64::MAX] {

@@ -12,8 +12,7 @@ use std::os::fd::AsRawFd;
 pub(super) struct Map(Pages);
 
 impl Map {
-    /// Maps `file`, which has at least [`SIZE`] bytes, for reading, or for writing as well if
-    /// `write` is set.
+    /// Maps `file`, of at least [`SIZE`] bytes, for reading. With `write`, also for writing.
     ///
     /// The mapping stays valid after `file` is closed.
     pub(super) fn of(file: &fs::File, write: bool) -> io::Result<Self> {
@@ -37,8 +36,7 @@ impl Deref for Map {
     }
 }
 
-/// Tries to take the lock for writers on the open file description behind `file`. Returns false if
-/// another writer has the lock.
+/// Tries to take the lock for writers on `file`. Returns false if another writer has the lock.
 ///
 /// The lock ends when `file` is closed or when this process dies.
 pub(super) fn try_lock(file: &fs::File) -> io::Result<bool> {

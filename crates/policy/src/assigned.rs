@@ -17,11 +17,10 @@ pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError>
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
 }
 
-/// Returns the group that `rule` assigns. If the environment names or asks for a group below that
-/// group, returns the group below.
+/// Returns the group of a process that `rule` matches: the rule's group, or the group below it that
+/// the environment asks for.
 ///
-/// The group is always in the root that holds the rules; `GPULIMIT_ROOT` has no effect on a process
-/// with a rule.
+/// The group is always in the root that holds the rules, whatever `GPULIMIT_ROOT` says.
 pub(super) fn below(
     source: &Source,
     rule: Assigned,
@@ -35,8 +34,7 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            // The environment asks for no limit, by a variable of another tool. The limit of the
-            // assigned group still holds.
+            // Another tool's variable asks for no limit. The limit of the rule's group still holds.
             Asked::NoLimit => (rule.group.clone(), None),
             Asked::Unset => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
@@ -52,8 +50,8 @@ pub(super) fn below(
     })
 }
 
-/// Returns the name of the group that `name` means. This group is below the assigned group. `name`
-/// is its whole name, or the part after the assigned group's name.
+/// Returns the full name of a group below the rule's group. `name` is the full name, or the part
+/// after the name of the rule's group.
 fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, PolicyError> {
     if is_within(&name, &rule.group) {
         return Ok(name);
@@ -66,7 +64,7 @@ fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, Policy
     let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
     match root.group(&below) {
         Err(GroupError::Missing { .. }) => Err(not_below(name)),
-        // Other errors of the group are reported when the process joins the group.
+        // Other errors are reported when the process joins the group.
         _ => Ok(below),
     }
 }

@@ -27,10 +27,9 @@ const NONE: &str = "none";
 pub struct PlannedGroup {
     /// The group's name.
     pub name: String,
-    /// The group's limits; keys that the group does not set have the values of `[defaults]`.
+    /// The group's limits, with the values of `[defaults]` for keys that the group does not set.
     pub settings: Settings,
-    /// The group's limits. If the group does not set a key, the limits have the value from
-    /// `[defaults]`.
+    /// The user id of the group's owner, if the policy file gives the group an owner.
     pub owner: Option<u32>,
     /// The users who may run programs in the group, besides its owner.
     pub members: Members,
@@ -67,7 +66,7 @@ struct Compiler<'a> {
     policy: &'a Policy,
     names: Names<'a>,
     mistakes: Vec<Mistake>,
-    /// The users and unix groups for which each template is filled in.
+    /// The users and unix groups that fill the placeholders of each template.
     bindings: BTreeMap<String, BTreeSet<Binding>>,
 }
 
@@ -89,8 +88,7 @@ impl Compiler<'_> {
         let policy = self.policy;
         let mut rules = Vec::new();
         let mut all = None;
-        // A rule that could not be read completely may lack one of its conditions, so the rule is
-        // not compiled.
+        // A rule with a mistake may lack one of its conditions, so the rule is not compiled.
         for (number, stanza) in (1..).zip(&policy.rules).filter(|(_, rule)| rule.whole) {
             if let Some(earlier) = all {
                 self.wrong(
@@ -171,8 +169,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Returns whether a rule has no condition, such as a user. A condition says which processes the
-/// rule matches.
+/// Returns whether a rule has no condition on processes, such as a user.
 fn has_no_condition(stanza: &RuleStanza) -> bool {
     [
         &stanza.user,

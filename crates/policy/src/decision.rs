@@ -6,11 +6,11 @@ use super::rules::{Assigned, FILE, Rule, Rules, RulesError, Target, UnixGroups, 
 use std::path::Path;
 
 impl Rules {
-    /// Returns the group that the first matching rule names; `None` where no rule matches the
-    /// process, or where the first matching rule exempts it.
+    /// Returns the group of the first rule that matches the process. Returns `None` if no rule
+    /// matches, or if this rule exempts the process.
     ///
-    /// In a user namespace user ids prove nothing. There the first rule must be one without
-    /// conditions, such as the rule in a container's view of the groups.
+    /// A process in a user namespace can forge its user ids. There the first rule must have no
+    /// condition, like the rule in a container's view of the groups.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace
             && let Some(first) = self.0.first()

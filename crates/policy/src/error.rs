@@ -37,8 +37,7 @@ pub enum PolicyError {
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
-        /// The GPUs that the variable's text fits, or the GPU for which the variable sets two
-        /// limits.
+        /// The GPUs that this text fits, or the GPU that already has a limit.
         matches: Vec<(u32, DeviceId)>,
     },
     /// The limit that a variable asks for depends on the size of a GPU ("all but 2 GiB") and cannot
@@ -67,7 +66,7 @@ pub enum PolicyError {
     Assigned {
         /// The rule that matches the process.
         rule: Assigned,
-        /// The rule's group. If the environment names a group below the rule's group, that group.
+        /// The rule's group, or the group below it that the environment asks for.
         group: String,
         /// The reason why the group cannot be used.
         error: Box<GroupError>,
@@ -77,13 +76,13 @@ pub enum PolicyError {
 /// The reason why the value of an environment variable is not valid.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// The value is empty; the field says what to set instead.
+    /// The value is empty. The text says what to set instead.
     Empty(&'static str),
     /// The value is not UTF-8.
     NotText,
     /// A size in the value is invalid.
     Size(SizeError),
-    /// The value does not have the form that the variable expects, which the field describes.
+    /// The value has the wrong form. The text describes the expected form.
     Form(&'static str),
 }
 
@@ -114,7 +113,8 @@ impl fmt::Display for PolicyError {
                 known,
             } => write!(
                 f,
-                "{variable} has a limit for GPU '{}', which this process does not see{}",
+                "{variable} has a limit for GPU '{}', which this process does not see; visible \
+                 GPUs{}",
                 gpu.escape_debug(),
                 seen(known)
             ),
@@ -191,7 +191,7 @@ impl fmt::Display for PolicyError {
 fn seen(gpus: &[(u32, DeviceId)]) -> String {
     let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
     match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => ": this process sees no GPU".into(),
+        none if none.is_empty() => ": none".into(),
         some => format!(": {some}"),
     }
 }

@@ -55,8 +55,8 @@ impl Facts {
         facts.gather(&folder, || gids, rules)
     }
 
-    /// Adds those properties that the rules have conditions on. `process` is the process's folder
-    /// in `/proc`. For a process in a user namespace, adds none.
+    /// Adds the properties that the rules have conditions on. `process` is the process's folder in
+    /// `/proc`. Adds nothing for a process in a user namespace.
     fn gather(
         self,
         process: &str,
@@ -81,9 +81,9 @@ impl Facts {
             let ids = facts.cgroups.iter().flat_map(|path| containers(path));
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
-                // In a cgroup namespace, the cgroup's path does not show the container's id. So the
-                // id is taken from the process's mounts: the container engine mounts files into the
-                // container, and the paths of their sources contain the id.
+                // In a cgroup namespace, the cgroup's path does not show the container's id. But
+                // the container engine mounts files into the container, and the paths of their
+                // sources contain the id.
                 let text = fs::read(format!("{process}/mountinfo"))
                     .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
@@ -106,8 +106,8 @@ fn is_in_initial_namespace() -> Result<bool, RulesError> {
 /// Returns the ids of the containers that a process is in. `pid` is the process's number in the
 /// caller's pid namespace.
 pub fn containers_of(pid: u32) -> Vec<String> {
-    // Callers read these files for every process of the machine. A process can have any number of
-    // mounts, with names of any length. So at most this many bytes of a file are read.
+    // Read at most this many bytes of a file, because callers read the files of every process, and
+    // a process can have any number of mounts.
     const LONGEST: u64 = 4 << 20;
     let read = |file: &str| {
         let mut bytes = Vec::new();
@@ -142,8 +142,8 @@ fn containers(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter_map(|part| {
         let name = part.strip_suffix(".scope").unwrap_or(part);
         let (before, id) = name.rsplit_once('-').unwrap_or(("", name));
-        // The cgroup of `conmon` holds the engine's own process for a container. That process is
-        // not in the container.
+        // The cgroup of `conmon` holds the container engine's own process, which is not in the
+        // container.
         (is_id(id) && !before.ends_with("conmon")).then_some(id)
     })
 }

@@ -1,9 +1,8 @@
 //! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
 //! rules that put processes into them.
 //!
-//! The file is read in two steps: serde reads each stanza into a type, and then this module checks
-//! the texts in the stanza. In this way all mistakes of the file are reported at once, each with
-//! its line.
+//! First serde reads each stanza into a type. Then this module checks the texts in the stanza. In
+//! this way all mistakes of the file are reported at once, each with its line.
 
 mod stanza;
 
@@ -18,8 +17,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-/// A mistake in a policy file. Also a user, unix group or GPU in the file that this machine does
-/// not have.
+/// A mistake in a policy file, or a user, unix group or GPU that this machine does not have.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mistake {
     /// The path of the policy file.
@@ -51,8 +49,8 @@ pub struct At<T> {
 /// The limits of one group, or the defaults of the policy file for keys that groups do not set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Settings {
-    /// The sizes by key and by GPU. A GPU is named as in the policy file; `all` stands for the GPUs
-    /// that the file does not name.
+    /// The sizes by key and by GPU. GPUs have their names from the policy file; `all` means all
+    /// GPUs without a size of their own.
     pub sizes: Vec<(Key, At<String>, Extent)>,
     /// The values of keys that hold for the group as a whole; the values have been checked.
     pub options: Vec<(OptionKey, String)>,
@@ -118,8 +116,7 @@ pub struct Policy {
 /// The message for rules that are not written as a list of `[[rule]]` tables.
 const NO_RULE: &str = "'rule' must be a list: write [[rule]] above each rule";
 
-/// Reads a policy file. Parts that cannot be read are reported in the policy's list of mistakes;
-/// all other parts are read in full.
+/// Reads a policy file. Reports the parts that cannot be read, and reads all other parts.
 pub fn parse(path: &Path, text: &str) -> Policy {
     let mut reader = Reader {
         path,
@@ -205,8 +202,8 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        // The rules take a default from `[defaults]`, which may stand after them in the file. So
-        // the rules are read last.
+        // Read the rules last, because they use a default from `[defaults]`, which may come after
+        // them.
         for stanza in rules.into_iter().flatten() {
             let span = stanza.span();
             match stanza.into_inner() {
@@ -310,8 +307,8 @@ impl<'a> Reader<'a> {
         policy.rules.push(rule);
     }
 
-    /// Splits a stanza into the keys of its own kind and the keys of limits. Unknown keys are
-    /// reported and left out.
+    /// Splits a stanza into the keys of this kind of stanza and the keys of limits. Reports unknown
+    /// keys and leaves them out.
     fn split(
         &mut self,
         table: DeTable<'a>,
@@ -396,7 +393,7 @@ impl<'a> Reader<'a> {
     fn settings(&mut self, keys: DeTable<'a>, span: &Range<usize>) -> Settings {
         let mut settings = Settings::default();
         for (key, value) in keys {
-            // The keys are read one by one, because serde stops at the first mistake of a table.
+            // Read the keys one by one, because serde stops at the first mistake of a table.
             let one = DeTable::from_iter([(key, value)]);
             let keys: Keys = self.read(one, span);
             self.setting(keys, &mut settings);

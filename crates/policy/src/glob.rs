@@ -1,12 +1,11 @@
 //! Patterns in the administrator's rules: `*` matches any text, including `/`, and `?` matches any
 //! one byte.
 
-/// Returns whether the pattern matches the whole text. Takes at most as many steps as the product
-/// of the pattern's and the text's lengths.
+/// Returns whether the pattern matches the whole text. The number of steps is at most the length of
+/// the pattern times the length of the text.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut read) = (0, 0);
-    // The position of the last `*` in the pattern, and the position in the text up to which this
-    // `*` matches so far.
+    // The position of the last `*` in the pattern, and the end of the text that this `*` matches.
     let mut star: Option<(usize, usize)> = None;
     while let Some(byte) = text.get(read) {
         match (pattern.get(at), star) {

@@ -1,10 +1,9 @@
-//! Finds the group that a process belongs to, from the administrator's rules and from environment
-//! variables.
+//! Finds the group of a process from the administrator's rules and from environment variables.
 //!
-//! The sources of a process's group, strongest first: the administrator's rules, `GPULIMIT_GROUP`,
-//! `GPULIMIT_MAX`, then the variables of other tools. If a rule matches the process, the
-//! environment can only choose a group below the one that the rule assigns. A value that cannot be
-//! understood is an error, because a requested limit must never be silently left out.
+//! The administrator's rules come first, then `GPULIMIT_GROUP`, `GPULIMIT_MAX`, and the variables
+//! of other tools. If a rule matches the process, the environment can only choose a group below the
+//! rule's group. An invalid value is an error, because a requested limit must never be left out
+//! silently.
 
 mod assigned;
 #[cfg(feature = "file")]
@@ -42,7 +41,7 @@ const CONTAINER: &str = "NVIDIA_GPU_MEMORY_LIMIT";
 
 /// The environment variable of HAMi and other tools: a size, where 0 means no limit.
 const PLAIN: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-/// As [`PLAIN`], but for the one GPU whose CUDA ordinal ends the variable's name.
+/// The environment variables of HAMi for one GPU each. A name ends with the GPU's CUDA ordinal.
 const NUMBERED: &[&str] = JOB_VARIABLES.split_at(4).1;
 
 macro_rules! job_variables {
@@ -51,9 +50,9 @@ macro_rules! job_variables {
     };
 }
 
-/// The environment variables that ask for a group made for this job alone. A process may start with
-/// one of them and without [`GROUP`]. It then sets [`GROUP`] to [`own_job_group_name`], so that its
-/// child processes join the same group.
+/// The environment variables that ask for a group made for this job alone. A process with such a
+/// variable but without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`]. So its child processes
+/// join the same group.
 pub const JOB_VARIABLES: &[&str] = job_variables!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 );
@@ -71,8 +70,7 @@ pub struct Assignment {
     /// The limits with which the group is made if it does not exist. `None` means that the group
     /// must exist.
     pub create: Option<LimitRequest>,
-    /// The rule that matches the process, with the rule's group. That group is [`Self::group`] or a
-    /// group above it.
+    /// The rule that matches the process. Its group is [`Self::group`] or a group above it.
     pub rule: Option<Assigned>,
 }
 
@@ -157,17 +155,17 @@ pub fn own_job_group_name() -> String {
 }
 
 impl Assignment {
-    /// Returns whether the group is exactly the one that the rule assigns. Returns false for a
-    /// group below it that the environment has chosen.
+    /// Returns whether the group is the rule's own group, not a group below it that the environment
+    /// has chosen.
     pub fn is_by_rule_alone(&self) -> bool {
         self.rule
             .as_ref()
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Returns whether a process that cannot join the group may run without a limit. A user could
-    /// choose a group that cannot be joined. So the answer is always false for a group that the
-    /// environment chose.
+    /// Returns whether a process that cannot join the group may run without a limit. Always false
+    /// if the environment chose the group: users could escape their limit by choosing a group that
+    /// cannot be joined.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -176,11 +174,10 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group. If `create` has limits for the group, makes the
-    /// group first.
+    /// Makes this process a member of its group. Makes the group first if `create` has its limits.
     ///
-    /// `gpus` returns the GPUs by CUDA ordinal, and `capacity` the memory of one in bytes. Both are
-    /// called only if the request depends on them.
+    /// `gpus` returns the GPUs with their CUDA ordinals, and `capacity` the bytes of one GPU. They
+    /// are called only if the request depends on them.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
@@ -211,8 +208,8 @@ impl Assignment {
             Vec::new()
         };
         let limits = request.resolve(&gpus, capacity)?;
-        // This job can run even if the clean-up of ended jobs' groups fails. So the error is
-        // ignored.
+        // Ignore errors, because the job can run even if the groups of ended jobs cannot be
+        // removed.
         let _ = self
             .root
             .collect_garbage(Garbage::Below(parent(&self.group)));
@@ -251,13 +248,13 @@ fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     Ok(())
 }
 
-/// The limits that environment variables ask for, beside the group's name.
+/// What the environment variables ask for, apart from a group's name.
 enum Asked {
     /// The variables ask for these limits.
     Limits(LimitRequest),
     /// A variable of another tool (such as HAMi) asks for no limit.
     NoLimit,
-    /// No such variable is set.
+    /// No variable with a limit is set.
     Unset,
 }
 

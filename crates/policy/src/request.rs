@@ -8,7 +8,7 @@ use gpulimit_limits::{Capacity, Key, LimitSet, Selector};
 /// The GPUs that a requested limit is for, as a user writes them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum RequestSelector {
-    /// All GPUs for which the variable sets no limit of their own.
+    /// All GPUs without a limit of their own in the variable.
     All,
     /// A GPU, by its CUDA ordinal in this process.
     Ordinal(u32),
@@ -17,7 +17,7 @@ pub enum RequestSelector {
 }
 
 impl RequestSelector {
-    /// Parses `all`, a CUDA ordinal, or the beginning of a UUID, `GPU-…` or `MIG-…`.
+    /// Parses `all`, a CUDA ordinal, or the beginning of a UUID such as `GPU-…` or `MIG-…`.
     pub fn parse(text: &str) -> Option<Self> {
         let uuid = || {
             let start = text.get(..4)?;
@@ -66,8 +66,8 @@ pub struct LimitRequest {
 }
 
 impl LimitRequest {
-    /// Turns the request into limits for `gpus`, which are GPUs with their CUDA ordinals.
-    /// `capacity` gets an ordinal, and returns the memory of that GPU in bytes.
+    /// Turns the request into limits for these GPUs, each with its CUDA ordinal. `capacity` returns
+    /// the bytes of the GPU with a CUDA ordinal.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],
@@ -78,8 +78,8 @@ impl LimitRequest {
             true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
             false => Vec::new(),
         };
-        // The limit for all GPUs can add rules for single GPUs. Limits for single GPUs are set
-        // last, so that they replace these rules.
+        // The limit for all GPUs can add rules for single GPUs. So set the limits for single GPUs
+        // last, which replace these rules.
         let mut named: Vec<Selector> = Vec::new();
         let rules = |spread: bool| {
             let rules = self.rules.iter();
@@ -111,8 +111,7 @@ impl LimitRequest {
                 return Err(self.ambiguous(selector, again.copied().collect()));
             }
             named.push(target);
-            // Another process of the job may see other GPUs. So the last argument asks for a rule
-            // for each GPU.
+            // Ask for a rule for each GPU, because another process of the job may see other GPUs.
             set.set_extent(target, Key::Max, *extent, &capacities, true)
                 .map_err(|error| PolicyError::Extent {
                     variable: self.variable.clone(),

@@ -2,9 +2,8 @@
 //! whatever its environment says.
 //!
 //! `gpulimit apply` writes the rules into the system root, and the preloaded library reads them
-//! there. The file consists of lines of words, with numbers in place of names, so that a reader
-//! needs neither TOML nor the user database. A file that is not exactly as it was written is an
-//! error; it never means "no rules".
+//! there. The file has lines of words, with numbers in place of names. So a reader needs neither
+//! TOML nor the user database. A damaged file is an error; it never means "no rules".
 
 mod error;
 mod text;
@@ -20,9 +19,8 @@ use std::path::{Path, PathBuf};
 /// The name of the file in a root that holds the compiled rules. A group cannot have this name.
 pub const FILE: &str = ".rules";
 
-/// The administrator's policy file, from which `gpulimit apply` makes the compiled rules. In a
-/// container, a program may not see the root with the rules. If the policy file exists, the program
-/// still knows that there should be rules.
+/// The administrator's policy file, from which `gpulimit apply` makes the compiled rules. If a
+/// program in a container sees this file but not the rules, the program knows that rules exist.
 pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
 /// The most bytes of a rules file that are read. A longer file counts as damaged.
@@ -78,8 +76,8 @@ pub enum Target {
     Each(Vec<(u32, String)>),
 }
 
-/// A compiled rule. All of its conditions must be true of a process; an empty condition is always
-/// true.
+/// A compiled rule. It matches a process if all its conditions are true. An empty condition is
+/// always true.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Rule {
     /// The rule's position in the policy file, counted from 1.
@@ -176,10 +174,9 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // In a user namespace that does not map the machine's root, files of root show the user id
-        // `UNMAPPED`. The files of another user look the same if subordinate ids give that user
-        // this id. But a user who can mount such files could also run the program without the
-        // preloaded library.
+        // If a user namespace does not map the machine's root, root's files show the user id
+        // `UNMAPPED`. Subordinate ids can make another user's files look the same. But a user who
+        // can mount such files can also run the program without the preloaded library.
         let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         let owner = match is_initial {
             true => source.owner,
@@ -223,9 +220,9 @@ impl Rules {
         }
     }
 
-    /// Fails if the machine's rules are hidden from this process. They are hidden if three things
-    /// are true: this process is in a user namespace, the machine has a policy file, and the path
-    /// of the machine's root of groups leads to another directory.
+    /// Fails if the machine's rules are hidden from this process. They are hidden if the process is
+    /// in a user namespace, the machine has a policy file, and the path of the system root leads to
+    /// another directory.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,

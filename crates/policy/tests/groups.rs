@@ -524,8 +524,8 @@ fn a_job_makes_its_group_and_its_children_join_it() {
     let second = job.join(&gpus, &|_| None).expect("joined");
     let max = |member: &Member, id| member.max(&member.device(id, CAPACITY).expect("a device"));
     assert_eq!((max(&first, A), max(&second, B)), (2 * GIB, 3 * GIB));
-    // An administrator has changed a limit after the job's first process. The job's next process
-    // must not undo this change.
+    // An administrator changes a limit while the job runs. The job's next process must not undo the
+    // change.
     let group = place.root().group("job-1-1").expect("there");
     group
         .write_limits(|set| set.set(Selector::Device(A), Key::Max, Size::Bytes(GIB)))

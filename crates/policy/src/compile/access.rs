@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// The users whom the rules put into one group.
 #[derive(Clone, Debug, Default)]
 struct Assigned {
-    /// The numbers in the policy file of the rules that put processes into the group.
+    /// The numbers of the rules that put processes into the group.
     rules: Vec<u32>,
     /// The users whom the rules name, as ranges of user ids.
     users: Vec<Range>,
@@ -22,9 +22,9 @@ struct Assigned {
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Sets which users may run programs in each group: the users that the group's `members` key names.
-/// Without this key they are the users whom the rules put into the group. A member of a group is
-/// also admitted to all groups above that group.
+/// Sets which users may run programs in each group. A group's `members` key names these users.
+/// Without the key, they are the users whom the rules put into the group. Users of a group are also
+/// admitted to all groups above it.
 pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {
@@ -115,8 +115,8 @@ fn members_value(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Membe
     }
 }
 
-/// Admits the users of each group to all groups above it. A process is also charged in the groups
-/// above its own, so its user needs access to them.
+/// Admits the users of each group to all groups above it, because a process is also charged in the
+/// groups above its own.
 fn widen(groups: &mut Groups) {
     let described =
         |Planned { group, .. }: &Planned| (group.name.clone(), group.owner, group.members);

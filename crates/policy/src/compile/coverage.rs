@@ -3,12 +3,10 @@
 use super::names::Accounts;
 use crate::rules::{Rule, Rules, is_in};
 
-/// Returns the login names of the people to whom no rule applies, although rules apply to other
-/// people.
+/// Returns the login names of the people to whom no rule of the policy applies.
 ///
-/// A rule with a condition on the cgroup, the container or the executable does not cover all
-/// processes of a user. So such rules do not count. If the policy has only such rules, as a policy
-/// for containers may, the list is empty.
+/// A rule with a condition on the cgroup, the container or the executable applies only to some
+/// processes of a user, so it does not count. If the policy has no other rules, the list is empty.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()

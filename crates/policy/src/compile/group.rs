@@ -17,8 +17,7 @@ pub(super) struct Planned {
 }
 
 impl Compiler<'_> {
-    /// Makes the template produce a group for this user or unix group. The templates above it then
-    /// do so as well.
+    /// Makes the template, and the templates above it, produce a group for this user or unix group.
     pub(super) fn bind(&mut self, template: &str, binding: Binding) {
         for prefix in prefixes(template) {
             if let Some(holes) = Holes::of(prefix)
@@ -94,8 +93,8 @@ impl Compiler<'_> {
 
     pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
         let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
-        // The stanza of a single group replaces a group of the same name that a template makes. So
-        // templates come first.
+        // Templates come first, because the stanza of a single group replaces a group of the same
+        // name from a template.
         let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
         let holes = |stanza: &&GroupStanza| Holes::of(&stanza.name.value).unwrap_or_default();
         stanzas.sort_by_key(|stanza| (!holes(stanza).any(), stanza.name.value.split('/').count()));
@@ -151,9 +150,8 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Returns the users and unix groups for which the template makes a group. Some are bound to
-    /// the template itself. The others are bound to a template above it that has the same
-    /// placeholders.
+    /// Returns the users and unix groups for which the template makes a group. They are bound to
+    /// the template itself, or to a template above it with the same placeholders.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -173,8 +171,8 @@ impl Compiler<'_> {
             })
     }
 
-    /// Reports groups whose parent group is not in the policy file. Reports one mistake per stanza,
-    /// even if the stanza makes many groups.
+    /// Reports stanzas whose parent group is not in the policy file: at most one mistake per
+    /// stanza.
     fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
         let policy = self.policy;
         for stanza in &policy.groups {
@@ -187,9 +185,8 @@ impl Compiler<'_> {
                 .filter(|group| group.template == *template)
                 .collect();
             let is_missing = if made.is_empty() {
-                // No group comes from this template, for one of two reasons. The template makes no
-                // group on this machine, or stanzas of single groups replace all groups that it
-                // makes.
+                // No group comes from this stanza: its template makes no group on this machine, or
+                // single groups replace all groups of the template.
                 !self.bindings.contains_key(template)
                     && !policy.groups.iter().any(|other| other.name.value == above)
             } else {
@@ -211,14 +208,13 @@ impl Compiler<'_> {
         }
     }
 
-    /// Reports mistakes in the name and the limits of a stanza. Reports at most one mistake of each
-    /// kind, even if the stanza makes many groups.
+    /// Reports mistakes in the name and the limits of a stanza: at most one mistake of each kind.
     fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
         let line = stanza.name.line;
         let template = &stanza.name.value;
         let holes = Holes::of(template).unwrap_or_default();
-        // A stanza that makes no group on this machine is checked with a sample name. The sample
-        // name has valid text in place of the placeholders.
+        // If the stanza makes no group on this machine, check a sample name with valid text in
+        // place of the placeholders.
         let example = Binding {
             user: Some(("x".into(), 0)),
             group: Some("x".into()),
@@ -348,9 +344,8 @@ impl Compiler<'_> {
     }
 }
 
-/// Splits a list of unix groups into the parts for the groups of a template. If the template
-/// contains `{group}`, each unix group is a part with its name. Otherwise all unix groups are one
-/// part.
+/// Splits unix groups into parts, one part for each group of a template. If the template contains
+/// `{group}`, each unix group is a part. Otherwise all unix groups are one part.
 pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
     match holes.group {
         true => {
@@ -366,8 +361,7 @@ pub(super) fn place(name: &str) -> Vec<String> {
     name.split('/').map(str::to_owned).collect()
 }
 
-/// Returns the settings `own` of a group. For keys that `own` does not set, takes the settings from
-/// `defaults`.
+/// Returns the settings `own`, completed by `defaults` for keys that `own` does not set.
 fn merged(own: &Settings, defaults: &Settings) -> Settings {
     let mut all = own.clone();
     let says = |key| own.sizes.iter().any(|(there, ..)| *there == key);

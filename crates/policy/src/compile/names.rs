@@ -20,7 +20,7 @@ pub struct UnixGroup {
     pub name: String,
     /// The unix group's id.
     pub gid: u32,
-    /// The login names of the unix group's members, without the users whose primary group it is.
+    /// The login names of the unix group's members. Users whose primary group it is may be missing.
     pub members: Vec<String>,
 }
 

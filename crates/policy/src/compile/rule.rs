@@ -55,9 +55,8 @@ impl Compiler<'_> {
         if users.as_ref().is_some_and(Vec::is_empty)
             || unix_groups.as_ref().is_some_and(Vec::is_empty)
         {
-            // None of the users that the rule names exists, and this mistake has been reported.
-            // Without its user condition the rule would match every process. So the rule is not
-            // compiled.
+            // The rule's users or unix groups do not exist, which has been reported. Without this
+            // condition the rule would match every process, so the rule is not compiled.
             return Vec::new();
         }
         let mut rules = Vec::new();
@@ -104,8 +103,7 @@ impl Compiler<'_> {
         rules
     }
 
-    /// Returns the users for whom a rule makes groups, one group for each user. Users that the
-    /// machine's user database does not list are left out.
+    /// Returns the users for whom a rule makes groups, one group for each user.
     fn whom(&mut self, users: Option<&[User]>, groups: &[UnixGroup]) -> Vec<User> {
         let members: Vec<User> = groups
             .iter()

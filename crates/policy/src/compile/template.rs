@@ -5,7 +5,7 @@
 pub(super) struct Holes {
     /// The template contains a user, as `{user}` or `{uid}`.
     pub user: bool,
-    /// A unix group, by name.
+    /// The template contains a unix group, as `{group}`.
     pub group: bool,
 }
 
@@ -14,7 +14,7 @@ const UID: &str = "{uid}";
 const GROUP: &str = "{group}";
 
 impl Holes {
-    /// Returns the placeholders in a name; `None` where the name has braces around any other text.
+    /// Returns the kinds of placeholders in a name; `None` if the name has other text in braces.
     pub fn of(template: &str) -> Option<Self> {
         let rest = template
             .replace(USER, "")
@@ -49,8 +49,7 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    /// Returns those parts of the binding that the placeholders `holes` ask for: the user, the unix
-    /// group, or both.
+    /// Returns the parts of the binding that these placeholders need.
     pub fn narrowed(&self, holes: Holes) -> Self {
         Self {
             user: self.user.clone().filter(|_| holes.user),

@@ -335,7 +335,7 @@ fn users_that_the_machine_lacks_are_reported_as_absent() {
             one.absent && one.line == line && one.why.contains(name),
             "{one}"
         );
-        // A rule whose users do not exist must not hold for every process.
+        // A rule whose users do not exist must not match every process.
         let is_bounded = |rule: &Rule| !rule.user.is_empty() || rule.unix_group.is_some();
         assert!(plan.rules.iter().all(is_bounded), "{plan:?}");
     }
@@ -349,7 +349,7 @@ fn people_to_whom_no_rule_applies_are_listed() {
     assert_eq!(left(&rule("unix_group = 'lab'")), Vec::<String>::new());
     assert_eq!(left(&rule("unix_group = 'guests'")), ["alice", "bob"]);
     assert_eq!(left(&rule("user = '*'")), Vec::<String>::new());
-    // These rules match some programs of every user, and cover all processes of no user.
+    // These rules match only some programs of each user, so they do not count.
     assert_eq!(left(&rule("executable = '/x'")), Vec::<String>::new());
     let both = rule("executable = '/x'") + "[[rule]]\nuser = 'bob'\ngroup = 'none'\n";
     assert_eq!(left(&both), ["alice", "carol"]);

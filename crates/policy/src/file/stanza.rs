@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use toml::Spanned;
 
-/// A type into which serde reads a table of a stanza's keys.
+/// A type for the keys of one kind of table in a policy file.
 pub(super) trait Stanza {
     /// The keys of the table.
     const NAMES: &'static [&'static str];

@@ -48,8 +48,8 @@ pub enum RulesError {
         /// The path of the rules file.
         path: PathBuf,
     },
-    /// The machine has a policy file, but the path of the root that should hold the rules leads to
-    /// another directory.
+    /// The machine has a policy file, but the path of the root with the rules leads to another
+    /// directory.
     Hidden {
         /// The path of the root.
         root: PathBuf,
@@ -76,8 +76,8 @@ pub enum Fault {
 }
 
 impl RulesError {
-    /// Returns a function that makes the error for a property of this process that cannot be read
-    /// from the file `what`.
+    /// Returns a function that makes the error for a property that cannot be read from the file
+    /// `what`.
     pub(crate) fn unknown(what: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::Unknown { what, error }
     }

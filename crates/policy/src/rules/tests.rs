@@ -229,8 +229,7 @@ fn damaged_rules_are_an_error_and_never_no_rules() {
     ]
     .map(str::to_owned)
     .into();
-    // The loop makes two wrong texts for each line: one without the line, and one with the line
-    // twice.
+    // For each line, add two wrong texts: one without the line, and one with the line twice.
     let lines: Vec<&str> = good.split_inclusive('\n').collect();
     for at in 0..lines.len() {
         wrong.push([&lines[..at], &lines[at + 1..]].concat().concat());

@@ -92,7 +92,7 @@ fn sum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Parses rules, in exactly the form in which [`Rules`] are displayed.
+/// Parses rules. The text must be exactly what [`Rules`] display.
 pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::Line(0))?;
     let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
@@ -127,7 +127,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     }
 }
 
-/// A rule of which some lines have been read.
+/// A rule that has been read in part.
 struct Draft {
     rule: Rule,
     has_target: bool,
