@@ -1,6 +1,6 @@
 //! Generates clients and servers of kubelet's services with tonic's generator. The services are
-//! listed here, because the generator would need `protoc` to read kubelet's `.proto` files, and a
-//! fresh machine does not have it.
+//! listed here, because reading kubelet's `.proto` files takes `protoc`, which a fresh machine does
+//! not have.
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 

@@ -1,5 +1,5 @@
-//! The allocations of containers. Each allocation has a group, a view that the container mounts as
-//! its root of groups, and a record.
+//! The allocations of containers. Each allocation has a group, a view and a record. The container
+//! mounts the view as its root of groups.
 //!
 //! ```text
 //! STATE/allocations/NAME     the record: card, units and bytes; survives a reboot; it is written
@@ -8,14 +8,14 @@
 //! ROOT/.kubernetes/NAME/     the view, mounted read-only at /run/gpulimit in the container
 //!     .rules                 the rule that puts every program there into the group
 //!     NAME/limits, lock      hard links to the group's files
-//!     NAME/ledger            another one, the only file that is mounted writable
+//!     NAME/ledger            a hard link to the ledger, the only file that is mounted writable
 //! ```
 //! Each allocation gets a new name and new files, even if its units were allocated before. The
 //! container's root can write the ledger, and may leave it with another owner, without permissions,
-//! or open in another pod. Such files are never used again.
+//! or open in another pod. So the files of an allocation are never used again.
 //!
-//! The groups of containers are all at the top level. In a common parent group, every container
-//! could write the parent's ledger, and so block the other containers.
+//! The groups of containers have no parent group. Every container could write the ledger of a
+//! common parent group, and so block the other containers.
 
 use crate::library::replace;
 use crate::units::{Share, Unit};
@@ -38,23 +38,22 @@ use std::time::{Duration, Instant, SystemTime};
 const VIEWS: &str = ".kubernetes";
 /// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
-/// The longest time between two allocations of the same units to one pod. Kubelet first allocates
-/// the units to the pod's init containers and, within this time, to its other containers. A later
-/// allocation of the same units is for another pod.
+/// The longest time between two allocations of the same units to one pod. Kubelet allocates a pod's
+/// units first to its init containers, and within this time to its other containers. A later
+/// allocation is for another pod.
 const SAME_POD: Duration = Duration::from_secs(60);
-/// The total time that the plugin waits at its start for the end of leases. Other programs may hold
-/// leases (`F_SETLEASE`) on the groups' files. The kernel ends a lease earlier than this: after 45
-/// seconds by default.
+/// The total time that the plugin waits at its start until other programs have lost their leases
+/// (`F_SETLEASE`) on the groups' files. By default, the kernel ends a lease after 45 seconds.
 const LEASES: Duration = Duration::from_secs(60);
 
 /// All allocations of the node, with their groups, views and records.
 pub struct Allocations {
     root: Root,
     records: PathBuf,
-    /// The times since which allocations are unused, by the allocation's name. Since that time,
-    /// none of kubelet's lists of pods has contained the allocation's units.
+    /// The unused allocations by name, with the time since when kubelet's lists of pods lack their
+    /// units.
     unused: BTreeMap<String, Instant>,
-    /// The times when this process made allocations, by the allocation's name.
+    /// The time when this process made each allocation, by the allocation's name.
     granted: BTreeMap<String, Instant>,
 }
 
@@ -76,8 +75,8 @@ struct Record {
     gpu: String,
     bytes: u64,
     units: Vec<u32>,
-    /// When the allocation was made, in nanoseconds since 1970. Two allocations of the same units
-    /// differ in this time.
+    /// When the allocation was made, in nanoseconds since 1970. No two allocations of the same
+    /// units have the same time.
     made: u64,
 }
 
@@ -108,7 +107,7 @@ impl Record {
         self.gpu == other.gpu && self.units.iter().any(|unit| other.units.contains(unit))
     }
 
-    /// Returns the group's limits: a `max` of `bytes` on this card, and of 0 on all other GPUs.
+    /// Returns the group's limits: `bytes` on this card, and 0 on all other GPUs.
     fn limits(&self) -> Result<LimitSet, String> {
         let mut limits = LimitSet::all(Size::Bytes(0));
         let card = Selector::Device(self.card()?);
@@ -127,7 +126,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The result of a sweep.
+/// The result of removing the unused allocations.
 #[derive(Debug, Default)]
 pub struct Swept {
     /// The names of the allocations that were removed.
@@ -154,9 +153,9 @@ impl Allocations {
         })
     }
 
-    /// Makes an allocation with new files. Earlier allocations of the same units stay until a sweep
-    /// removes them. Such an allocation belongs to a pod that has ended, or to an init container of
-    /// the same pod: kubelet gives the units of an init container to another container later.
+    /// Makes an allocation with new files. Earlier allocations of the same units stay, because
+    /// kubelet gives the units of an init container to another container of the same pod later. A
+    /// sweep removes these allocations when their pod has ended.
     pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
@@ -166,8 +165,7 @@ impl Allocations {
             // The nanoseconds since 1970 fit into 64 bits until the year 2554.
             made: now.map_or(0, |since| since.as_nanos() as u64),
         };
-        // This loop ends at a free name: each nanosecond gives another name, and fewer groups exist
-        // than there are nanoseconds.
+        // This loop ends soon, because each nanosecond gives another name.
         while self.is_taken(&record.name()) {
             record.made += 1;
         }
@@ -178,8 +176,8 @@ impl Allocations {
         replace(&path, &text, 0o600).map_err(at(&path))?;
         self.ensure(&name, &record, Instant::now())
             .inspect_err(|_| {
-                // Remove the incomplete group: the allocation failed, so no container got it. If it
-                // cannot be removed now, the next sweep removes it.
+                // No container got the incomplete group, so remove it. If this fails, the next
+                // sweep removes it.
                 let _ = self.remove(&name, true);
             })
     }
@@ -196,13 +194,13 @@ impl Allocations {
         self.root.path().join(VIEWS).join(name)
     }
 
-    /// Makes missing groups and views: they have a record but do not exist, for instance after a
-    /// reboot. Existing groups and the processes in them stay as they are. Returns the reasons why
-    /// groups or views could not be made.
+    /// Makes the groups and views that are missing although they have a record, for instance after
+    /// a reboot. Existing groups and the processes in them stay as they are. Returns the reasons
+    /// why groups or views could not be made.
     pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
         let mut records = self.records()?;
-        // Try all groups once before waiting for any group. Each attempt makes the kernel end the
+        // Try all groups once before waiting for any of them. Each attempt makes the kernel end the
         // leases on that group's files, so all leases end at about the same time.
         records.retain(|name, (record, _)| self.ensure(name, record, Instant::now()).is_err());
         let until = Instant::now() + LEASES;
@@ -214,13 +212,13 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes the unused allocations. An allocation is unused if its units were allocated again
-    /// later, whatever its ledger contains. An allocation is also unused if its group has no
-    /// processes, and kubelet has listed its units in no pod for the time `keep`.
+    /// Removes unused allocations. An allocation is unused if its units were allocated again to
+    /// another pod. It is also unused if no process uses its group, and kubelet has listed its
+    /// units in no pod for the time `keep`.
     ///
-    /// `in_use` has the units in kubelet's current list, and the time when kubelet was asked. The
-    /// list lacks allocations that were made after that time. Also returns the reasons why
-    /// allocations could not be removed; the next sweep tries to remove them again.
+    /// `in_use` has the units in kubelet's current list, and the time when kubelet was asked for
+    /// it. The list lacks later allocations. Also returns the reasons why allocations could not be
+    /// removed; the next sweep tries to remove them again.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
@@ -309,9 +307,9 @@ impl Allocations {
         let create = || self.root.create(name, &limits);
         let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
-        // Only the plugin's user may enter the group's directory. Programs in a container may run
-        // under any user number, so the group's files are open to all user numbers. Users of the
-        // node must not reach these files.
+        // Programs in a container may have any user id, so the group's files are open to all user
+        // ids. Only the plugin's user may enter the directory, so users of the node cannot reach
+        // the files.
         let private = Permissions::from_mode(0o700);
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
@@ -334,8 +332,8 @@ impl Allocations {
             ledger: files.join("ledger"),
             view,
         };
-        // Make all directories of the view, because the whole root of groups may have been removed
-        // since the plugin started.
+        // Make all directories again, because the root of groups may have been removed since the
+        // plugin started.
         make_directory(&self.root.path().join(VIEWS), 0o700)?;
         make_directory(&grant.view, 0o755)?;
         make_directory(&files, 0o755)?;
@@ -348,9 +346,8 @@ impl Allocations {
         Ok(grant)
     }
 
-    /// Removes an allocation. Removes its group first, and fails if a process uses the group. With
-    /// `force`, removes the group's directory with all files in it; the directory belongs to this
-    /// process's user.
+    /// Removes an allocation, beginning with its group. Fails if a process uses the group. With
+    /// `force`, removes the group's directory and its files even then.
     fn remove(&self, name: &str, force: bool) -> Result<(), String> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
@@ -364,7 +361,7 @@ impl Allocations {
     }
 }
 
-/// Turns the result of removing a file into a success if the file did not exist.
+/// Counts the removal of a file that did not exist as a success.
 fn gone(path: &Path, removed: io::Result<()>) -> Result<(), String> {
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(at(path)(error)),
@@ -378,8 +375,8 @@ enum State {
     Idle,
     /// A process uses the group.
     Busy,
-    /// The container has made its group's ledger unusable, so the ledger does not decide when the
-    /// group is removed.
+    /// The container has made its group's ledger unusable, so the ledger cannot tell whether a
+    /// process uses the group.
     Spoilt,
 }
 
@@ -387,8 +384,8 @@ impl State {
     fn of(group: &Group) -> Self {
         match Ledger::open(&group.ledger_path()) {
             Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
-            // The ledger is from another version of gpulimit, so this version cannot read it. The
-            // removal of the group checks that no process uses the ledger.
+            // This version cannot read the ledger of another version of gpulimit. The removal of
+            // the group checks that no process uses the ledger.
             Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,
             Err(LedgerError::Damaged { .. }) => Self::Spoilt,
             Err(LedgerError::Io { error, .. })
@@ -404,10 +401,10 @@ impl State {
     }
 }
 
-/// Makes a hard link to `file`, and replaces whatever has the link's name.
+/// Makes a hard link to `file` at the path `name`, and replaces whatever is there.
 ///
-/// An empty directory may have the link's name. A container runtime makes a directory where the
-/// source of a mount is missing, and the source may be missing after a reboot.
+/// An empty directory may be there: after a reboot, a container runtime makes a directory in place
+/// of a file that it should mount and does not find.
 fn link(file: &Path, name: &Path) -> Result<(), String> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);

@@ -90,7 +90,7 @@ pub struct Choice {
     /// The units that the container gets whatever the plugin prefers.
     #[prost(string, repeated, tag = "2")]
     pub must_include: Vec<String>,
-    /// The number of units that the container needs, those of `must_include` included.
+    /// The number of units that the container needs, including the units of `must_include`.
     #[prost(int32, tag = "3")]
     pub size: i32,
 }
@@ -163,7 +163,7 @@ pub struct CdiDevice {
     pub name: String,
 }
 
-/// Kubelet's announcement that a container with these units is about to start.
+/// Kubelet's announcement that a container with the units `ids` is about to start.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreStartRequest {
     /// The ids of the units.

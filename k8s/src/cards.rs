@@ -71,7 +71,7 @@ impl Cards {
 }
 
 fn load() -> Result<Nvml, NvmlError> {
-    // The library's name without `.1` exists only with development packages.
+    // The name without `.1` exists only where development packages are installed.
     Nvml::builder()
         .lib_path(OsStr::new("libnvidia-ml.so.1"))
         .init()

@@ -22,19 +22,18 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// call costs memory.
 const CALLS: u32 = 100;
 
-/// Serves kubelet until the caller drops the future. A message from kubelet, which is a request or
-/// an answer to [`ask`], may have up to 4 MiB. This is tonic's default.
+/// Serves kubelet until the caller drops the future. By tonic's default, a request from kubelet may
+/// have up to 4 MiB, and so may an answer to [`ask`].
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     let connections = UnixListenerStream::new(listener).then(|connection| async {
         if connection.is_err() {
-            // Accepting the connection failed because the process has run out of file descriptors.
-            // Without this pause, tonic would try again at once. During the pause, other code may
-            // close descriptors.
+            // The process has run out of file descriptors. Pause, so that other code can close
+            // some; tonic would try again at once.
             sleep(Duration::from_millis(100)).await;
         }
         connection
     });
-    // `serve_with_incoming` fails only if a service fails, and this one does not.
+    // The error is ignored, because the plugin's service never fails.
     let _ = Server::builder()
         .timeout(REQUEST)
         .max_concurrent_streams(CALLS)
@@ -50,15 +49,14 @@ pub async fn ask<A>(
 ) -> Result<A, String> {
     let kubelet = Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(|error| error.to_string())?;
-    // tonic connects when the first call is made, so a failure to connect also arrives as a gRPC
-    // status.
+    // tonic connects when it makes the call, so a failure to connect also arrives as a gRPC status.
     let answer = match timeout(ANSWER, call(kubelet.connect_lazy())).await {
         Ok(answer) => answer,
         Err(_) => Err(Status::deadline_exceeded("kubelet did not answer in time")),
     };
     answer.map(Response::into_inner).map_err(|status| {
-        // For a broken connection, the text of the gRPC status is only "transport error". The last
-        // cause in the chain of errors says more.
+        // For a broken connection, the gRPC status says only "transport error". The last error in
+        // its chain of causes says more.
         let mut words = status.message().to_owned();
         let mut cause = status.source();
         while let Some(error) = cause {

@@ -23,8 +23,8 @@ pub fn places() -> Vec<PathBuf> {
         directory.join(NAME),
         prefix.join("lib/gpulimit").join(NAME),
         prefix.join("lib").join(NAME),
-        // In a cargo target directory, this program and libgpulimit.so may be built with different
-        // profiles.
+        // A cargo target directory can have this program in `debug` and libgpulimit.so in
+        // `release`.
         prefix.join("release").join(NAME),
     ]
 }
@@ -32,9 +32,9 @@ pub fn places() -> Vec<PathBuf> {
 /// Copies libgpulimit.so, and the `ld.so.preload` file that names it, into a directory of the node.
 /// Running containers keep the files that they have mounted.
 ///
-/// Returns both files, open. While the files are open, the kernel grants nobody a write lease on
-/// them (`F_SETLEASE`). With a write lease, one container could block the start of programs in all
-/// other containers.
+/// Returns both files, open. While they are open, the kernel grants no write lease on them
+/// (`F_SETLEASE`). With a write lease, one container could block the start of programs in all other
+/// containers.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
@@ -51,8 +51,8 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
 
 /// Replaces a file as a whole, with these permissions. Keeps a file that already has this content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Containers can hold a lease on this file (`F_SETLEASE`), and opening the file then normally
-    // blocks. `text_file::read` fails instead of blocking, and the file is then replaced.
+    // If a container holds a lease on the file (`F_SETLEASE`), opening the file normally blocks.
+    // `text_file::read` fails instead, and the file is then replaced.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }
@@ -62,7 +62,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .and_then(|()| fs::set_permissions(&draft, Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&draft, path));
     if replaced.is_err() {
-        // Remove the draft: writing it may have failed because the file system is full.
+        // Writing the draft may have failed because the file system is full, so remove the draft.
         let _ = fs::remove_file(&draft);
     }
     replaced

@@ -36,14 +36,13 @@ struct Node {
     /// The files that [`library::install`] returned; they must stay open while the plugin runs.
     _installed: [File; 2],
     plugin: Arc<Plugin>,
-    /// The socket of the kubelet with which the plugin is registered, and the time of the
-    /// registration.
+    /// The socket of the kubelet at which the plugin is registered, and the time of registration.
     registered_with: Option<(Identity, Instant)>,
     /// The last log line about the registration.
     registration: OnChange,
     /// The last log line about kubelet's list of pods.
     pods: OnChange,
-    /// The allocations whose owner has been logged.
+    /// The allocations whose pods have been logged.
     owners_logged: BTreeSet<String>,
     /// The failures of the last sweep of unused allocations.
     troubles: BTreeSet<String>,
@@ -229,13 +228,13 @@ impl Node {
         }
     }
 
-    /// Removes the allocations that no pod uses, and logs the owners of the others.
+    /// Removes the allocations that no pod uses, and logs which pods have the others.
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
-        // A kubelet that has just started does not list its pods yet, not even the pod of this
-        // plugin. So ignore a list without this plugin's pod. Without a list, the sweep only
-        // removes allocations whose units were allocated again.
+        // A kubelet that has just started does not list its pods yet, not even this plugin's pod.
+        // So ignore a list without this plugin's pod. The sweep then removes only allocations whose
+        // units were allocated again.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {
@@ -256,7 +255,7 @@ impl Node {
         });
         let troubles = BTreeSet::from_iter(swept.troubles);
         for trouble in &troubles {
-            // Log each failed removal once, not with every sweep.
+            // Log each failed removal once, not with each later sweep.
             if !self.troubles.contains(trouble) {
                 say(trouble);
             }
@@ -280,7 +279,7 @@ impl Node {
     }
 }
 
-/// A condition that may last long. It is logged only when it changes.
+/// The last line of the log about one matter. A line is logged only if it differs from the last.
 #[derive(Default)]
 struct OnChange(String);
 

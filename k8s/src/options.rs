@@ -29,8 +29,7 @@ pub struct Options {
     #[arg(long, value_name = "HOW", default_value = "env")]
     pub gpus: Gpus,
 
-    /// The kind of the GPUs' devices in the Container Device Interface, in which a device's name is
-    /// the UUID of its GPU
+    /// The kind of the GPUs in the Container Device Interface, where a GPU's name is its UUID
     #[arg(long, value_name = "VENDOR/CLASS", default_value = "nvidia.com/gpu")]
     pub cdi_kind: String,
 
@@ -68,8 +67,8 @@ pub struct Options {
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub pod: Option<String>,
 
-    /// How long to keep a group after kubelet stops listing the group's pod: kubelet does not list
-    /// init containers, which may still have to start
+    /// How long to keep a group that kubelet lists in no pod: kubelet never lists init containers,
+    /// which may still need their group
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub keep: Duration,
 

@@ -49,8 +49,7 @@ pub struct Plugin {
     units: BTreeMap<DeviceId, u32>,
     allocations: Mutex<Allocations>,
     delivery: Delivery,
-    /// The list of units for kubelet. The list is never an `Err`, but tonic's streams need this
-    /// type.
+    /// The list of units for kubelet. It is always `Ok`, but tonic's streams need a `Result`.
     list: watch::Sender<Result<DeviceList, Status>>,
 }
 
@@ -193,9 +192,8 @@ impl Plugin {
                 false,
             ),
         ];
-        // The rule in the container's view selects the group, whatever the environment says.
-        // `GPULIMIT_GROUP` matters only if the view is missing: the library then refuses all GPU
-        // memory.
+        // The rule in the container's view selects the group, whatever the environment says. The
+        // variable matters only if the view is missing: the library then refuses all GPU memory.
         let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
         let mut cdi = Vec::new();
         match self.delivery.gpus {
@@ -215,8 +213,8 @@ impl Plugin {
 
     /// Locks the allocations.
     pub fn allocations(&self) -> MutexGuard<'_, Allocations> {
-        // Use the lock even if it is poisoned. A panic in another call may have left incomplete
-        // files, but the next call or sweep repairs them.
+        // Use the lock even if another call has panicked while it held the lock. The next call or
+        // sweep repairs incomplete files.
         self.allocations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -224,8 +222,8 @@ impl Plugin {
 }
 
 fn refused(wrong: Wrong) -> Status {
-    // Shorten the error message. It becomes a line of kubelet's log and an HTTP header, and kubelet
-    // accepts only a few thousand bytes of headers.
+    // Shorten the error message: it is also sent as an HTTP header, and kubelet accepts only a few
+    // thousand bytes of headers.
     let text = wrong
         .to_string()
         .chars()
@@ -274,7 +272,7 @@ impl DevicePlugin for Plugin {
         answer.map(Response::new)
     }
 
-    /// Kubelet does not make this call, because [`WISHES`] does not ask for it.
+    /// Does nothing. Kubelet does not make this call, because [`WISHES`] does not ask for it.
     async fn pre_start_container(
         &self,
         _: Request<PreStartRequest>,

@@ -29,8 +29,8 @@ impl Identity {
     }
 }
 
-/// A listening socket of the plugin. Dropping it removes the socket's file, unless another file has
-/// taken that path.
+/// A listening socket of the plugin. Dropping it removes the socket's file, unless the path leads
+/// to another file.
 pub struct Socket {
     path: PathBuf,
     identity: Option<Identity>,

@@ -42,8 +42,7 @@ pub enum Wrong {
     Id(String),
     /// This unit is in the request twice.
     Twice(Unit),
-    /// The units are on more than one card. Contains each of these cards, with the number of the
-    /// request's units on that card.
+    /// The units are on more than one card. Contains these cards, each with its number of units.
     Cards(Vec<(DeviceId, usize)>),
     /// No card has as many free units as the container needs.
     Pieces {
@@ -142,8 +141,7 @@ pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let mut cards = sorted(&choice.available)?;
     if let Some(must) = &must {
         cards.retain(|card, _| *card == must.card);
-        // Do not count the required units twice: kubelet lists them among the available units as
-        // well.
+        // Kubelet lists the required units among the available units, too. Do not count them twice.
         let numbers = cards.entry(must.card).or_default();
         numbers.retain(|number| !must.numbers.contains(number));
     }
@@ -261,8 +259,7 @@ mod tests {
         assert_eq!(share.card, card(2));
         assert!((3..7).all(|number| share.numbers.contains(&number)));
         assert_eq!(share.numbers.len(), 8);
-        // First a choice of the required units alone; then a request for more units than the card
-        // has.
+        // First choose only the required units. Then request more units than the card has.
         assert_eq!(
             choose(&free, ids(1, 0..4), 4).expect("fits").numbers,
             [0, 1, 2, 3]

@@ -26,7 +26,7 @@ fn card(node: &Node, gpu: usize) -> DeviceId {
     node.world.machine().gpu(gpu).uuid.parse().expect("a UUID")
 }
 
-/// Returns the limits of a container: so many units of this card, and nothing of others.
+/// Returns limits that allow this many units of this card, and no memory of other cards.
 fn only(card: DeviceId, units: u64) -> LimitSet {
     let mut limits = LimitSet::all(Size::Bytes(0));
     limits.set(Selector::Device(card), Key::Max, Size::Bytes(units * GIB));
@@ -38,8 +38,8 @@ fn limits(node: &Node, name: &str) -> LimitSet {
     limits.rules().expect("rules")
 }
 
-/// Starts a program in the container's group. It runs as the node's root, which makes no difference
-/// for the ledger.
+/// Starts a program in the container's group. The program runs as the node's root, because the user
+/// makes no difference for the ledger.
 fn member(node: &Node, edits: &Edits) -> Session {
     let mut command = node.world.preloaded(gpu_script());
     command.env("GPULIMIT_GROUP", group_of(edits)).env(
@@ -89,7 +89,7 @@ fn a_container_gets_a_group_a_view_and_the_library() {
     };
     assert_eq!(list(&view), [".rules", &*name]);
     assert_eq!(list(&files), ["ledger", "limits", "lock"]);
-    // Programs of any user in the container can be charged; users of the node cannot reach the
+    // Programs of any user can be charged in the container. Users of the node cannot reach the
     // files.
     assert_eq!((mode(&view), mode(&files)), (0o755, 0o755));
     assert_eq!(mode(&files.join("ledger")), 0o666);
@@ -199,12 +199,12 @@ fn the_fullest_gpu_that_fits_is_preferred() {
         assert!(chosen.iter().all(|id| free.contains(id)));
         assert!(node.kubelet.allocate(&chosen).is_ok());
     }
-    // The scheduler sees the sum of both GPUs, 80 units.
+    // Kubernetes counts the units of both GPUs together, so it may ask for more than one GPU has.
     let status = node.kubelet.prefer(&free, 51).expect_err("refused");
     let most = format!("{} has the most, 50", card(&node, 1));
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains(&most), "{status}");
-    // The units of the pod's init container are included, though the other GPU would fit better.
+    // The plugin must choose the init container's units, although the other GPU would fit better.
     let had = node.ids(1, 5..9);
     let choice = Choice {
         available: [&free[..], &had].concat(),
@@ -252,7 +252,7 @@ fn malformed_calls_are_refused_and_do_no_harm() {
         .kubelet
         .call(async |plugin| plugin.pre_start_container(pre_start).await);
     assert!(answer.is_ok());
-    // Bytes that are not HTTP/2, and a message longer than the limit.
+    // Send bytes that are not HTTP/2, and then a message that is too long.
     use std::io::Write;
     let socket = node.kubelet.folder().join("gpulimit.sock");
     for bytes in [
@@ -292,8 +292,8 @@ fn a_restarted_plugin_keeps_the_groups_of_running_containers() {
             ("free b", "0"),
         ]);
     }
-    // Kubelet may ask again for the same units, for instance if it died before it recorded the
-    // answer. The second allocation is for another container.
+    // Kubelet may ask for the same units again, for instance if it died before it recorded the
+    // answer. The second allocation gets another group.
     let again = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     assert_ne!(group_of(&again), name);
     assert_eq!(inode(&node.group(&name).ledger_path()), ledger);
@@ -310,7 +310,7 @@ fn ledger_of(edits: &Edits) -> std::path::PathBuf {
 fn make_older(node: &Node, edits: &Edits) {
     let record = node.record(&group_of(edits));
     let file = fs::File::options().write(true).open(record).expect("there");
-    // Older than the next pod's allocation, however long this test has been running.
+    // The allocation must look older than the next pod's allocation.
     let before = SystemTime::now() - Duration::from_secs(100_000);
     file.set_modified(before).expect("set");
 }
@@ -341,7 +341,7 @@ fn the_next_pod_with_the_same_units_gets_new_files() {
         fs::set_permissions(ledger, fs::Permissions::from_mode(0o000)).expect("closed");
         None
     };
-    // Keeps a file open and locked after the pod has ended.
+    // The container's root keeps a file open and locked after the pod has ended.
     let lock: Deed = |ledger| {
         let file = fs::File::open(ledger.with_file_name("lock")).expect("there");
         file.lock().expect("locked");
@@ -349,7 +349,7 @@ fn the_next_pod_with_the_same_units_gets_new_files() {
     };
     let deeds: &[Deed] = match owner {
         0 => &[cut, grow, close, give_away, lock],
-        // Only root can give files away.
+        // Only root can change the owner of a file.
         _ => &[cut, grow, close, lock],
     };
     for deed in deeds {
@@ -362,7 +362,7 @@ fn the_next_pod_with_the_same_units_gets_new_files() {
         assert_ne!(inode(&ledger_of(&again)), before);
         let mut program = member(&node, &again);
         program.expect(&[("alloc a 3000M", "0"), ("alloc b 1000M", "2")]);
-        // Whatever the first container did to its files, they can be removed.
+        // The first container's files can be removed, whatever the container did to them.
         make_older(&node, &edits);
         node.plugin.says(&format!("removed {}", group_of(&edits)));
         assert!(!node.has_group(&group_of(&edits)) && !ledger_of(&edits).exists());
@@ -374,7 +374,7 @@ fn the_next_pod_with_the_same_units_gets_new_files() {
 #[test]
 fn an_init_container_keeps_its_group_when_the_pod_gets_its_units() {
     let node = Node::with(&[], &["--keep", "0s"]);
-    // Kubelet lists the units, but not the init container that uses them.
+    // Kubelet's list has the units, but not the init container that also uses them.
     node.kubelet.set_pods(&[("pod", &node.ids(0, 0..8))]);
     let first = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let main = node.kubelet.allocate(&node.ids(0, 0..8)).expect("granted");
@@ -383,7 +383,7 @@ fn an_init_container_keeps_its_group_when_the_pod_gets_its_units() {
     node.plugin
         .says(&format!("{main} belongs to default/pod/main"));
     assert!(node.has_group(&init) && node.has_group(&main));
-    // After more than a minute, the units must belong to another pod.
+    // An allocation that is more than a minute older must belong to another pod.
     make_older(&node, &first);
     node.plugin.says(&format!("removed {init}"));
     assert!(!node.has_group(&init) && node.has_group(&main));
@@ -400,11 +400,11 @@ fn after_a_reboot_groups_are_made_again_before_the_registration() {
     for entry in fs::read_dir(&root).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }
-    // Container runtimes make directories where they find nothing to mount.
+    // Container runtimes make a directory where the source of a mount is missing.
     for mount in &edits.mounts[2..] {
         fs::create_dir_all(&mount.host_path).unwrap();
     }
-    // A damaged record must not affect the others.
+    // A damaged record must not keep the plugin from reading other records.
     fs::write(node.record("k8s-damaged"), "{").unwrap();
     node.replace_plugin();
     assert!(limits(&node, &name).same_as(&only(card(&node, 1), 5)));

@@ -1,5 +1,5 @@
-//! Containers as a runtime would make them from the plugin's answer: with its variables and mounts,
-//! and a user of their own. Needs root.
+//! Tests that start containers as a container runtime would: with the variables and mounts of the
+//! plugin's answer, and with another user id. Needs root.
 
 use crate::rig::{GIB, Node, gpu_script, group_of};
 use gpulimit_k8s::api::Edits;
@@ -9,11 +9,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 const USER: u32 = 41_007;
-/// Comes before the name of a variable that is left out.
+/// The prefix for the name of a variable that the container does not get.
 const WITHOUT: &str = "without ";
 
-/// Mounts everything in a mount namespace whose /etc, /run and /usr/local/lib belong to the
-/// container. Then runs the program as the user, with the remaining arguments as its environment.
+/// A script that mounts everything in a new mount namespace with its own /etc, /run and
+/// /usr/local/lib. Then it runs the program as the user, with the script's arguments.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -45,8 +45,8 @@ fn may_run() -> bool {
     may
 }
 
-/// Returns the command that runs `program` in a container with these edits. `more` has variables of
-/// the pod itself, which take precedence.
+/// Returns the command that runs `program` in a container with the plugin's `edits`. `more` has the
+/// pod's own variables, which override the plugin's variables.
 fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&str]) -> Command {
     let machine = node.world.machine();
     let open = fs::Permissions::from_mode(0o666);
@@ -75,7 +75,7 @@ fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&st
         }
         command.arg(format!("{name}={value}"));
         if name == "NVIDIA_VISIBLE_DEVICES" {
-            // NVIDIA's runtime turns the variable into this one.
+            // NVIDIA's runtime would show the container only this GPU.
             command.arg(format!("CUDA_VISIBLE_DEVICES={value}"));
         }
     }
@@ -190,7 +190,7 @@ fn variables_of_a_pod_do_not_raise_its_limit() {
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o777)).unwrap();
     let root = format!("GPULIMIT_ROOT={}", elsewhere.display());
     let without = format!("{WITHOUT}GPULIMIT_GROUP");
-    // The limit still holds: these variables do not contradict the rule.
+    // These variables do not contradict the rule, and the rule's limit still holds.
     for more in [
         &["LD_PRELOAD="][..],
         &[&root],
@@ -217,12 +217,12 @@ fn variables_of_a_pod_do_not_raise_its_limit() {
             "{more:?} {errors}"
         );
     }
-    // The program gets nothing of another GPU that it can see.
+    // The program can see the second GPU, but gets no memory there.
     let second = format!("CUDA_VISIBLE_DEVICES={}", node.world.machine().gpu(1).uuid);
     let mut program = start(&node, &edits, USER, &[&second]);
     program.expect(&[("init", "0"), ("retain 0", "2")]);
     drop(program);
-    // The container's root tries to change files.
+    // As the container's root, try to change files that must not change.
     let script = format!(
         "cd /run/gpulimit || exit 9
          for try in 'rm -f .rules' 'touch x' 'rm -f {name}/limits' ': > {name}/limits' \
@@ -246,8 +246,8 @@ fn a_container_started_before_the_plugin_gets_no_gpu_memory() {
     let mut node = Node::new();
     let edits = node.kubelet.allocate(&node.ids(0, 0..2)).expect("granted");
     node.plugin.kill();
-    // After a reboot, the root is empty. Container runtimes make directories where they find
-    // nothing to mount.
+    // After a reboot, the root of groups is empty. Container runtimes make a directory where the
+    // source of a mount is missing.
     for entry in fs::read_dir(node.world.root().path()).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }
@@ -267,7 +267,7 @@ fn a_container_started_before_the_plugin_gets_no_gpu_memory() {
     };
     closed(&[]);
     closed(&["GPULIMIT_MAX=40G"]);
-    // After the plugin has started, the container can be started again.
+    // After the plugin has started, a restarted container gets its GPU memory.
     node.replace_plugin();
     let mut program = start(&node, &edits, USER, &[]);
     assert_eq!(program.say("start"), "0 0");

@@ -9,18 +9,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process with a write lease on a file (`F_SETLEASE`), which a container's root can take on any
-/// file that it can read.
+/// A process that holds a write lease on a file (`F_SETLEASE`). A container's root can take a lease
+/// on every file that it can read.
 struct Lease(Child);
 
 impl Lease {
-    /// Takes a lease. The holder keeps it when another process waits for its end. The error is the
+    /// Takes a lease and keeps it, even if another process waits for its end. The error is the
     /// system's text.
     fn take(path: &Path) -> Result<Self, String> {
         Self::taken(path, "signal.SIG_IGN")
     }
 
-    /// The holder ends when another process waits for the lease's end.
+    /// Takes a lease. Its holder ends as soon as another process waits for the lease's end.
     fn take_until_asked(path: &Path) -> Self {
         Self::taken(path, "signal.SIG_DFL").expect("a lease")
     }
@@ -68,7 +68,7 @@ fn a_lease_on_a_view_does_not_stop_the_next_plugin() {
     let (text, before) = (fs::read(&rules).expect("rules"), inode(&rules));
     let _lease = Lease::take(&rules).expect("a lease");
     node.replace_plugin();
-    // The plugin has replaced the file, instead of waiting until the kernel broke the lease.
+    // The plugin did not wait for the end of the lease, but replaced the file.
     assert_ne!(inode(&rules), before);
     assert_eq!(fs::read(&rules).expect("rules"), text);
     assert!(node.has_group(&group_of(&edits)));
@@ -87,14 +87,14 @@ fn the_next_plugin_waits_for_the_end_of_leases_on_a_group() {
         let _leases: Vec<_> = names.iter().map(take).collect();
         node.replace_plugin();
         let said = node.plugin.said();
-        // The view is whole again.
+        // The plugin has made the removed file again.
         assert!(rules.exists(), "{names:?}: {said:?}");
         let complains = said.iter().any(|line| line.contains("lease"));
         assert!(!complains, "{names:?}: {said:?}");
     }
 }
 
-/// Programs of all containers open these files when they start.
+/// Programs of all containers open these two files when they start.
 #[test]
 fn leases_on_the_files_of_all_containers_are_prevented() {
     let mut node = Node::new();
@@ -106,7 +106,7 @@ fn leases_on_the_files_of_all_containers_are_prevented() {
             Err("Resource temporarily unavailable".into()),
             "{name}"
         );
-        // A lease taken while no plugin runs is on a file that later containers do not get.
+        // Take a lease while no plugin runs. The next plugin must replace the file.
         node.plugin.kill();
         let (bytes, before) = (fs::read(&path).expect("read"), inode(&path));
         let _lease = Lease::take(&path).expect("a lease");
@@ -162,7 +162,7 @@ fn a_refusal_is_short_for_any_request() {
 #[test]
 fn a_failed_allocation_leaves_no_files() {
     let node = Node::new();
-    // The directory of the views is a dangling link.
+    // Replace the directory of the views by a symbolic link to nothing.
     let views = node.world.root().path().join(".kubernetes");
     fs::remove_dir_all(&views).expect("removed");
     symlink("nothing", &views).expect("linked");

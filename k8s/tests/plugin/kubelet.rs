@@ -23,12 +23,12 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// What kubelet was told, and what it answers.
+/// The calls that the test's kubelet has received, and the answers that it gives.
 #[derive(Default)]
 pub struct Books {
     /// The registrations, in their order.
     pub registered: Vec<RegisterRequest>,
-    /// True if it refuses registrations.
+    /// Whether the test's kubelet refuses registrations.
     pub refuses: bool,
     /// The pods and their devices.
     pub pods: PodList,
@@ -116,7 +116,7 @@ impl Kubelet {
         }
     }
 
-    /// Connects to the plugin, at the socket of the last registration.
+    /// Connects to the plugin at the socket that the last registration named.
     fn connect(&self) -> Channel {
         let endpoint = self
             .books()
@@ -180,7 +180,7 @@ impl Kubelet {
         Ok(answer.containers.into_iter().next().unwrap().ids)
     }
 
-    /// Sets the pods, with one container each, and their units.
+    /// Sets the list of pods. Each pod has one container with these units.
     pub fn set_pods(&self, pods: &[(&str, &[String])]) {
         let pod = |(name, ids): &(&str, &[String])| Pod {
             name: (*name).into(),

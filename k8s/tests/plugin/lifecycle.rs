@@ -105,7 +105,7 @@ fn the_plugin_registers_again_after_a_restart_of_kubelet() {
         assert_eq!(devices.len(), 2 * UNITS);
         assert!(node.kubelet.allocate(&node.ids(0, 0..1)).is_ok());
     }
-    // A kubelet that listens gets no second registration.
+    // A kubelet that listens to the list of units gets no second registration.
     let _stream = node.kubelet.watch();
     let before = node.kubelet.books().registered.len();
     std::thread::sleep(std::time::Duration::from_secs(2));
@@ -115,9 +115,9 @@ fn the_plugin_registers_again_after_a_restart_of_kubelet() {
 #[test]
 fn the_plugin_registers_again_if_kubelet_does_not_listen() {
     let node = Node::new();
-    // This kubelet has never asked for the list.
+    // Kubelet has not asked for the list of units, so the plugin registers again.
     node.registrations(2);
-    // This kubelet has asked for the list and hung up.
+    // Kubelet asks for the list of units and hangs up, so the plugin registers again.
     node.kubelet.watch().next().expect("a list");
     node.registrations(3);
 }
@@ -152,7 +152,7 @@ fn a_signal_ends_the_plugin_and_removes_its_socket() {
     assert!(node.kubelet.watch().next().is_some());
 }
 
-/// The DaemonSet's pod has ten seconds to end, and kubelet's answer may take twenty.
+/// A signal must end the plugin within ten seconds. Kubelet's answer may take twenty seconds.
 #[test]
 fn a_signal_ends_the_plugin_while_kubelet_hangs() {
     for name in ["kubelet.sock", "pods.sock"] {
@@ -164,7 +164,7 @@ fn a_signal_ends_the_plugin_while_kubelet_hangs() {
             node.plugin.says("cannot list kubelet's pods");
         }
         let socket = UnixListener::bind(node.kubelet.folder().join(name)).expect("a socket");
-        // The plugin asks, and gets no answer.
+        // The plugin has called kubelet, which does not answer.
         let _asked = socket.accept().expect("a call");
         assert!(node.plugin.terminate().success());
         let said = node.plugin.said();

@@ -1,5 +1,5 @@
-//! The files of `config/kubernetes`: they match the schemas of the Kubernetes API, and their
-//! arguments fit the plugin.
+//! Tests of the files in `config/kubernetes`. The files match the schemas of the Kubernetes API,
+//! and the plugin accepts their arguments.
 
 use crate::rig::cached;
 use clap::Parser;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The oldest and the newest version of Kubernetes in docs/kubernetes.md.
+/// The oldest and the newest version of Kubernetes that docs/kubernetes.md names.
 const VERSIONS: [&str; 2] = ["1.26", "1.37"];
 
 fn folder() -> PathBuf {
@@ -53,7 +53,7 @@ fn manifests_match_the_schemas_of_the_api() {
     }
 }
 
-/// Merges the component's patch into the DaemonSet, as kustomize does: lists are joined.
+/// A program that merges a patch into the DaemonSet as kustomize does, and joins lists.
 const MERGE: &str = "
 import sys, yaml
 whole, patch = (yaml.safe_load(open(path)) for path in sys.argv[1:3])
@@ -70,7 +70,7 @@ yaml.safe_dump(whole, open(sys.argv[3], 'w'))
 print(patch['spec']['template']['spec']['initContainers'][0]['command'][2], end='')
 ";
 
-/// Runs the init container's script on a simulated node: once, again, and with existing groups.
+/// Runs the init container's script three times: on a new node, again, and with existing groups.
 #[test]
 fn the_root_gets_its_own_file_system() {
     let place = std::env::temp_dir().join(format!("gpulimit-own-{}", std::process::id()));
@@ -110,7 +110,7 @@ fn the_root_gets_its_own_file_system() {
         eprintln!("SKIPPED: mounts take root");
         return;
     }
-    // The last number counts the mounts in the node's own /run.
+    // The last number is the number of mounts in the node's own /run.
     assert_eq!(text(&output.stdout), "tmpfs\nx\nlab\n1\n", "{said}");
     assert!(said.contains("restart the node"), "{said}");
 }
@@ -196,7 +196,7 @@ fn manifests_fit_the_plugin() {
             "{example}"
         );
     }
-    // Every file that the kustomization lists exists, and every other file is an example.
+    // The kustomization lists all manifests except the examples.
     let kustomization = read("kustomization.yaml");
     for path in manifests() {
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -1,5 +1,5 @@
-//! Another gRPC implementation as kubelet: Google's, with its Python binding. In the other tests,
-//! both sides use tonic.
+//! Uses Google's gRPC implementation for Python as kubelet. In the other tests, both sides use
+//! tonic.
 
 use crate::rig::{Node, UNITS, cached, group_of};
 use gpulimit_k8s::api::{
@@ -48,7 +48,7 @@ fn another_grpc_implementation_gets_the_same_answers() {
     assert_eq!(registered.endpoint, "gpulimit.sock");
     let wishes: Options = decoded(&answers, "GetDevicePluginOptions");
     assert_eq!(registered.options, Some(wishes));
-    // 70 KiB are more than an HTTP/2 window holds.
+    // The list has 70 KiB, which is more than an HTTP/2 window holds.
     let list: DeviceList = decoded(&answers, "ListAndWatch");
     assert_eq!(list.devices.len(), 16 * UNITS);
     let allocated: AllocateResponse = decoded(&answers, "Allocate");

@@ -1,4 +1,4 @@
-//! Groups are removed when kubelet says that no pod has them.
+//! Tests that groups are removed when kubelet says that no pod uses them.
 
 use crate::rig::{Node, gpu_script, group_of};
 use gpulimit_programs::world::{Session, eventually};
@@ -27,7 +27,7 @@ fn groups_are_removed_with_their_pods() {
     }
     let mut program = start(&node, &names[2]);
     program.expect(&[("alloc a 100M", "0")]);
-    // Kubelet says that pods b and c have ended, but a program of c still runs.
+    // According to kubelet, pods b and c have ended. But a program of pod c still runs.
     node.kubelet.set_pods(&all[..1]);
     node.plugin.says(&format!("removed {}", names[1]));
     assert!(!node.has_group(&names[1]));
@@ -62,7 +62,7 @@ fn a_group_is_kept_for_a_container_that_has_not_started() {
     let node = Node::with(&[], &[]);
     let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     let other = node.kubelet.allocate(&node.ids(0, 4..5)).expect("granted");
-    // Kubelet does not list init containers.
+    // Kubelet's list lacks the first container, because kubelet does not list init containers.
     node.kubelet.set_pods(&[("other", &node.ids(0, 4..5))]);
     node.plugin.says(&format!(
         "{} belongs to default/other/main",
@@ -79,7 +79,7 @@ fn a_list_of_pods_without_the_plugins_pod_is_ignored() {
         let edits = node.kubelet.allocate(&ids).expect("granted");
         group_of(&edits)
     });
-    // A kubelet that starts without the API server lists only the static pods.
+    // A kubelet that cannot reach the API server lists only static pods at first.
     std::thread::sleep(std::time::Duration::from_secs(1));
     node.kubelet.set_pods(&[("static", &[])]);
     std::thread::sleep(std::time::Duration::from_secs(1));
@@ -97,13 +97,13 @@ fn a_failure_to_remove_is_logged_once() {
         let edits = node.kubelet.allocate(&ids).expect("granted");
         group_of(&edits)
     });
-    // A foreign file keeps the group from being removed.
+    // A file of another program in the group's directory prevents the removal of the group.
     let foreign = node.group(&one).path().join("theirs\u{1b}[2J");
     fs::write(&foreign, "").expect("written");
     node.kubelet.set_pods(&[]);
     node.plugin.says(&format!("cannot remove {one}: "));
     node.plugin.says(&format!("removed {two}"));
-    // Enough sweeps to log the failure again.
+    // Wait for another sweep, which fails to remove the group again.
     let _more = node.kubelet.allocate(&ids[1]).map(|edits| {
         node.plugin.says(&format!("removed {}", group_of(&edits)));
     });

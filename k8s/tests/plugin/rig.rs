@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub const GIB: u64 = 1 << 30;
-/// The units of a simulated GPU, which has 79.2 GiB.
+/// The number of units of a simulated GPU, which has 79.2 GiB.
 pub const UNITS: usize = 79;
 
 pub struct Node {
@@ -63,7 +63,7 @@ impl Node {
         self.registrations(before + 1);
     }
 
-    /// Returns the ids of units of a GPU, by the machine's order.
+    /// Returns the ids of these units of a GPU. `gpu` is the GPU's index on the machine.
     pub fn ids(&self, gpu: usize, numbers: std::ops::Range<usize>) -> Vec<String> {
         let card = self.world.machine().gpu(gpu).uuid;
         numbers.map(|number| format!("{card}::{number}")).collect()
@@ -107,7 +107,7 @@ impl Plugin {
     fn start(world: &World, kubelet: &Kubelet, arguments: &[String]) -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_gpulimit-k8s-device-plugin"));
         let mut command = match can_drop_capabilities() {
-            // The same restrictions as in the DaemonSet.
+            // Run the plugin with the same restrictions as in the DaemonSet.
             true => {
                 let mut command = world.bare(Path::new("setpriv"));
                 command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
@@ -158,7 +158,7 @@ impl Plugin {
         let _ = self.child.wait();
     }
 
-    /// Asks the plugin to end, and waits for that.
+    /// Asks the plugin to end, and waits for its end.
     pub fn terminate(&mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
         let told = Command::new("kill").args(["-TERM", &pid]).status();

@@ -1,6 +1,6 @@
-//! The messages in kubelet's encoding: bytes that Google's protobuf has written from `api.proto` of
-//! Kubernetes 1.37 (deviceplugin/v1beta1 and podresources/v1). `tests/plugin/peer.rs` tests with
-//! another gRPC implementation.
+//! Tests that the plugin's messages have kubelet's encoding. The expected bytes were written by
+//! Google's protobuf from `api.proto` of Kubernetes 1.37 (deviceplugin/v1beta1 and
+//! podresources/v1). `tests/plugin/peer.rs` tests with another gRPC implementation.
 
 use gpulimit_k8s::api::{
     AllocateRequest, AllocateResponse, CdiDevice, Choice, Container, ContainerDevices, Device,
@@ -69,7 +69,7 @@ fn lists() {
         device("GPU-a::1", "Unhealthy"),
     ];
     same(&DeviceList { devices }, LIST);
-    // Fields of newer versions are ignored.
+    // The plugin ignores fields of newer versions of kubelet.
     let list = DeviceList::decode(&bytes(LIST_WITH_TOPOLOGY)[..]).expect("read");
     assert_eq!(list.devices, [device("x", "Healthy")]);
 }
