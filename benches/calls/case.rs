@@ -4,7 +4,7 @@
 pub struct Case {
     /// The name of the benchmark case on the command line.
     pub name: &'static str,
-    /// A description for people.
+    /// A description of the benchmark case, for the tables.
     pub what: &'static str,
 }
 
@@ -82,7 +82,7 @@ impl Point {
         self.axis.map(|_| self.value)
     }
 
-    /// Returns whether the point's value is the usual value of the point's axis.
+    /// Returns whether the measurement point has the usual value of its axis.
     pub fn is_usual(self) -> bool {
         self.axis.is_none_or(|axis| self.value == axis.usual())
     }

@@ -57,7 +57,7 @@ impl Footprint {
     }
 
     fn of(setup: &Setup, kind: &'static Case, many: u32) -> Result<Self, Box<dyn Error>> {
-        // The other memory of the process varies by some pages from run to run. So take the
+        // The process's memory outside gpulimit varies by some pages from run to run. So take the
         // smallest figures of three runs.
         let added = |live| -> Result<Resident, Box<dyn Error>> {
             let place = setup.place(Point::on(Axis::Live, live))?;

@@ -154,7 +154,7 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Returns the shortest time of one iteration, of several batches or several program starts.
+    /// Measures a case several times. Returns the shortest time of an iteration or a program start.
     pub fn time(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
         if case.name == START {
             return self.start(way);
@@ -193,8 +193,9 @@ impl Place<'_> {
         })
     }
 
-    /// Returns the number of instructions of one iteration, or of one program start. Returns `None`
-    /// with several threads or processes, because their number of instructions varies between runs.
+    /// Returns the number of instructions of one iteration, or of one program start; `None` if they
+    /// are not counted. They are not counted with several threads or processes, because the number
+    /// varies between runs.
     pub fn instructions(&self, case: &Case, way: Way) -> Result<Option<f64>, Box<dyn Error>> {
         let several = self.point.at(Axis::Threads) > 1 || self.point.at(Axis::Rivals) > 0;
         if !self.setup.callgrind || several {

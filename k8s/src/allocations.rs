@@ -50,8 +50,8 @@ const LEASES: Duration = Duration::from_secs(60);
 pub struct Allocations {
     root: Root,
     records: PathBuf,
-    /// The unused allocations by name, with the time since when kubelet's lists of pods lack their
-    /// units.
+    /// The names of the unused allocations, and the times when kubelet's list of pods first lacked
+    /// their units.
     unused: BTreeMap<String, Instant>,
     /// The time when this process made each allocation, by the allocation's name.
     granted: BTreeMap<String, Instant>,

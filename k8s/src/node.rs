@@ -42,7 +42,7 @@ struct Node {
     registration: OnChange,
     /// The last log line about kubelet's list of pods.
     pods: OnChange,
-    /// The allocations whose pods have been logged.
+    /// The allocations whose owner (pod and container) has been logged.
     owners_logged: BTreeSet<String>,
     /// The failures of the last sweep of unused allocations.
     troubles: BTreeSet<String>,
@@ -228,7 +228,7 @@ impl Node {
         }
     }
 
-    /// Removes the allocations that no pod uses, and logs which pods have the others.
+    /// Removes the allocations that no pod uses, and logs the owners of the other allocations.
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
@@ -255,7 +255,7 @@ impl Node {
         });
         let troubles = BTreeSet::from_iter(swept.troubles);
         for trouble in &troubles {
-            // Log each failed removal once, not with each later sweep.
+            // Log a failed removal once, not in every sweep.
             if !self.troubles.contains(trouble) {
                 say(trouble);
             }
@@ -279,7 +279,7 @@ impl Node {
     }
 }
 
-/// The last line of the log about one matter. A line is logged only if it differs from the last.
+/// The last log line about one subject. A new line is logged only if it differs.
 #[derive(Default)]
 struct OnChange(String);
 

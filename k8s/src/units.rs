@@ -42,7 +42,8 @@ pub enum Wrong {
     Id(String),
     /// This unit is in the request twice.
     Twice(Unit),
-    /// The units are on more than one card. Contains these cards, each with its number of units.
+    /// The units are on more than one card. Contains these cards, each with its number of requested
+    /// units.
     Cards(Vec<(DeviceId, usize)>),
     /// No card has as many free units as the container needs.
     Pieces {

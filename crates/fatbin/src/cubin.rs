@@ -108,8 +108,7 @@ impl Found {
                 None => self.broken = true,
             }
         }
-        // The driver does not load a cubin without a symbol table (measured), so the cubin is
-        // damaged.
+        // Count a cubin without a symbol table as damaged: the driver does not load it (measured).
         self.broken |= tables.is_empty();
         for number in tables {
             self.broken |= self.table(file, number, left).is_none();

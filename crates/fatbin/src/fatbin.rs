@@ -17,8 +17,8 @@ const ENTRY: usize = 64;
 /// Largest number of images of one fat binary that are examined. If a fat binary has more images,
 /// its memory needs are unknown.
 const MOST: usize = 1 << 16;
-/// Largest number of bytes that are decompressed per fat binary. Compressed images after that have
-/// unknown memory needs.
+/// Largest number of bytes that are decompressed per fat binary. Beyond this limit, the memory
+/// needs of compressed images are unknown.
 const MOST_DECODED: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +31,8 @@ enum Kind {
 const JOINED: u16 = 256;
 
 impl Kind {
-    /// Returns the kind of an image; `None` for a number that the driver does not load.
+    /// Returns the kind of image for the number in an entry's header; `None` if the driver does not
+    /// load this kind.
     fn of(kind: u16) -> Option<Kind> {
         match kind {
             1 => Some(Kind::Ptx),

@@ -63,8 +63,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends `count` bytes of earlier output, beginning `offset` bytes before its end. If `count`
-    /// exceeds `offset`, the copied bytes repeat.
+    /// Appends `count` bytes of earlier output, beginning `offset` bytes before the end of the
+    /// output. If `count` exceeds `offset`, the copied bytes repeat.
     #[inline]
     pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
         if offset == 0 || offset > self.at || count > self.size - self.at {

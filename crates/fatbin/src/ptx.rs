@@ -169,9 +169,9 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Returns whether a `.global` after the token `before` begins a variable's declaration. It
-    /// does not after an instruction's name (`ld.global`), after a modifier (`cvta.to.global`) and
-    /// after `.ptr`.
+    /// Returns whether a `.global` after the token `before` begins a variable's declaration. No
+    /// declaration begins after an instruction's name (`ld.global`), a modifier (`cvta.to.global`)
+    /// or `.ptr`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,

@@ -67,7 +67,7 @@ impl LimitSet {
     /// A limits file cannot hold "all but 2 GiB", so this function turns it into bytes for each
     /// GPU. [`Selector::All`] sets the rule for all GPUs to the smallest result. A GPU with a
     /// larger result, or with an older rule, gets its own result in a rule of its own. With `each`,
-    /// every GPU gets one; a caller that sees only some of the GPUs needs this.
+    /// every GPU gets a rule of its own, for callers that see only some of the GPUs.
     pub fn set_extent(
         &mut self,
         selector: Selector,

@@ -64,7 +64,7 @@ fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, Policy
     let below = relative(rule, &name).map_err(|_| not_below(name.clone()))?;
     match root.group(&below) {
         Err(GroupError::Missing { .. }) => Err(not_below(name)),
-        // Other errors are reported when the process joins the group.
+        // Errors other than a missing group are reported when the process joins the group.
         _ => Ok(below),
     }
 }

@@ -37,7 +37,7 @@ pub enum PolicyError {
         variable: String,
         /// The GPU as the variable names it.
         gpu: String,
-        /// The GPUs that this text fits, or the GPU that already has a limit.
+        /// The GPUs that the text `gpu` fits, or the GPU that already has a limit.
         matches: Vec<(u32, DeviceId)>,
     },
     /// The limit that a variable asks for depends on the size of a GPU ("all but 2 GiB") and cannot
@@ -76,13 +76,13 @@ pub enum PolicyError {
 /// The reason why the value of an environment variable is not valid.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Why {
-    /// The value is empty. The text says what to set instead.
+    /// The value is empty. The string says what to set instead.
     Empty(&'static str),
     /// The value is not UTF-8.
     NotText,
     /// A size in the value is invalid.
     Size(SizeError),
-    /// The value has the wrong form. The text describes the expected form.
+    /// The value has the wrong form. The string describes the expected form.
     Form(&'static str),
 }
 

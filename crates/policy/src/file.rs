@@ -202,8 +202,8 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        // Read the rules last, because they use a default from `[defaults]`, which may come after
-        // them.
+        // Read the rules last: they use a default from `[defaults]`, which may follow them in the
+        // file.
         for stanza in rules.into_iter().flatten() {
             let span = stanza.span();
             match stanza.into_inner() {
@@ -307,8 +307,8 @@ impl<'a> Reader<'a> {
         policy.rules.push(rule);
     }
 
-    /// Splits a stanza into the keys of this kind of stanza and the keys of limits. Reports unknown
-    /// keys and leaves them out.
+    /// Separates a stanza's keys of limits from its other keys. Reports unknown keys and leaves
+    /// them out.
     fn split(
         &mut self,
         table: DeTable<'a>,

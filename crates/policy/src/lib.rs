@@ -174,10 +174,11 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group. Makes the group first if `create` has its limits.
+    /// Makes this process a member of its group. If `create` is set, makes the group first, with
+    /// these limits.
     ///
-    /// `gpus` returns the GPUs with their CUDA ordinals, and `capacity` the bytes of one GPU. They
-    /// are called only if the request depends on them.
+    /// `gpus` returns the GPUs with their CUDA ordinals, and `capacity` the memory of a GPU in
+    /// bytes. They are called only if the request depends on them.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,

@@ -67,7 +67,7 @@ pub struct LimitRequest {
 
 impl LimitRequest {
     /// Turns the request into limits for these GPUs, each with its CUDA ordinal. `capacity` returns
-    /// the bytes of the GPU with a CUDA ordinal.
+    /// the memory in bytes of the GPU with a given ordinal.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],

@@ -221,8 +221,8 @@ impl Rules {
     }
 
     /// Fails if the machine's rules are hidden from this process. They are hidden if the process is
-    /// in a user namespace, the machine has a policy file, and the path of the system root leads to
-    /// another directory.
+    /// in a user namespace, the machine has a policy file, and the path of the machine's root of
+    /// groups leads to another directory.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,

@@ -87,7 +87,7 @@ fn the_next_plugin_waits_for_the_end_of_leases_on_a_group() {
         let _leases: Vec<_> = names.iter().map(take).collect();
         node.replace_plugin();
         let said = node.plugin.said();
-        // The plugin has made the removed file again.
+        // The plugin has made the removed `.rules` file again.
         assert!(rules.exists(), "{names:?}: {said:?}");
         let complains = said.iter().any(|line| line.contains("lease"));
         assert!(!complains, "{names:?}: {said:?}");
@@ -106,7 +106,7 @@ fn leases_on_the_files_of_all_containers_are_prevented() {
             Err("Resource temporarily unavailable".into()),
             "{name}"
         );
-        // Take a lease while no plugin runs. The next plugin must replace the file.
+        // Take a lease while no plugin runs. The next plugin must replace the leased file.
         node.plugin.kill();
         let (bytes, before) = (fs::read(&path).expect("read"), inode(&path));
         let _lease = Lease::take(&path).expect("a lease");

@@ -349,7 +349,7 @@ fn people_to_whom_no_rule_applies_are_listed() {
     assert_eq!(left(&rule("unix_group = 'lab'")), Vec::<String>::new());
     assert_eq!(left(&rule("unix_group = 'guests'")), ["alice", "bob"]);
     assert_eq!(left(&rule("user = '*'")), Vec::<String>::new());
-    // These rules match only some programs of each user, so they do not count.
+    // These rules match only some programs of each user, so `uncovered` ignores them.
     assert_eq!(left(&rule("executable = '/x'")), Vec::<String>::new());
     let both = rule("executable = '/x'") + "[[rule]]\nuser = 'bob'\ngroup = 'none'\n";
     assert_eq!(left(&both), ["alice", "carol"]);

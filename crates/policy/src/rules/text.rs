@@ -92,7 +92,7 @@ fn sum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Parses rules. The text must be exactly what [`Rules`] display.
+/// Parses rules. Accepts only the exact text that [`Rules`] are written as.
 pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::Line(0))?;
     let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
