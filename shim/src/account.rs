@@ -87,13 +87,15 @@ impl Default for Devices {
 #[derive(Default)]
 pub struct Process {
     joining: Mutex<()>,
-    /// Held while the driver's own symbols are redirected to the hooks of gpulimit.
+    /// A lock that a thread holds while it redirects the driver's own symbols to the hooks of
+    /// gpulimit.
     pub redirecting: Mutex<()>,
     member: OnceBox<Result<Member, Failed>>,
     devices: Devices,
     count: AtomicI32,
-    /// The number of measurements of NVML's figure so far. A hooked call reads this number at its
-    /// beginning and at its end. Two different numbers show that a measurement ran during the call.
+    /// The number of times that the process has read its memory usage from NVML. A hooked call
+    /// compares this number at its beginning and at its end. A difference shows that NVML was read
+    /// during the call.
     pub measurements: AtomicU64,
     pub blocks: Blocks,
     pub arrays: Arrays,
@@ -111,10 +113,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns the process's membership in its group, which the process joins at the first call of
-    /// this function. Where joining has failed, returns a status, and gpulimit has printed the
-    /// reason once. Every call that would take memory must then fail with this status. If the
-    /// program is to run without a limit instead, the status is `CUDA_ERROR_UNKNOWN`.
+    /// Returns the process's membership in its group. The first call of this function joins the
+    /// group.
+    ///
+    /// If joining has failed, gpulimit has printed the reason once, and this function returns a
+    /// status. Every call that would take memory must then fail with this status. The status
+    /// `CUDA_ERROR_UNKNOWN` says that the program is to run without a limit.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Only one thread joins. If a second thread joined too, the process would claim a
@@ -130,9 +134,8 @@ impl Process {
         }
     }
 
-    /// Returns the device with this CUDA ordinal. Fails with the driver's status, for instance when
-    /// CUDA is not initialised or has no such device. Fails too when the process cannot join its
-    /// group.
+    /// Returns the device with this CUDA ordinal. Fails when the driver fails, for instance because
+    /// CUDA has no such device. Fails too when the process cannot join its group.
     #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         match self.place(ordinal).and_then(OnceBox::get) {
@@ -182,8 +185,7 @@ impl Process {
     }
 
     /// Corrects the process's charges to what the driver has really allocated. Call after a panic
-    /// inside gpulimit: it may leave bytes charged in advance for a driver call that was never
-    /// made.
+    /// inside gpulimit: a panic may leave bytes charged for a driver call that was never made.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -201,17 +203,18 @@ impl Process {
         self.devices().map(|device| device.contexts.count()).sum()
     }
 
-    /// Remembers how many bytes of local memory every thread of `kernel` needs. The need of a
-    /// `CUkernel` is remembered only while the process has one context, because a `CUkernel` has
-    /// separate code in each context.
+    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has
+    /// separate code in each context, so its need is remembered only while the process has one
+    /// context.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
         if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);
         }
     }
 
-    /// Returns the number of measurements so far. A handler reads this number before the driver
-    /// takes or frees memory, and passes it to [`Device::renew`] afterwards.
+    /// Returns how many times the process has read its memory usage from NVML. A handler calls this
+    /// function before the driver takes or frees memory, and passes the number to [`Device::renew`]
+    /// afterwards.
     #[inline]
     pub fn mark(&self) -> u64 {
         self.measurements.load(Ordering::SeqCst)
@@ -282,17 +285,17 @@ impl Process {
         let holder = self.greens.holder(context);
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
-            // The driver may be asked about this context even if no hook has seen its creation: a
-            // thread's current context is always valid.
+            // A thread's current context is always valid, so the driver may be asked about it. This
+            // holds even if no hook has seen the creation of the context.
             let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
             let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
             self.device(ordinal).ok()
         })
     }
 
-    /// Records the memory that pools have given back inside a synchronise call: there the driver
-    /// shrinks each pool to its release threshold. `all`: the process has no unfinished GPU work
-    /// left, so no pool would shrink further at the next synchronise call.
+    /// Updates the charges of memory pools after a synchronise call, in which the driver shrinks
+    /// each pool to its release threshold. `all`: the process has no unfinished GPU work left, so
+    /// no pool would shrink further at the next synchronise call.
     #[inline]
     pub fn synchronized(&'static self, all: bool) {
         if self.pools.is_touched(all) {
@@ -340,7 +343,7 @@ impl Process {
     }
 }
 
-/// Joins the group. Where joining fails and the administrator's rule allows it, the process runs
+/// Joins the group. If joining fails and the administrator's rule permits it, the process runs
 /// without a limit from then on.
 fn join() -> Result<Member, Failed> {
     let capacity = |ordinal: u32| devices::capacity(ordinal.try_into().ok()?).ok();

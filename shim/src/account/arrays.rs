@@ -23,14 +23,14 @@ pub struct Handle {
     pub array: Array,
 }
 
-/// The way in which the account counts the memory of an array.
+/// Where the account counts the memory of an array.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Memory {
     /// The array has this many bytes of device memory for itself.
     Own(u64),
-    /// [`Packed`](super::packed::Packed) counts the memory of the array, because the array shares 2
-    /// MiB blocks with other arrays or because its position is unknown. The array takes at least
-    /// `least` and at most `most` bytes.
+    /// [`Packed`](super::packed::Packed) counts the memory of the array. The array shares 2 MiB
+    /// blocks with other arrays, or its position is unknown. It takes between `least` and `most`
+    /// bytes.
     Packed { least: u64, most: u64 },
 }
 
@@ -50,8 +50,8 @@ pub struct Shape {
     pub levels: u32,
 }
 
-/// The number of array shapes whose memory requirement is remembered. For further shapes the driver
-/// is asked each time.
+/// The most array shapes whose memory requirement is remembered. For any other shape the driver is
+/// asked each time.
 const REMEMBERED: usize = 256;
 
 /// The arrays of a process.
@@ -78,8 +78,8 @@ impl Arrays {
         drained.map(|(_, entry)| entry).for_each(gone);
     }
 
-    /// Returns the bytes that an array of this shape requires on the device: the remembered number,
-    /// or the number that `ask` returns where none is remembered.
+    /// Returns the bytes that an array of this shape requires on the device. Calls `ask` only when
+    /// the number is not remembered.
     pub fn required(
         &self,
         device: Ordinal,
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(
             required(0, REMEMBERED + 1, None),
             None,
-            "beyond the last that is remembered"
+            "no more shapes are remembered"
         );
     }
 }

@@ -1,22 +1,20 @@
 //! The 2 MiB blocks of device memory that `cuMemAlloc` holds.
 //!
-//! The address of an allocation tells which blocks it lies in. The physical memory of the process
-//! is exactly 2 MiB × the number of distinct 2 MiB-aligned blocks that its live allocations touch.
-//! This held in every mix of sizes that was measured. An allocation of up to 2 MiB (a small one)
-//! lies in one block, and shares it with other small allocations as long as the block has room. For
-//! instance, allocations of 1,048,577 and 700,000 bytes lay in one block (measured). A larger
-//! allocation starts on a block boundary and shares no block. So the map has an entry for each
-//! block and none for each allocation. The entry of a block counts the live small allocations in
-//! the block. The entry of a large allocation's first block says how many blocks the allocation
-//! spans.
+//! The address of an allocation tells in which blocks it lies. The physical memory of the process
+//! is 2 MiB for each 2 MiB-aligned block that a live allocation touches (measured).
+//!
+//! A *small* allocation has up to 2 MiB. It lies in one block and may share this block with other
+//! small allocations. A *large* allocation starts on a block boundary and shares no block. So the
+//! map has one entry for each block that holds small allocations, and one entry for the first block
+//! of each large allocation. The first kind of entry counts the small allocations; the second kind
+//! holds the number of blocks.
 //!
 //! Order of removal: a small allocation is removed from the map *after* the driver has freed it.
-//! The block stays recorded while the driver frees the allocation. If the driver gives another
-//! thread an address in the same block meanwhile, that thread finds the block counted. A large
-//! allocation is removed *before* the driver is called, because the driver may hand out its address
-//! again during the call. Another process may have the block of a small allocation open. The small
-//! allocation is then removed before the call too: the other process keeps the old block alive,
-//! while the driver may hand out the same address again in a new block.
+//! Meanwhile another thread may get an address in the same block; that thread then finds the block
+//! recorded. A large allocation is removed *before* the driver is called, because the driver may
+//! hand out its address again during the call. A small allocation in a block that another process
+//! may have open is removed before the call too. The other process keeps the old block alive, while
+//! the driver may hand out the same address again in a new block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,7 +31,6 @@ const SHARDS: usize = 64;
 pub struct Large {
     pub device: Ordinal,
     pub context: Context,
-    /// The number of 2 MiB blocks that the allocation spans.
     pub blocks: u64,
     /// Whether other processes may have the allocation open.
     pub shared: bool,
@@ -49,11 +46,11 @@ impl Large {
 /// The effect of removing a small allocation from its block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Departure {
-    /// The address lies in a block that is not recorded as holding small allocations.
+    /// The map has no small allocation in the block of this address.
     Unknown,
     /// Other small allocations remain in the block.
     Held,
-    /// The block holds no further small allocation, and the driver has freed the block.
+    /// It was the last small allocation in the block, and the driver has freed the block.
     Emptied(Ordinal),
 }
 
@@ -62,7 +59,7 @@ pub enum Departure {
 pub struct Taken {
     pub device: Ordinal,
     context: Context,
-    /// Whether the block holds no further small allocation.
+    /// Whether this was the last small allocation in the block.
     pub last: bool,
 }
 
@@ -75,12 +72,10 @@ struct Block {
     context: Context,
     /// The number of live small allocations in the block.
     small: u32,
-    /// The number of blocks of the large allocation that starts at this block; 0 when no large
-    /// allocation starts here.
+    /// The number of blocks of the large allocation that starts at this block; 0 if there is none.
     large: u64,
-    /// Whether other processes may have memory of this block open. Index `SMALL` says so for a
-    /// block of small allocations. Index `LARGE` says so for the large allocation that starts at
-    /// the block.
+    /// Whether other processes may have memory of this block open: at index `SMALL` for the small
+    /// allocations, at index `LARGE` for the large allocation that starts at the block.
     shared: [bool; 2],
 }
 
@@ -119,9 +114,8 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// Records a small allocation at `address`. Returns true when the block of that address held no
-    /// allocation before. Only in this case calls `context`, which returns the context of the
-    /// block.
+    /// Records a small allocation at `address`. Returns true when it is the first small allocation
+    /// in its block. Calls `context` for the context of the block if the block has no entry yet.
     #[inline]
     pub fn enter_small(
         &self,
@@ -133,8 +127,8 @@ impl Blocks {
         let mut shard = self.shard(block).lock();
         if let Some(held) = shard.get_mut(&block) {
             held.small += 1;
-            // The large allocation that is still recorded at this block is being freed, and its
-            // blocks are no longer counted. So the small allocation has begun a new block.
+            // If this is the first small allocation, the entry is left from a large allocation that
+            // the driver is freeing. The small allocation then lies in a new block.
             return held.small == 1;
         }
         let new = Block {
@@ -145,7 +139,7 @@ impl Blocks {
         true
     }
 
-    /// Removes from its block a small allocation that the driver has already freed.
+    /// Removes a small allocation from its block. Call after the driver has freed the allocation.
     #[inline]
     pub fn leave_small(&self, address: DevicePtr) -> Departure {
         let block = address / BLOCK;
@@ -167,9 +161,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// The driver exports whole blocks. Returns an address that stands for the exported memory
-    /// around `address`. If a large allocation starts at the block of `address`, that is the start
-    /// of the block; otherwise it is `address` itself. `None` where the block is unknown.
+    /// Returns an address by which the exported memory around `address` is recorded, because the
+    /// driver exports whole blocks. If a large allocation starts at the block of `address`, returns
+    /// the start of the block, and otherwise `address`. Returns `None` for an unknown block.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -180,8 +174,8 @@ impl Blocks {
         })
     }
 
-    /// Notes that from now on other processes may open the allocation that starts at `address`. A
-    /// small allocation is exported with its whole block. Returns the device and the bytes of the
+    /// Records that other processes may now open the allocation that starts at `address`. A small
+    /// allocation is exported with its whole block. Returns the device and the bytes of the
     /// exported memory at its first export, and `None` at later exports.
     pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
         self.has_exports.store(true, Ordering::Release);
@@ -230,8 +224,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Puts back a small allocation that was removed, because the driver has not freed it. Returns
-    /// true when the block of the allocation had no entry any more.
+    /// Puts back a small allocation that was removed and that the driver then did not free. Returns
+    /// true when it is the only small allocation in its block.
     pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
@@ -284,8 +278,8 @@ impl Blocks {
     /// device, the number of blocks, and whether other processes may have these blocks open.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
-            // This function does not loop over `extract_if`: with such a loop the compiler would no
-            // longer inline `remove` into the hooks.
+            // The loop uses `retain`: with `extract_if`, the compiler would no longer inline
+            // `remove` into the hooks.
             shard.lock().retain(|_, block| {
                 let stays = block.context != context;
                 if !stays {
@@ -322,9 +316,8 @@ mod tests {
     fn an_address_handed_out_again_before_the_old_owner_left_is_counted_once() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
-        // The driver frees the only allocation of the block, which belongs to a first thread, and
-        // gives its address to a second thread. Only then does the first thread remove the
-        // allocation from the map.
+        // One thread frees the only allocation of the block. The driver gives the same address to
+        // another thread before the first thread has updated the map.
         assert!(!blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.leave_small(BASE), Departure::Held);
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));
@@ -380,7 +373,7 @@ mod tests {
         assert!(!take(BASE).last);
         let last = take(BASE + 512);
         assert!(last.last);
-        // The driver hands out the freed address again, now in another block.
+        // The driver hands out the address of a freed allocation again, this time in another block.
         assert!(blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.take_shared(BASE), None);
         assert!(!blocks.put_back(BASE + 512, last), "counted twice");

@@ -1,10 +1,9 @@
 //! The book of one GPU: the bytes that this process has charged for the GPU, and how many of these
 //! bytes each category of memory uses. The process publishes these figures in the group's ledger.
 //!
-//! The book does not call CUDA and does not decide which bytes to uncharge. Spare blocks, memory
-//! pools, graphs and the driver's own memory change the figures of the book.
-//! [`Device`](super::device::Device) knows all of these parts. So `Device` decides which bytes the
-//! process can give back in a full group.
+//! The book does not call CUDA. The other parts of the account, such as pools and graphs, change
+//! its figures. [`Device`](super::device::Device) knows all these parts, so `Device` decides which
+//! bytes the process gives back in a full group.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -13,23 +12,21 @@ use gpulimit_ledger::{Category, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
 
-/// Bytes that stay charged beyond the driver's own memory while the process has a CUDA context.
-/// They are needed because the driver sometimes takes a 2 MiB block in a call that is not expected
-/// to take memory.
+/// Bytes that stay charged beyond the measured size of the driver's own memory while the process
+/// has a CUDA context. The driver sometimes takes a 2 MiB block in a call that is not expected to
+/// take memory. The reserve pays for this block.
 pub const RESERVE: u64 = 4 << 20;
 
-/// The free bytes of the group and the idle bytes of this process (charged but unused) are read one
-/// after the other. If a request of another thread changes them in between, both are read again.
-/// This is the most times that they are read again.
+/// The most attempts to read the group's free bytes and this process's idle bytes (charged but
+/// unused) without a change by another thread between the two readings.
 const SETTLING: u32 = 64;
 
-/// A thread publishes a figure again when another thread has changed the figure meanwhile. This is
-/// the most times that it does so.
+/// The most times that a thread publishes a figure which other threads keep changing.
 const SHOWINGS: u32 = 1_000;
 
 /// The charges of this process on one GPU.
 pub struct Book {
-    /// The CUDA ordinal, by which the program names the GPU.
+    /// The CUDA ordinal of the GPU.
     pub ordinal: Ordinal,
     pub(super) member: &'static Member,
     pub(super) device: MemberDevice,
@@ -87,11 +84,11 @@ impl Book {
         self.seen_free()
     }
 
-    /// Returns the same bytes as [`Book::free`]; `None` if a request of another thread has changed
-    /// the charged or the idle bytes while this function read them.
+    /// Returns the same bytes as [`Book::free`]. Returns `None` if another thread's request has
+    /// changed the charged or the idle bytes during the call.
     pub(super) fn settled_free(&self) -> Option<u64> {
-        // While a request is under way, the ledger marks its charge as undecided, and the request
-        // increments `idle_changes`.
+        // A request under way is visible in two ways: the ledger marks its charge as undecided, and
+        // the request increments `idle_changes`.
         let changes = self.idle_changes.load(Ordering::Acquire);
         let before = self.member.is_decided(&self.device);
         let free = self.seen_free();
@@ -112,8 +109,8 @@ impl Book {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// Charges `bytes` and counts them as in use from the start. In a full group, `pressure` says
-    /// which bytes the process can give back first.
+    /// Charges `bytes` and counts them as in use from the start. In a full group, `pressure` first
+    /// frees what the process can give back.
     #[inline]
     pub fn charge(
         &self,
@@ -139,7 +136,7 @@ impl Book {
         Ok(())
     }
 
-    /// Tries once to charge `bytes`, without waiting or reclaim.
+    /// Tries once to charge `bytes`. Neither waits nor reclaims bytes from other members.
     pub fn try_charge(&self, bytes: u64) -> bool {
         self.member.try_charge(&self.device, bytes)
     }
@@ -154,8 +151,8 @@ impl Book {
         charged
     }
 
-    /// Charges memory that the driver has already given to the process, even above the group's
-    /// limit. Above its limit, the group refuses every request until its usage is below the limit
+    /// Charges memory that the driver has already given to the process. The charge may exceed the
+    /// group's limit. The group then refuses every request until its usage is below the limit
     /// again.
     pub fn charge_over(&self, bytes: u64) {
         self.member.charge_unchecked(&self.device, bytes);
@@ -177,8 +174,8 @@ impl Book {
         }
     }
 
-    /// Updates the group's peak with its present usage. Call after bytes that were charged in
-    /// advance have come into use.
+    /// Updates the group's peak with its present usage. Call after bytes charged in advance have
+    /// come into use.
     pub fn note_usage(&self) {
         self.member.note_usage(&self.device);
     }
@@ -188,7 +185,7 @@ impl Book {
         self.shift(category, |used| used.wrapping_add(bytes));
     }
 
-    /// Removes `bytes` that are no longer in use in `category`; they stay charged until
+    /// Removes `bytes` from the bytes in use in `category`. They stay charged until
     /// [`Book::uncharge`].
     pub fn remove(&self, category: Category, bytes: u64) {
         self.shift(category, |used| used.saturating_sub(bytes));
@@ -227,8 +224,7 @@ impl Book {
         used.map_or(0, |used| used.load(Ordering::Acquire))
     }
 
-    /// Sets the size of the driver's own memory in this process, which has changed from `before` to
-    /// `after` bytes.
+    /// Sets the size of the driver's own memory in this process to `after` bytes; it was `before`.
     pub fn set_driver(&self, before: u64, after: u64) {
         if before != after {
             self.shift(Category::Driver, |_| after);
@@ -243,8 +239,9 @@ impl Book {
         }
     }
 
-    /// Returns the *named* bytes: the bytes in use for which calls of this process gave a size and
-    /// which NVML's figure for this process includes. The driver's own memory is not named.
+    /// Returns the *named* bytes: the bytes in use whose size the program gave in its calls.
+    /// Managed memory is left out, because NVML does not report it. The driver's own memory is not
+    /// named.
     pub fn named(&self) -> u64 {
         Category::ALL
             .iter()
@@ -258,9 +255,9 @@ impl Book {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Returns the idle bytes of this process, which are charged and not in use. One thread may
-    /// count bytes as used before another thread has counted them as idle. The counter is then
-    /// negative for a moment, and this function returns 0.
+    /// Returns the idle bytes of this process (charged, not in use). The counter may be negative
+    /// for a moment, when one thread has used bytes that another thread has not counted as idle
+    /// yet. This function then returns 0.
     fn idle(&self) -> u64 {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
@@ -270,7 +267,7 @@ impl Book {
         self.adjust_idle(bytes as i64);
     }
 
-    /// Subtracts `bytes` from the idle bytes (charged, not in use), because these bytes have come
+    /// Subtracts `bytes` from the idle bytes (charged, not in use). Call when these bytes have come
     /// into use.
     pub fn remove_idle(&self, bytes: u64) {
         self.adjust_idle((bytes as i64).wrapping_neg());
@@ -302,11 +299,11 @@ impl Book {
         );
     }
 
-    /// `idle` bytes are charged and not in use. Returns the most bytes that this process could give
-    /// back to the group.
+    /// Returns the most bytes that this process could give back to the group. `idle`: the bytes
+    /// that are charged and not in use.
     fn reclaimable(&self, idle: u64) -> u64 {
-        // Pools and graphs may have reserved more bytes than are in use. Only the driver knows how
-        // many, so all bytes of pools and graphs count as reclaimable.
+        // Only the driver knows how many bytes of pools and graphs are unused. So all of them count
+        // as reclaimable.
         let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
         idle.saturating_sub(self.stays_idle()) + reserves
     }
@@ -331,8 +328,8 @@ impl Book {
         self.member.charged(&self.device) > own
     }
 
-    /// Returns the bytes that a CUDA context takes on this GPU, as last measured by a process of
-    /// the group; 0 before the first measurement.
+    /// Returns the bytes that a CUDA context takes on this GPU, as last measured by any process; 0
+    /// before the first measurement.
     pub fn context_hint(&self) -> u64 {
         self.member.context_hint(&self.device)
     }
@@ -347,11 +344,10 @@ impl Book {
     }
 }
 
-/// Publishes `figure` in the ledger with `show`. Threads may publish a figure in another order than
-/// they changed it. So each thread publishes again until the figure has not changed meanwhile. Then
-/// the thread that publishes last writes the right value. If the figure changes all the time, the
-/// thread stops after a bounded number of attempts. The ledger is then corrected by the next thread
-/// that changes the figure.
+/// Publishes `figure` in the ledger with `show`. Other threads may change and publish the same
+/// figure meanwhile. So this function publishes again until the figure has not changed during a
+/// round. It stops after a bounded number of rounds; the next thread that changes the figure then
+/// corrects the ledger.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();
@@ -362,8 +358,8 @@ fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     }
 }
 
-/// Bytes that are charged in advance. They count as idle from the moment when the ledger grants
-/// them, and no longer when the ledger takes them back.
+/// Bytes that are charged in advance. The ledger adds them to the idle bytes when it charges them,
+/// and removes them when it uncharges them.
 struct Ahead<'a>(&'a Book, u64);
 
 impl Idle for Ahead<'_> {

@@ -1,11 +1,10 @@
-//! The charge for one call, as a guard: dropping the guard uncharges the bytes unless the call has
-//! taken the memory.
+//! The bytes that are charged for one call, as a guard.
 
 use super::device::Device;
 
 /// Bytes that are charged for one call. Dropping the guard uncharges the bytes, unless the call has
 /// taken the memory.
-#[must_use = "dropping the guard uncharges the bytes that the call has not taken"]
+#[must_use = "dropping the guard uncharges its bytes"]
 pub struct Charged<'a> {
     device: &'a Device,
     bytes: u64,
@@ -24,8 +23,8 @@ impl<'a> Charged<'a> {
         }
     }
 
-    /// Keeps the bytes charged: the call has taken the memory, or another record of the account now
-    /// counts these bytes.
+    /// Keeps the bytes charged. Call when the call has taken the memory, or when another record of
+    /// the account counts these bytes from now on.
     #[inline(always)]
     pub fn spend(self) {
         std::mem::forget(self);
@@ -43,8 +42,7 @@ impl<'a> Charged<'a> {
     }
 }
 
-/// `drop` passes the fields one by one to `give_back`, so that the compiler can keep a guard in
-/// registers.
+/// `drop` passes the fields one by one, so that the compiler can keep a guard in registers.
 impl Drop for Charged<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -57,7 +55,7 @@ impl Drop for Charged<'_> {
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
         // After a panic it is unknown whether the driver was called. So the bytes stay charged
-        // until a measurement shows whether they are used (`Process::recover`).
+        // until `Process::recover` has measured whether they are used.
         (true, true) => device.driver_part.keep(bytes),
         (true, false) => {
             device.book.add_idle(bytes);

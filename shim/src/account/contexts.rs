@@ -10,12 +10,11 @@ use crate::abi::{Context, Out};
 use crate::driver::cuda;
 
 /// The bits of a context's flags that say how a thread waits for the GPU. With the value
-/// `CU_CTX_SCHED_BLOCKING_SYNC` in these bits, the thread sleeps.
+/// `CU_CTX_SCHED_BLOCKING_SYNC`, the thread sleeps.
 const SCHED_MASK: u32 = 7;
 const SCHED_BLOCKING_SYNC: u32 = 4;
 
-/// Whether a hook has seen a context of this process in which threads sleep while they wait for the
-/// GPU.
+/// Whether a hook has seen a context in which threads sleep while they wait for the GPU.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
 /// Notes from the flags of a new context whether its threads sleep while they wait for the GPU.
@@ -44,12 +43,13 @@ pub fn current_context() -> Context {
 /// The contexts of one device.
 #[derive(Default)]
 pub struct Contexts {
-    /// Held while a context is being made.
+    /// A lock that a thread holds while it makes a context.
     pub making: Mutex<()>,
     all: RwLock<Vec<Context>>,
     /// The handle of the device's primary context; 0 before the program first retains that context.
     pub primary: AtomicUsize,
-    /// The number of times that the primary context is retained, as far as hooks have seen.
+    /// The number of times that the program has retained the primary context, as far as hooks have
+    /// seen.
     retained: AtomicUsize,
 }
 
@@ -80,7 +80,6 @@ impl Contexts {
         self.all.read().clone()
     }
 
-    /// Counts one more retain of the primary context.
     pub fn retained(&self) {
         self.retained.fetch_add(1, Ordering::AcqRel);
     }
@@ -105,15 +104,15 @@ impl Contexts {
         self.retained.load(Ordering::Acquire) <= 1
     }
 
-    /// The driver's own memory has `used` bytes. Returns how many of these bytes the group does not
-    /// count. Where the group's options leave contexts out, these are the bytes of contexts.
+    /// Returns how many of the `used` bytes of the driver's own memory the group does not count.
+    /// These are the bytes of contexts, in a group whose options exclude them.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
         if book.counts_contexts() {
             return 0;
         }
         match (self.count() as u64, book.context_hint()) {
             (0, _) => 0,
-            // This is the first context on this machine, and its size has not been measured yet.
+            // No process has measured the size of a context on this GPU yet.
             (_, 0) => used,
             (contexts, each) => used.min(contexts.saturating_mul(each)),
         }

@@ -1,12 +1,13 @@
 //! The pointer to this process's account ([`Process`]). A forked child does not share the account.
 //!
-//! CUDA contexts, the process's slot in the ledger and every lock of gpulimit are invalid in a
-//! forked child. One pointer leads to all of them. It lies in a page that the kernel fills with
-//! zeros in the child (`MADV_WIPEONFORK`). So a child of fork, clone or a raw system call finds a
-//! null pointer there, and makes its own account when it first needs one. Children of vfork and
-//! CLONE_VM share the parent's memory until they exec, and use the parent's account. Linux before
-//! 4.14 cannot wipe a page. On such kernels the account is stored with the pid of its process. Each
-//! use of the account then compares the pid, which costs a system call.
+//! In a forked child, CUDA contexts, the process's slot in the ledger and all locks of gpulimit are
+//! invalid. All of these are reached through one pointer. The pointer lies in a page that the
+//! kernel fills with zeros in the child (`MADV_WIPEONFORK`). So a child finds a null pointer there,
+//! also after clone or a raw system call, and makes its own account at the first use. Children of
+//! vfork and CLONE_VM share the parent's memory until they exec, and use the parent's account.
+//!
+//! Linux before 4.14 cannot wipe a page. There the account is stored with the pid of its process,
+//! and each use of the account compares the pid. This comparison costs a system call.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -21,7 +22,7 @@ use super::Process;
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
 
 /// The account and the pid of its process, used where the kernel cannot wipe pages. A forked child
-/// recognises its parent's account by the parent's pid.
+/// sees a pid other than its own, and makes a new account.
 static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
 
 struct Owned {
@@ -51,8 +52,8 @@ impl Process {
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
-    // Making the account's maps reads random numbers from the kernel. `pthread_cancel` may end the
-    // thread during that system call.
+    // A new account reads random numbers from the kernel for its hash maps. Without this guard,
+    // `pthread_cancel` could end the thread in that system call.
     let _undisturbed = Undisturbed::new();
     let Some(page) = page() else {
         return by_pid();
@@ -61,12 +62,12 @@ fn first_use() -> &'static Process {
     publish(unsafe { &*page }, null_mut(), Process::default())
 }
 
-/// Publishes `fresh` in `place`, from which the caller has read the pointer `known`. Where another
-/// thread has published a value since that read, returns the value of the other thread.
+/// Publishes `fresh` in `place`, where the caller has read the pointer `known`. If another thread
+/// has published its own value since then, returns that value.
 fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
     let mine = Box::into_raw(Box::new(fresh));
-    // SAFETY: `mine` comes from Box::into_raw. It is either published and so leaked or, when
-    // another thread published first, taken back before any thread has seen it.
+    // SAFETY: `mine` comes from Box::into_raw. If published, it is leaked. If another thread
+    // published first, no thread has seen `mine`, and it is freed here.
     unsafe {
         match place.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => &*mine,

@@ -1,7 +1,7 @@
-//! One GPU as this process uses it: the GPU's [`Book`], the parts of the account that change the
-//! book's figures, and the operations that need several of these parts. These operations request
-//! bytes from the group ([`Device::charge`]), give bytes back to it ([`reclaim`]), measure NVML's
-//! figure ([`measuring`]), and handle memory that other processes hold too ([`inherited`]).
+//! One GPU as this process uses it: the GPU's [`Book`], and the parts of the account that change
+//! the book's figures. This module has the operations that need several of these parts: requesting
+//! bytes from the group ([`Device::charge`]), giving bytes back ([`reclaim`]), measuring the
+//! driver's own memory ([`measuring`]), and handling shared memory ([`inherited`]).
 
 mod inherited;
 mod measuring;
@@ -34,7 +34,7 @@ use reclaim::Reclaim;
 /// One GPU of this process.
 pub struct Device {
     process: &'static Process,
-    /// The CUDA ordinal, by which the program names the GPU.
+    /// The CUDA ordinal of the GPU.
     pub ordinal: Ordinal,
     pub id: DeviceId,
     /// A lower bound of the bytes that a CUDA context takes on this GPU. It is known before the
@@ -99,8 +99,8 @@ impl Device {
         })
     }
 
-    /// Returns whether an allocation of `bytes` needs a charge. For 0 bytes, or for more than the
-    /// GPU has, every allocation function of the driver fails by itself with its own error code.
+    /// Returns whether an allocation of `bytes` needs a charge. The driver itself fails an
+    /// allocation of 0 bytes, or of more than the GPU has.
     #[inline]
     pub fn may_hold(&self, bytes: u64) -> bool {
         (1..=self.capacity).contains(&bytes)
@@ -119,7 +119,7 @@ impl Device {
         Ok(Charged::new(self, request.bytes, false))
     }
 
-    /// Charges the bytes of `request` in advance: they are not in use yet, and count as idle.
+    /// Charges the bytes of `request` in advance: they count as idle until they come into use.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
         self.ask(&request, |pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
@@ -149,7 +149,7 @@ impl Device {
         }
     }
 
-    /// Counts and reports a refusal that was decided without an attempt to charge.
+    /// Counts and reports the refusal of a request that was never tried with the ledger.
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
         let Book { member, device, .. } = &self.book;
         let verdict = Refusal {
@@ -173,7 +173,7 @@ impl Device {
         Refused
     }
 
-    /// Returns the pool that `cuMemAllocAsync` takes memory from on this device; `None` if the
+    /// Returns the pool from which `cuMemAllocAsync` takes memory on this device; `None` if the
     /// program has destroyed that pool.
     #[inline]
     pub fn current_pool(&self) -> Result<Option<&'static Pool>, Status> {

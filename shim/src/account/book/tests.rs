@@ -28,7 +28,7 @@ fn free_is_what_the_group_has_free_and_what_is_idle_here() {
     assert!(book.try_charge_ahead(3 * MIB));
     assert_eq!(free(), 97, "in reserve");
     assert!(book.try_charge_ahead(17 * MIB));
-    assert_eq!(free(), 96, "4 MiB in reserve");
+    assert_eq!(free(), 96, "4 MiB stay in the reserve");
     assert_eq!(book.reclaimable(20 * MIB), 16 * MIB);
     book.adjust_headroom(10 * MIB as i64);
     assert_eq!(free(), 86);
@@ -62,8 +62,8 @@ fn small_arrays_are_published_as_arrays() {
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 0));
     book.set_packed(0);
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (36, 30));
-    // The figure that NVML would show, without the driver's own memory. The 55 bytes of managed
-    // memory are missing because NVML does not show managed memory.
+    // What NVML would report without the driver's own memory. NVML does not report the 55 bytes of
+    // managed memory.
     assert_eq!(book.named(), 9 * (1 + 2 + 3 + 4 + 5));
 }
 
@@ -83,5 +83,5 @@ fn a_figure_that_never_stands_still_is_published_a_limited_number_of_times() {
     };
     figure.set(0);
     publish(changes, |bytes| shown.set(bytes));
-    assert_eq!(shown.get(), 7, "the figure that stands still");
+    assert_eq!(shown.get(), 7, "the figure no longer changes");
 }

@@ -1,6 +1,6 @@
-//! Memory that this process shares with other processes ([`shared`]). The process may leave such
-//! memory to other processes. NVML may also begin to attribute such memory to this process,
-//! although the process makes no CUDA call.
+//! Memory that this process shares with other processes ([`shared`]). This process may release the
+//! memory while others still hold it. NVML may also begin to attribute memory of other processes to
+//! this process, although this process makes no CUDA call.
 
 use std::sync::atomic::Ordering;
 
@@ -10,8 +10,8 @@ use super::Device;
 use crate::account::{Process, shared};
 
 impl Device {
-    /// Returns the bytes of the GPU that NVML attributes to no process; `None` where NVML does not
-    /// tell.
+    /// Returns the bytes in use on the GPU that NVML attributes to no process; `None` where NVML
+    /// does not report usage.
     pub fn hidden(&self) -> Option<u64> {
         shared::hidden(&self.book.device)
     }
@@ -26,45 +26,46 @@ impl Device {
         self.opened.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Returns whether NVML may begin to attribute memory of other processes to this process
-    /// without a CUDA call of this process.
+    /// Returns whether NVML may begin to attribute memory of other processes to this process at any
+    /// moment.
     #[inline]
     pub(super) fn may_inherit(&self) -> bool {
         self.process.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that this process has let go of shared memory of `size` bytes, which other processes
-    /// may still hold. This process has charged `bytes` for that memory: either `size` or 0. These
-    /// bytes stay charged to the group for as long as any process may hold the memory. `before`:
-    /// the result of [`Device::hidden`] before this process let go of the memory.
+    /// Records that this process has released shared memory of `size` bytes, which other processes
+    /// may still hold. `bytes`: the part that is charged to this process, either `size` or 0. These
+    /// bytes stay charged to the group while any process may hold the memory. `before`: the result
+    /// of [`Device::hidden`] before the release.
     pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         let (member, device) = (self.book.member, &self.book.device);
         member.mark_shared(device, (bytes as i64).wrapping_neg());
         member.orphan(device, bytes);
-        // NVML may now attribute the memory to this process, in two cases. Where `bytes` is 0, the
-        // memory was imported and either was charged to another process or had an unknown size. In
-        // the other case, this process has a second import of the same memory.
+        // NVML may now attribute the memory to this process in two cases. First, the memory was
+        // imported and not charged to this process (`bytes` is 0). Second, this process still has
+        // memory of other processes open.
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }
         shared::settle(member, device, size, before);
     }
 
-    /// Uncharges shared memory that a process has left behind and that no process holds any more.
-    /// Returns true when there were charges for memory left behind.
+    /// Uncharges shared memory that processes have released and that no process holds any more.
+    /// Returns true when the group had charges for released memory.
     pub(super) fn settle_orphans(&self) -> bool {
         shared::settle(self.book.member, &self.book.device, 0, None)
     }
 
-    /// Takes over memory of other processes that NVML now attributes to this process: NVML's figure
-    /// is `grown` bytes larger than the memory that this process knows of. Finds out how many of
-    /// these bytes are memory of other processes, charges that number and returns it.
+    /// Takes over the charge for memory of other processes that NVML now attributes to this
+    /// process. `grown`: the bytes by which NVML's figure exceeds the memory that this process
+    /// knows of. Returns how many of these bytes are memory of other processes; they are charged
+    /// now.
     pub(super) fn take_over(&self, grown: u64) -> u64 {
         let (member, device) = (self.book.member, &self.book.device);
         let charge = |category| {
             move |bytes| {
-                // The charge may exceed the limit for now, because the process that held the memory
-                // before has not uncharged it yet.
+                // The charge may exceed the limit for a moment, because the process that had the
+                // memory before has not uncharged it yet.
                 self.book.charge_over(bytes);
                 self.book.mark_shared(bytes);
                 self.book.add(category, bytes);

@@ -1,6 +1,5 @@
-//! Measuring: compares NVML's figure for this process with the *named* bytes, the bytes for which
-//! calls of the process gave a size. The difference is the driver's own memory
-//! (`account/driver_part.rs`).
+//! Measures the driver's own memory (`account/driver_part.rs`): NVML's figure for this process
+//! minus the *named* bytes, which are the bytes whose size the program gave in its calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -11,15 +10,15 @@ use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
-/// The greatest age of the last measurement, in milliseconds. If the last measurement is older, a
-/// call that takes a block measures again.
+/// The age in milliseconds after which a measurement is too old. A call that takes a block then
+/// measures again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// A measurement reads NVML's figure again if another thread takes or frees memory meanwhile. This
-/// is the most times that it reads the figure.
+/// The most times that one measurement reads NVML's figure. It reads again when another thread has
+/// taken or freed memory meanwhile.
 pub(super) const ATTEMPTS: u32 = 12;
 
-/// The state that measurements share with the calls that run at the same time.
+/// State that is shared by measurements and by the calls that run at the same time.
 #[derive(Default)]
 pub(super) struct Measuring {
     nvml: figures::Handle,
@@ -27,12 +26,12 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. If so, the
-    /// measurement is repeated by the next call that may measure, or by the thread that was
-    /// destroying a context during the measurement.
+    /// Whether the last measurement may have overestimated the driver's own memory. If so, the next
+    /// call that may measure does so. If a context was being destroyed, the destroying thread does
+    /// so too.
     inexact: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. Each such call
-    /// first increments this number and then checks whether a measurement ran during the call.
+    /// first increments this number, and then checks whether a measurement ran meanwhile.
     ended_calls: AtomicU64,
     /// The number of contexts that threads are destroying at the moment.
     teardowns: AtomicU32,
@@ -47,14 +46,13 @@ impl Device {
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
-    /// Reads NVML's figure for this process, and the named bytes (those for which calls gave a
-    /// size). Returns the number of the measurement, and its result.
+    /// Reads NVML's figure for this process, and the bytes whose size the program gave in its
+    /// calls. Returns the number of the measurement, and its result.
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
-            // Since the last measurement, NVML may have attributed memory of other processes to
-            // this process. From now on such memory counts as named, and not as the driver's own
-            // memory.
+            // NVML may have begun to attribute memory of other processes to this process. Such
+            // memory is taken over here, so that it does not count as the driver's own memory.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),
@@ -64,26 +62,26 @@ impl Device {
         (number, total)
     }
 
-    /// Measures after a panic inside gpulimit. Calls had charged bytes in advance. These bytes have
-    /// stayed charged, because the driver may have been called. Where NVML gives no figure,
-    /// uncharges them, as after any call that cannot be measured.
+    /// Measures after a panic inside gpulimit, and uncharges bytes that were charged in advance and
+    /// are not used. Where NVML gives no figure, uncharges all bytes that were charged in advance.
     pub fn recover(&self) {
         if self.measure().is_none() {
             self.assume(0);
         }
     }
 
-    /// Changes the recorded size of the driver's own memory by `change` bytes where NVML gives no
-    /// figure. The change holds for as long as the context lives.
+    /// Changes the recorded size of the driver's own memory by `change` bytes. Used where NVML
+    /// gives no figure. The change holds for as long as the context lives.
     pub fn assume(&self, change: i64) {
         self.driver_part.assume(&self.book, &self.contexts, change);
     }
 
     /// Repeats the measurement where necessary. Called after a hooked call has taken or freed
-    /// memory. A new measurement is necessary in three cases. Another measurement ran during the
-    /// hooked call, and may have counted the call's memory as the driver's own. Or NVML may have
-    /// begun to attribute memory of other processes to this process. Or the last measurement is
-    /// old.
+    /// memory. Three cases make it necessary:
+    /// - Another measurement ran during the hooked call, and may have counted the call's memory as
+    ///   the driver's own.
+    /// - NVML may have begun to attribute memory of other processes to this process.
+    /// - The last measurement is old.
     pub fn renew(&self, mark: u64) {
         self.measuring.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
@@ -100,10 +98,10 @@ impl Device {
             || age() > MEASURE_AGE_MS
     }
 
-    /// Runs `call`, which may destroy a context with everything in it; `after` updates the account.
-    /// During the call, memory may be freed already but still count as named. So a measurement that
-    /// another thread makes meanwhile gives only a lower bound of the driver's own memory. In this
-    /// case the function measures again at the end.
+    /// Runs `call`, which may destroy a context with all its memory, and then `after`, which
+    /// updates the account. During `call`, some memory is freed already but still recorded. A
+    /// measurement by another thread then gives only a lower bound of the driver's own memory. If
+    /// there was such a measurement, this function measures again.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         let teardown = Teardown::begin(&self.measuring.teardowns);
         let status = call();
@@ -116,21 +114,21 @@ impl Device {
         status
     }
 
-    /// Returns whether the last measurement may have overestimated the driver's own memory, because
-    /// other threads took and freed memory all the time.
+    /// Returns whether the last measurement may have overestimated the driver's own memory. This
+    /// happens when other threads keep taking and freeing memory.
     pub fn is_inexact(&self) -> bool {
         self.measuring.inexact.load(Ordering::SeqCst)
     }
 
-    /// Returns NVML's figure for this process and the named bytes in it; `None` when NVML gives no
-    /// such figure (NVML is missing, or this process runs in a PID namespace that NVML does not
-    /// know).
+    /// Returns NVML's figure for this process and the named bytes in it (those whose size the
+    /// program gave). Returns `None` when NVML is missing, or when the process runs in a PID
+    /// namespace that NVML does not know.
     ///
-    /// Memory becomes named only after the driver has given it out, and stops being named before
-    /// the driver frees it. Another thread's call may fall between the readings of the two numbers.
-    /// The difference is then too large, never too small, and that other call measures again
+    /// Memory becomes named only after the driver has allocated it, and stops being named before
+    /// the driver frees it. So the result is never too small, even if another thread makes a call
+    /// between the two readings. It may be too large; that other call then measures again
     /// ([`Device::renew`]). Pools shrink inside synchronise calls and graph memory grows inside
-    /// launches, so the reserved bytes of both are read before and after NVML's figure.
+    /// launches. So the reserved bytes of pools and graphs are read before and after NVML's figure.
     fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.process.pools.refresh_on(&self.book);
@@ -147,22 +145,21 @@ impl Device {
     }
 
     /// Returns a lower bound of the driver's own memory: the local memory that contexts have from
-    /// the start, plus the variables of loaded code. The bound is used where NVML, or a library
-    /// that stands in for NVML, shows less.
+    /// the start, plus the variables of loaded code. The bound replaces a smaller figure of NVML.
     fn least_of_driver(&self) -> u64 {
         let contexts = self.contexts.all();
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // Local memory that has grown since the start of the context counts with its size at
-            // the start. The account records the new size only after a measurement.
+            // The account records the new size of grown local memory only after a measurement. So
+            // local memory counts here with at most its size at the start of the context.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
     }
 
-    /// Implements [`Device::measure_total`]. `look` reads the reserved bytes of pools and graphs,
-    /// which change without an allocation call, and `own_bytes` reads NVML's figure.
+    /// Implements [`Device::measure_total`]. `look` reads the reserved bytes of pools and graphs.
+    /// `own_bytes` reads NVML's figure for this process.
     pub(super) fn total(
         &self,
         look: impl Fn(),
@@ -173,15 +170,14 @@ impl Device {
         for attempt in 1..=ATTEMPTS {
             let is_last = attempt == ATTEMPTS;
             if is_last {
-                // This is the last attempt. Whatever it finds, every call of another thread that
-                // ends from now on measures again.
+                // After the last attempt, other threads' calls must measure again when they end. So
+                // the result is marked as inexact before the attempt.
                 inexact.store(true, Ordering::SeqCst);
             }
             look();
             let ended_before = ended_calls();
-            // `removed` is read before the first sum of named bytes and after the second sum:
-            // memory freed between the two sums is counted in `gone`, and memory freed before the
-            // first sum is in neither.
+            // `removed` is read before the first sum of named bytes and after the second. So `gone`
+            // includes all memory that is freed between the two sums.
             let removed_before = self.book.removed();
             let before = self.book.named();
             let figure = own_bytes()?;
@@ -196,19 +192,19 @@ impl Device {
             if at_least {
                 inexact.store(true, Ordering::SeqCst);
             }
-            // Another thread's call may have freed memory after NVML's figure was read, and have
-            // ended before it could see this measurement. To exclude this, both the measurement and
-            // the call first increment their own counter, and then read the counter of the other.
+            // Another thread's call may free memory after NVML's figure was read, and end without
+            // seeing this measurement. To exclude this, each side increments its own counter first,
+            // and then reads the counter of the other side.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);
             } else if !is_last {
                 continue;
             }
-            // Other threads take and free memory all the time here. So the smallest sum of named
-            // bytes is used: the driver's own memory then comes out too large rather than too
-            // small. Two equal sums do not show that no memory changed, because one thread may have
-            // taken as much as another thread freed.
+            // If other threads take and free memory all the time, the smallest sum of named bytes
+            // is used. The driver's own memory is then overestimated rather than underestimated.
+            // Two equal sums are not enough: one thread may have taken as much memory as another
+            // thread freed.
             let named = before.saturating_sub(gone).min(after);
             return Some(Total {
                 figure,
@@ -219,13 +215,13 @@ impl Device {
         None
     }
 
-    /// Records code that was loaded in `context` on this device and that has at least `bytes` of
-    /// variables.
+    /// Records code that was loaded in `context` on this device. Its variables take at least
+    /// `bytes`.
     pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
         let variables = &self.process.variables;
         variables.insert(code, context, self.ordinal, bytes);
         // Variables smaller than a 2 MiB block fit into the reserve that is always charged for the
-        // driver, so they need no measurement.
+        // driver. They need no measurement.
         if bytes >= BLOCK && self.measure().is_none() {
             variables.note_assumed(code, context);
             self.assume(bytes as i64);
@@ -241,8 +237,8 @@ impl Device {
     }
 }
 
-/// A call that destroys a context, as a guard. The call counts as under way until the guard is
-/// dropped, also on a panic; measurements made meanwhile are inexact.
+/// A call that destroys a context, as a guard. Measurements made while the guard exists are
+/// inexact.
 struct Teardown<'a>(&'a AtomicU32);
 
 impl<'a> Teardown<'a> {

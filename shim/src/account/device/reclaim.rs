@@ -9,16 +9,16 @@ use crate::account::shared::Heir;
 use crate::message;
 
 impl Device {
-    /// Uncharges the bytes that this process holds unused, because another member of the group has
-    /// asked for memory. The settings `low` and `min` protect a group: while the usage of this
-    /// group or of an ancestor is at or below one of its settings, this function uncharges nothing.
+    /// Uncharges the bytes that this process holds unused. Called when another member of the group
+    /// has asked for memory. Uncharges nothing while the group is protected: while its usage, or
+    /// that of an ancestor, is at or below the setting `low` or `min`.
     pub fn give_back_unused(&self) {
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
     }
 
-    /// Uncharges the bytes that this process can do without; returns true when there were such
+    /// Uncharges the bytes that this process does not need. Returns true when there were such
     /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
         let orphans = self.settle_orphans();
@@ -28,8 +28,8 @@ impl Device {
         orphans || spares || pools || graphs
     }
 
-    /// A call did not need a block that is charged. Keeps this block as the calling thread's spare
-    /// block. If the thread has a spare block already, uncharges the block instead.
+    /// Keeps a charged block that a call did not need as the calling thread's spare block. If the
+    /// thread has a spare block already, uncharges the block instead.
     pub fn keep_block(&self) {
         if self.spares.own().keep() {
             self.book.add_idle(BLOCK);

@@ -16,20 +16,20 @@ const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 1000 * MIB;
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 
-/// Opens the GPU as one more process of the group would.
+/// Joins the group as a new process and opens the GPU.
 fn join(group: &Scratch) -> &'static Device {
     let process = Box::leak(Box::new(Process::default()));
     let device = Device::enter(process, 0, GPU, CAPACITY, group.member());
     Box::leak(Box::new(device.expect("a device")))
 }
 
-/// Charges the request permanently, where the group has room for it.
+/// Charges the request permanently. Returns false if the group refuses it.
 fn charge(device: &Device, request: Request<'_>) -> bool {
     device.charge(request).map(Charged::spend).is_ok()
 }
 
-/// Charges the request permanently as idle bytes (charged, not in use), where the group has room
-/// for it.
+/// Charges the request permanently as idle bytes (charged, not in use). Returns false if the group
+/// refuses it.
 fn charge_ahead(device: &Device, request: Request<'_>) -> bool {
     device.charge_ahead(request).map(Charged::spend).is_ok()
 }
@@ -107,12 +107,12 @@ fn bytes_charged_ahead_are_idle() {
     assert!(room(41 * MIB, 42 * MIB).is_err());
     assert_eq!(charged(device), (60, 60));
     assert_eq!(refusals(device), [90, 95, 42]);
-    assert_eq!(usage(device).peak, 0, "none of it was in use");
+    assert_eq!(usage(device).peak, 0, "no charged byte was in use");
     device.book.remove_idle(50 * MIB);
     device.book.note_usage();
     device.book.uncharge_idle(10 * MIB);
     assert_eq!((charged(device), usage(device).peak), ((50, 0), 50 * MIB));
-    // One thread counts bytes as used before another thread has counted them as idle.
+    // One thread uses bytes before another thread has counted them as idle.
     device.book.remove_idle(10 * MIB);
     assert_eq!(charged(device), (50, 0));
     device.book.add_idle(30 * MIB);
@@ -137,8 +137,8 @@ fn requests_under_way_are_not_free() {
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // The loop ends only after some requests have run during a read of the free bytes. It may
-        // take long on a busy machine, where the reading thread may not run for a while.
+        // The loop runs until a thread has read the free bytes during some requests. On a busy
+        // machine, this thread may not run for a while.
         for request in 0..2_000_000 {
             std::thread::yield_now();
             assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
@@ -150,7 +150,7 @@ fn requests_under_way_are_not_free() {
             }
         }
         over.store(true, Ordering::Relaxed);
-        looking.join().expect("free is the same at every look");
+        looking.join().expect("the free bytes stay the same");
     });
     assert!(looks.into_inner() > 0);
 }
@@ -176,7 +176,7 @@ fn spare_blocks_are_given_back() {
     device.keep_block();
     assert_eq!(charged(device), (10, 2));
     device.keep_block();
-    assert_eq!(charged(device), (8, 2), "one is enough for a thread");
+    assert_eq!(charged(device), (8, 2), "a thread keeps only one spare block");
     assert!(device.release_spares());
     assert_eq!(charged(device), (6, 0));
     assert!(!device.release_spares());
@@ -274,7 +274,7 @@ fn a_pool_is_asked_for_once() {
             .current_pool()
             .map(|pool| pool.map(std::ptr::from_ref))
     };
-    assert!(handle().is_err(), "there is no driver");
+    assert!(handle().is_err(), "the test has no driver");
     let pool = device.process.pools.known_or(64, || (0, false));
     device.current_pool.set(Some(pool));
     assert_eq!(handle(), Ok(Some(std::ptr::from_ref(pool))));
@@ -282,13 +282,13 @@ fn a_pool_is_asked_for_once() {
     assert!(handle().is_err());
 }
 
-/// Records a mapped import of `bytes`, memory that another process has exported.
+/// Records mapped memory of `bytes` that was imported from another process.
 fn import(device: &Device, handle: u64, bytes: u64) {
     device.process.vmm.imported(handle, 0);
     device.process.vmm.mapped(handle << 40, handle, bytes);
 }
 
-/// Records memory of another process that this process has open.
+/// Records that this process has opened memory of another process.
 fn open(device: &Device, address: u64, bytes: u64) {
     let opening = Opening {
         device: 0,
@@ -331,8 +331,8 @@ fn growth_of_the_figure_is_memory_that_has_come_from_others() {
     open(device, 128, 4 * MIB);
     open(device, 192, 6 * MIB);
     import(device, 6, 10 * MIB);
-    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "both kinds of memory");
-    // This device counts no open memory of other processes, so it does not look for such memory.
+    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "imported and opened memory");
+    // The device has closed all memory of other processes, so it does not look for such memory.
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);
     open(device, 64, 20 * MIB);
@@ -350,13 +350,13 @@ fn taking_memory_over_gives_its_orphan_back() {
     };
     orphan(other);
     assert_eq!(device.take_over(0), 0);
-    assert_eq!(charged(device), (10, 0), "no memory has come");
+    assert_eq!(charged(device), (10, 0), "no memory was taken over");
     import(device, 5, 10 * MIB);
     assert_eq!(device.take_over(10 * MIB), 10 * MIB);
     assert_eq!(charged(device), (10, 0));
     orphan(device);
     assert_eq!(device.take_over(0), 0);
-    assert_eq!(charged(device), (10, 0), "its own orphan stays");
+    assert_eq!(charged(device), (10, 0), "the orphan of this process stays");
     orphan(device);
     assert!(device.settle_orphans() && !device.settle_orphans());
 }
@@ -370,17 +370,16 @@ fn left_memory_is_given_back_where_the_driver_does_not_tell() {
     device.book.mark_shared(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
-    // The memory is not charged to this device's process but to another member, which has left it
-    // behind.
+    // The memory is charged to another process of the group, which has released it.
     assert!(charge(other, Request::insisting("a", 10 * MIB)));
     other.book.member.orphan(&other.book.device, 10 * MIB);
     device.part_with(0, 10 * MIB, None);
     assert_eq!(charged(device), (40, 0));
 }
 
-/// Measures with `figure` as NVML's figure; calls `meanwhile` with the number of the attempt.
-/// Returns the named bytes (those for which calls gave a size), the size of the driver's own
-/// memory, and the number of attempts.
+/// Measures with `figure` as NVML's figure. Calls `meanwhile` with the number of each attempt.
+/// Returns the bytes whose size the program gave, the size of the driver's own memory, and the
+/// number of attempts.
 fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, u64)>, u32) {
     let looks = Cell::new(0);
     let own_bytes = || {
@@ -436,14 +435,13 @@ fn a_measurement_is_repeated_where_memory_changes_meanwhile() {
     };
     assert_eq!(twice(&take), (Some((120, 880)), 3));
     assert_eq!(twice(&free), (Some((100, 900)), 3));
-    // The sum of the allocations is the same as before, but memory may have been taken after other
-    // memory was freed.
+    // The sum of the allocations is unchanged, but memory was taken and freed meanwhile.
     let both = || {
         take();
         free();
     };
     assert_eq!(twice(&both), (Some((100, 900)), 3));
-    // The measurement uses the smallest sum of the allocations that it has seen.
+    // The measurement uses the smallest sum of the allocations that it has read.
     let all_the_time = |change: &dyn Fn()| {
         let looked = look(device, 1000, |_| change());
         assert!(device.is_inexact());
@@ -461,8 +459,8 @@ fn a_call_that_ends_during_a_measurement_repeats_it() {
     let device = join(&group);
     look(device, 1000, |_| {});
     let mark = device.process.mark();
-    // The call removes its allocation from the account before the measurement. The driver frees the
-    // memory only after the measurement has read NVML's figure.
+    // A call has removed its allocation from the account. The driver frees the memory only after
+    // the measurement has read NVML's figure.
     let end_call = || {
         assert_eq!(device.process.mark(), mark, "the call sees no measurement");
         device.renew(mark);
@@ -517,18 +515,18 @@ fn a_measurement_is_due_when_something_may_have_changed() {
     assert!(device.is_due(mark()), "there was no measurement");
     look(device, 10, |_| {});
     assert_ne!(device.measuring.at.load(Ordering::Relaxed), 0);
-    // Keeps the last measurement from becoming too old.
+    // Makes the last measurement look recent.
     let keep = || device.measuring.at.store(u64::MAX, Ordering::Relaxed);
     keep();
     assert!(!device.is_due(mark()));
     let before = mark();
     look(device, 10, |_| {});
     keep();
-    assert!(device.is_due(before), "a measurement ran across a call");
+    assert!(device.is_due(before), "a measurement ran during the call");
     device.opened();
     assert!(
         device.is_due(mark()),
-        "memory of other processes may have come"
+        "NVML may attribute memory of other processes"
     );
     device.closed();
     assert!(!device.is_due(mark()));
@@ -563,7 +561,7 @@ fn prepaid_bytes_go_back_by_themselves() {
         let _paid = Prepaid::pay(device, Request::insisting("a", 30 * MIB)).expect("room");
         panic!("a test");
     });
-    assert_eq!(charged(device), (30, 30), "the call may have been made");
+    assert_eq!(charged(device), (30, 30), "the driver may have been called");
     device.recover();
     assert_eq!(charged(device), (0, 0));
     panics(|| {
@@ -573,7 +571,7 @@ fn prepaid_bytes_go_back_by_themselves() {
         paid.offer(6 * MIB);
         panic!("a test");
     });
-    assert_eq!(charged(device), (8, 8), "the offered bytes are kept");
+    assert_eq!(charged(device), (8, 8), "bytes kept for contexts stay charged");
     device.driver_part.unreserve(&device.book, 8 * MIB);
     assert_eq!(charged(device), (0, 0));
     panics(|| {
@@ -582,7 +580,7 @@ fn prepaid_bytes_go_back_by_themselves() {
     });
     assert!(
         !device.driver_part.await_others(Instant::now()),
-        "no call is paying"
+        "no call is charging bytes"
     );
 }
 
@@ -601,7 +599,7 @@ fn charges_for_a_call_go_back_by_themselves() {
         let _charged = pay();
         panic!("a test");
     });
-    assert_eq!(charged(device), (30, 30), "the call may have been made");
+    assert_eq!(charged(device), (30, 30), "the driver may have been called");
     device.recover();
     assert_eq!(charged(device), (0, 0));
     let ahead = device.charge_ahead(Request::insisting("a", 30 * MIB));
@@ -613,8 +611,8 @@ fn charges_for_a_call_go_back_by_themselves() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Bytes may be charged but not yet promised to the call that needs them. If a second thread
-/// uncharged these bytes and a third thread charged them for itself, the call would be refused.
+/// Bytes that are charged for a call must be promised to it at once. Otherwise a second thread
+/// could uncharge them, a third thread could charge them for itself, and the call would fail.
 #[test]
 fn bytes_charged_for_a_call_are_promised_at_once() {
     const ROUNDS: u32 = 20_000;
@@ -639,7 +637,7 @@ fn bytes_charged_for_a_call_are_promised_at_once() {
             most = most.max(charges.get());
         }
         over.store(true, Ordering::Relaxed);
-        assert_eq!(most, 1, "each call charges once");
+        assert_eq!(most, 1, "each call charges only once");
     });
     assert_eq!(charged(device), (0, 0));
 }
