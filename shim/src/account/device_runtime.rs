@@ -11,22 +11,22 @@ use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
 use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;
 
-/// Returns the bytes that a device `malloc` heap with the limit `bytes` takes at the first launch
-/// that needs the heap: the limit rounded up to whole blocks, plus one block (measured).
+/// Returns the bytes that a device `malloc` heap takes at the first launch that needs the heap:
+/// the context's heap `limit` rounded up to whole blocks, and one block more (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// The bytes that the driver takes for the device runtime when certain code is loaded. The image of
-/// this code says that it uses device `printf`, `assert` or `malloc`.
+/// The bytes that a context takes for the device runtime when code is loaded whose image uses
+/// device `printf`, `assert` or `malloc`.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
-    /// The total bytes that the context has taken for the device runtime once the code is loaded.
+    /// All bytes that the context has taken for the device runtime after the code is loaded.
     level: u64,
-    /// The further bytes that the context takes for the device runtime when the code is loaded.
+    /// Bytes that the context takes for the device runtime when the code is loaded.
     pub tables: u64,
-    /// The bytes that the context takes for the device `malloc` heap when the code is launched. 0
-    /// where they are charged already.
+    /// Bytes that the context takes for the device `malloc` heap when the code is launched; 0 if
+    /// they are charged already.
     pub heap: u64,
 }
 
@@ -49,14 +49,14 @@ impl Runtime {
         }
     }
 
-    /// Returns whether loading code whose image says `says` takes further memory for the device
+    /// Returns whether code with the needs `says` makes the context take more memory for the device
     /// runtime.
     pub fn is_new(says: Needs, device: &Device, memory: &ContextMemory) -> bool {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Sets the bytes of the device `malloc` heap aside, out of the bytes that `paid` has charged.
-    /// They stay charged until the context takes the heap.
+    /// Sets aside bytes of `paid` for the device `malloc` heap. They stay charged until the context
+    /// takes the heap.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
@@ -64,7 +64,7 @@ impl Runtime {
         }
     }
 
-    /// Records the outcome of loading the code. `grown` is the measured growth of the driver's own
+    /// Records the result of loading the code. `grown`: the measured growth of the driver's own
     /// memory; `None` where NVML gives no figure.
     pub fn conclude(
         self,
@@ -76,9 +76,9 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // The driver's own memory has not grown. So earlier code has already set up the device
-        // runtime, although the image of that code does not say so. The context may have taken the
-        // heap already too, so the bytes set aside for the heap are uncharged.
+        // The driver's own memory has not grown. So the device runtime was set up by earlier code,
+        // whose image does not say so. That code may have taken the heap too, so the bytes set
+        // aside for the heap are uncharged.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

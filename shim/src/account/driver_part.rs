@@ -1,14 +1,14 @@
-//! The driver's own memory in this process ("the driver's part"): the memory for which no call of
-//! the process gives a size. It consists of contexts, code, streams and the driver's own buffers.
+//! The driver's own memory in this process: contexts, code, streams and the driver's own buffers.
+//! The program's calls give no size for this memory.
 //!
-//! The size of the driver's own memory is NVML's figure for this process minus the *named* bytes.
-//! These are the bytes for which calls gave a size. A call that may increase the driver's own
-//! memory pays for an estimate of the increase in advance ([`Prepaid`]). After the call, the
-//! account measures the driver's own memory ([`Device::measure`](super::device::Device::measure)).
-//! Between such calls the [`RESERVE`] stays charged beyond the last measured size.
+//! The size is NVML's figure for this process minus the *named* bytes, which are the bytes whose
+//! size the program gave in its calls. A call that may increase the driver's own memory charges an
+//! estimate of the increase in advance ([`Prepaid`]). After the call, the account measures the
+//! driver's own memory ([`Device::measure`](super::device::Device::measure)). Between calls, the
+//! [`RESERVE`] stays charged in addition to the last measured size.
 //!
-//! The blocks that small arrays share are measured together with the driver's own memory and
-//! published as arrays ([`Packed`]).
+//! The blocks that small arrays share are measured with the driver's own memory, and published as
+//! arrays ([`Packed`]).
 
 mod prepaid;
 
@@ -28,39 +28,38 @@ struct State {
     held: u64,
     /// The size of the driver's own memory at the last measurement, in bytes.
     used: u64,
-    /// Bytes of `used` that are not charged: the memory of contexts, in a group that does not count
+    /// Bytes of `used` that are not charged, because the group does not count the memory of
     /// contexts.
     uncounted: u64,
     /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
-    /// The number of calls under way for which bytes are being charged.
+    /// The number of calls for which a thread is charging bytes.
     paying: u32,
-    /// Bytes of `held` that are set aside for memory which contexts will take later.
+    /// Bytes of `held` that are kept for memory which contexts will take later.
     reserved: u64,
-    /// Whether the process has a context, so that the driver lists the process.
+    /// Whether the process has a context. NVML lists only processes that have one.
     alive: bool,
-    /// The sizes that were assumed for the contexts made since the last measurement.
+    /// The assumed sizes of the contexts that were made since the last measurement.
     assumed: Vec<u64>,
-    /// The figures of the small arrays, whose blocks are part of `used`.
+    /// The figures of the small arrays. Their blocks are part of `used`.
     packed: Packed,
-    /// The number of the latest measurement whose result was recorded.
+    /// The number of the latest measurement that was recorded.
     measured: u64,
 }
 
 impl State {
-    /// Returns the bytes of the driver's own memory that count towards the group's usage.
+    /// Returns the bytes of the driver's own memory that the group counts.
     fn counted(&self) -> u64 {
         self.used - self.uncounted
     }
 
-    /// Returns the bytes that have to be charged for the driver's own memory. The bytes promised to
-    /// calls and the bytes kept for contexts are included.
+    /// Returns the bytes that have to be charged for the driver's own memory, including the bytes
+    /// promised to calls and the bytes kept for contexts.
     fn needed(&self) -> u64 {
         self.counted() + self.prepaid + self.reserved
     }
 
-    /// Returns the bytes that have to be charged for the driver's own memory but are not charged
-    /// yet.
+    /// Returns the bytes of [`State::needed`] that are not charged yet.
     fn missing(&self) -> u64 {
         self.needed().saturating_sub(self.held)
     }
@@ -69,19 +68,18 @@ impl State {
         self.held.saturating_sub(self.needed())
     }
 
-    /// Returns the bytes that should stay charged beyond the driver's own memory: [`RESERVE`],
-    /// while the process has a context.
+    /// Returns the bytes that stay charged in addition to the driver's own memory: [`RESERVE`]
+    /// while the process has a context, and 0 otherwise.
     fn wanted(&self) -> u64 {
         if self.alive { RESERVE } else { 0 }
     }
 
-    /// Returns the charged but unused bytes beyond [`RESERVE`], or all of them where the process
-    /// has no context.
+    /// Returns the charged but unused bytes that exceed the wanted reserve ([`State::wanted`]).
     fn excess(&self) -> u64 {
         self.idle().saturating_sub(self.wanted())
     }
 
-    /// Returns how many bytes of [`RESERVE`] are missing, because they are in use or not charged.
+    /// Returns how many bytes of [`RESERVE`] are missing: bytes that are in use or not charged.
     fn short(&self) -> u64 {
         self.wanted().saturating_sub(self.idle())
     }
@@ -99,14 +97,14 @@ impl State {
         self.prepaid = self.prepaid.saturating_sub(bytes);
     }
 
-    /// Promises to a call `bytes` of those that are kept for later needs of contexts.
+    /// Promises `bytes` to a call. They are taken from the bytes that are kept for contexts.
     fn offer(&mut self, bytes: u64) {
         self.reserved = self.reserved.saturating_sub(bytes);
         self.prepaid += bytes;
     }
 
-    /// Ends a call that was offered `bytes` of those kept for contexts. The call has used `taken`
-    /// of them, and the remaining bytes are kept for contexts again.
+    /// Ends the promise of `bytes` that were kept for contexts. The call has used `taken` of them;
+    /// the others are kept for contexts again.
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
@@ -122,8 +120,8 @@ impl State {
         }
     }
 
-    /// The driver's own memory has grown by `bytes`. Returns how many of these bytes were charged
-    /// in advance as [`RESERVE`].
+    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
+    /// advance as [`RESERVE`].
     fn out_of_reserve(&self, bytes: u64) -> u64 {
         (self.counted() + self.reserved + RESERVE)
             .saturating_sub(self.held)
@@ -135,18 +133,18 @@ impl State {
 #[derive(Default)]
 pub struct DriverPart {
     state: Mutex<State>,
-    /// Notified when a call ends that bytes were promised to or that bytes were being charged for.
+    /// Notified when a call ends that has paid in advance, or when a call stops charging bytes.
     settled: Condvar,
 }
 
-/// NVML's figure for this process, and the named bytes: the part of that figure for which calls
-/// gave a size.
+/// NVML's figure for this process, and the named bytes: the part of the figure whose size the
+/// program gave in its calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Total {
     pub figure: u64,
     pub named: u64,
-    /// Whether the driver's own memory may be larger than `figure - named`: a thread is destroying
-    /// a context, and some of the named memory may be freed already.
+    /// Whether the driver's own memory may be larger than `figure - named`. This is so while a
+    /// thread destroys a context, because some of the named memory may be freed already.
     pub at_least: bool,
 }
 
@@ -162,19 +160,18 @@ impl Total {
 pub struct Measured {
     /// The size of the driver's own memory, in bytes.
     pub used: u64,
-    /// Bytes that were charged above the limit, because the group had no room for them.
+    /// Bytes that were charged above the limit, because the group was full.
     pub overrun: u64,
-    /// Whether another thread was destroying a context. If so, this result may lack memory that was
-    /// taken or freed meanwhile.
+    /// Whether another thread was destroying a context. If so, `used` may be too small.
     pub at_least: bool,
 }
 
 impl DriverPart {
-    /// Waits for a call of another thread that has paid in advance or is about to pay, but not
-    /// longer than until `until`. When that call ends, it may leave bytes of its estimate unused,
-    /// or may have loaded what this call wanted to load. Returns false when no such call is under
-    /// way, or when the time is over. The caller must have no bytes promised to itself, because two
-    /// such callers would wait for each other.
+    /// Waits until a call of another thread ends that has paid in advance or is about to pay, but
+    /// at most until `until`. Such a call may leave bytes of its estimate unused, or may have
+    /// loaded what the waiting call needs. Returns false when there is no such call, or when the
+    /// time is over. The caller must hold no promised bytes, because two such callers would wait
+    /// for each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
@@ -186,14 +183,14 @@ impl DriverPart {
         self.state.lock().used
     }
 
-    /// The driver's own memory has grown by `bytes`. Returns how many of these bytes were charged
-    /// in advance as [`RESERVE`].
+    /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
+    /// advance as [`RESERVE`].
     pub fn out_of_reserve(&self, bytes: u64) -> u64 {
         self.state.lock().out_of_reserve(bytes)
     }
 
     /// Adds `bytes`, which are charged and not in use, to the reserve for the driver's own memory.
-    /// The next measurement uncharges what exceeds [`RESERVE`].
+    /// The next measurement uncharges the bytes that exceed [`RESERVE`].
     pub fn keep(&self, bytes: u64) {
         self.state.lock().held += bytes;
     }
@@ -218,8 +215,7 @@ impl DriverPart {
         book.set_packed(state.packed.bytes());
     }
 
-    /// Where NVML gives no figure, removes the size that was assumed for a context, because the
-    /// context is destroyed.
+    /// Removes the assumed size of a destroyed context. Used where NVML gives no figure.
     pub fn forget_assumed(&self, book: &Book, contexts: &Contexts) {
         let mut state = self.state.lock();
         if let Some(bytes) = state.assumed.pop() {
@@ -229,8 +225,8 @@ impl DriverPart {
         }
     }
 
-    /// Changes the recorded size of the driver's own memory by `change` bytes where NVML gives no
-    /// figure. The change holds for as long as the context lives.
+    /// Changes the recorded size of the driver's own memory by `change` bytes. Used where NVML
+    /// gives no figure. The change holds for as long as the context lives.
     pub fn assume(&self, book: &Book, contexts: &Contexts, change: i64) {
         let mut state = self.state.lock();
         if let Some(context) = state.assumed.last_mut() {
@@ -241,8 +237,8 @@ impl DriverPart {
         self.give_back(book, &mut state);
     }
 
-    /// Corrects the charge for the driver's own memory after measurement `number`, which has found
-    /// `total`.
+    /// Corrects the charge for the driver's own memory. `number`: the number of the measurement.
+    /// `total`: its result.
     pub fn conclude(
         &self,
         book: &Book,
@@ -261,9 +257,8 @@ impl DriverPart {
         number: u64,
         total: Total,
     ) -> Measured {
-        // A measurement with a higher number began later. If such a later measurement is recorded
-        // already, it has seen every change that this older measurement has seen. So the result of
-        // the older one is dropped.
+        // The result of this measurement is dropped if the result of a later one (with a higher
+        // number) is recorded already. The later measurement has seen all the same changes.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));
@@ -293,9 +288,8 @@ impl DriverPart {
         state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
         book.set_driver(before, used);
-        // Bytes that came into use are no longer idle. The missing bytes are subtracted from the
-        // idle bytes here too, although they are charged, and added to the idle bytes, only at the
-        // end of this function.
+        // All growth is subtracted from the idle bytes here. The part of the growth that is not
+        // charged yet (`missing`) is added back at the end of this function.
         book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {
@@ -315,8 +309,8 @@ impl DriverPart {
         overrun
     }
 
-    /// Uncharges the charged but unused bytes beyond [`RESERVE`]. Call after the driver's function
-    /// has returned.
+    /// Uncharges the unused bytes that exceed [`RESERVE`]. Call after the driver's function has
+    /// returned.
     fn give_back(&self, book: &Book, state: &mut State) {
         let excess = state.excess();
         state.held -= excess;
@@ -425,7 +419,7 @@ mod tests {
         assert_eq!(
             state.out_of_reserve(BLOCK),
             BLOCK,
-            "no more than the growth"
+            "never more bytes than the growth"
         );
     }
 
@@ -435,7 +429,7 @@ mod tests {
         let hour = Instant::now() + Duration::from_secs(3600);
         assert!(!part.await_others(hour), "no call is under way");
         part.state.lock().prepaid = BLOCK;
-        assert!(!part.await_others(Instant::now()), "no time is left");
+        assert!(!part.await_others(Instant::now()), "the time is over");
         thread::scope(|threads| {
             let waits = threads.spawn(|| part.await_others(hour));
             while !waits.is_finished() {

@@ -1,31 +1,28 @@
 //! Graph memory: the device memory that the memory nodes of CUDA graphs allocate.
 //!
 //! A launch or an upload of a graph takes graph memory from one pool per device, in steps of 32
-//! MiB. That pool shrinks only when it is trimmed and when the device's last context is destroyed
+//! MiB. The pool shrinks only when it is trimmed or when the device's last context is destroyed
 //! (measured). Adding nodes to a graph and instantiating it take no memory. A launch cannot be
-//! undone, and a launch that finds too little memory keeps what it has taken. So the largest
-//! possible growth of the pool is charged before the launch; the graph's nodes tell this growth
+//! undone, and a failed launch keeps the memory that it has taken. So the largest possible growth
+//! of the pool is charged before the launch. This growth follows from the graph's nodes
 //! ([`nodes`]). The pool's reserved bytes are read after the launch.
 //!
-//! **Graphs that have their memory.** In a full group no bytes can be charged in advance. But a
-//! graph that has been launched before must still run there. NVIDIA's programming guide says when a
-//! launch may need new memory. The driver keeps a graph's mappings between launches, and remaps the
-//! graph's memory in three cases: the graph is launched in another stream, the pool was trimmed, or
-//! an allocation that another graph has not freed lies in the same memory. Graphs in one stream
-//! share memory because they cannot run at the same time. A graph that may run at the same time as
-//! other graphs needs memory of its own. The driver may give it the memory of a graph in an idle
-//! stream. So a launch takes no new memory if three conditions have held since the graph's last
-//! launch or upload: all launches of graphs with memory nodes were in the same stream, no other
-//! graph has left memory allocated, and the pool was not trimmed.
+//! **Backed graphs.** A graph that has been launched before must still run in a full group, where
+//! no bytes can be charged in advance. A launch takes no new memory if three conditions have held
+//! since the graph's last launch or upload (NVIDIA's programming guide):
+//! - All launches of graphs with memory nodes were in the same stream. Such graphs share memory
+//!   because they cannot run at the same time.
+//! - No other graph has left memory allocated.
+//! - The pool was not trimmed.
 //!
-//! An *epoch* is a period in which these three conditions hold for one stream. Three events begin a
-//! new epoch: a launch in another stream, a launch of a graph that leaves memory allocated, and a
-//! trim of the pool. After a launch that leaves memory allocated, only the launched graph is sure
-//! of its memory. A graph that got its memory in the present epoch is *backed*, and its launch is
-//! not charged. A launch of one thread may begin an epoch while a backed launch of another thread
-//! is under way. The launch that begins the epoch then pays for both. A trim does not lower the
-//! charge of a backed launch that is under way: the bytes that were reserved when that launch began
-//! stay charged until it is over.
+//! An *epoch* is a period in which these conditions hold for one stream. Three events begin a new
+//! epoch: a launch in another stream, a launch of a graph that leaves memory allocated, and a trim
+//! of the pool. A graph that got its memory in the present epoch is *backed*, and its launch is not
+//! charged. After a launch that leaves memory allocated, only the launched graph is backed.
+//!
+//! A launch may begin an epoch while a backed launch of another thread is under way. The launch
+//! that begins the epoch then pays for both. A trim does not lower the charge of a backed launch
+//! under way. The bytes that were reserved when the backed launch began stay charged until it ends.
 //!
 //! A launch that is not backed is charged like the graph's first launch. In a full group the pool
 //! is trimmed to make room for this charge. The trim also frees the memory that the graph itself
@@ -65,9 +62,9 @@ pub struct GraphMemory {
 }
 
 impl GraphMemory {
-    /// Begins a launch of a graph in `stream`, which is `None` when the stream is unknown. `keeps`:
-    /// the graph leaves memory allocated after the launch. [`GraphMemory::pay`] charges the bytes
-    /// for the launch, and [`UnderWay::settle`] ends it.
+    /// Begins a launch of a graph in `stream`; `None` is an unknown stream. `keeps`: the graph
+    /// leaves memory allocated after the launch. [`GraphMemory::pay`] charges the bytes for the
+    /// launch, and [`UnderWay::settle`] ends it.
     pub fn begin<'a>(
         &'a self,
         book: &'a Book,
@@ -83,9 +80,9 @@ impl GraphMemory {
         }
     }
 
-    /// Pays for the bytes that `launch` may take: idle bytes of graph memory pay first, and
-    /// `charge` charges the rest in advance. Idle bytes may be promised to launches of other
-    /// threads. So first waits for these launches, but not longer than until `until`.
+    /// Pays for the bytes that `launch` may take. Charged but unused graph memory pays first, and
+    /// `charge` charges the rest. Other launches under way may free such memory when they end. So
+    /// this function first waits for them, but at most until `until`.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -108,9 +105,8 @@ impl GraphMemory {
         self.pay_now(book, state, launch, charge)
     }
 
-    /// Trims the device's graph memory and then pays for `launch` like [`GraphMemory::pay`], but
-    /// without waiting. First promises to the launch the bytes that the trim has freed, and then
-    /// charges the rest.
+    /// Trims the device's graph memory, and then pays for `launch` like [`GraphMemory::pay`]
+    /// without waiting. The bytes that the trim has freed pay first, and `charge` charges the rest.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -140,14 +136,14 @@ impl GraphMemory {
             payment: &payment,
             charged: false,
         };
-        // `charge` may wait for room in the group, so it is called while no lock is held.
+        // `charge` may wait for room in the group. So no lock is held during the call.
         let charged = payment.complete(charge);
         paying.charged = charged.is_ok();
         charged
     }
 
     /// Ends a launch: reads how much graph memory the driver has reserved now. A failed launch may
-    /// keep the memory that it took; the device's graph memory is then trimmed.
+    /// keep memory that it took; the device's graph memory is then trimmed.
     fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
         state.end(launch);
@@ -162,13 +158,13 @@ impl GraphMemory {
         }
     }
 
-    /// The group has refused the bytes of a launch. Returns the event for which the launch may
-    /// wait. `waited`: the launch has already waited for the work of its own stream.
+    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
     }
 
-    /// Reads, outside of a launch, how much graph memory the driver has reserved.
+    /// Reads how much graph memory the driver has reserved. Call outside of a launch.
     pub fn refresh(&self, book: &Book) {
         let mut state = self.state.lock();
         self.look(book, &mut state);
@@ -187,9 +183,8 @@ impl GraphMemory {
         self.refresh(book);
     }
 
-    /// Uncharges the graph memory bytes that no launch needs. With `trim`, the driver first frees
-    /// the memory that no graph uses. Returns true when the charge for graph memory has become
-    /// smaller.
+    /// Uncharges graph memory that no launch needs. With `trim`, the driver first frees the memory
+    /// that no graph uses. Returns true when bytes were uncharged.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let before = self.state.lock().held();
         if before == 0 {
@@ -203,7 +198,7 @@ impl GraphMemory {
         self.state.lock().held() < before
     }
 
-    /// Records that the device's last context is destroyed, and all graph memory with it.
+    /// Records that the device's last context was destroyed, which frees all graph memory.
     pub fn clear(&self, book: &Book) {
         let mut state = self.state.lock();
         let gone = state.clear();
@@ -213,14 +208,14 @@ impl GraphMemory {
     }
 
     fn look(&self, book: &Book, state: &mut State) {
-        // The reserved bytes are read under the lock, so that the readings of several threads are
-        // recorded in order. This cannot deadlock: the driver's function takes no lock that is held
-        // during a callback of gpulimit.
+        // The lock is held during this query, so that the readings of several threads are recorded
+        // in order. A deadlock is impossible: the driver takes no lock here that it holds during a
+        // callback of gpulimit.
         let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();
-        // This query fails in a context with a sticky error. The figure from before still holds:
-        // such a context keeps its graph memory reserved until it is destroyed.
+        // The query fails in a context with a sticky error. Such a context keeps its graph memory
+        // reserved until it is destroyed, so the previous figure still holds.
         let reserved = relaxed(|| answer(ask)).unwrap_or(before);
         if reserved == before {
             return;

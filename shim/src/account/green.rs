@@ -34,7 +34,8 @@ impl Greens {
         self.0.write().remove(&handle)
     }
 
-    /// Returns the context that owns the memory allocated in `context`.
+    /// Returns the context that owns memory allocated in `context`: for a green context its primary
+    /// context, and otherwise `context` itself.
     pub fn holder(&self, context: Context) -> Context {
         let greens = self.0.read();
         let of = greens.values().find(|green| green.context == context);

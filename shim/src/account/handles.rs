@@ -1,15 +1,15 @@
 //! The handles that the driver has handed out to this process and that are not destroyed yet.
 //!
-//! Some functions of the driver crash when they get the handle of a destroyed object. For instance,
-//! `cuMemPoolGetAttribute` does so (measured). So gpulimit passes a handle from the program to
-//! further driver functions only if the handle is in this table. A handle that is not in the table
-//! may still be valid, because the program may have made the object in a way that no hook sees. A
-//! call with such a handle pays in advance for as much memory as the call can take. gpulimit asks
-//! the driver about the handle only after the driver has accepted the call.
+//! Some functions of the driver crash when they get the handle of a destroyed object, for instance
+//! `cuMemPoolGetAttribute` (measured). So gpulimit passes a handle from the program to further
+//! driver functions only if this table has the handle. A handle that the table lacks may still be
+//! valid: the program may have made the object in a way that no hook sees. A call with such a
+//! handle pays in advance for the most memory that it can take. gpulimit asks the driver about the
+//! handle only after the driver has accepted the call.
 //!
 //! The table holds streams, code, graphs and executable graphs. Contexts, pools, blocks of device
-//! memory and green contexts have tables of their own. Other kinds of handles (events, arrays,
-//! nodes, physical memory) need no table, because gpulimit never passes them to further functions.
+//! memory and green contexts have tables of their own. Other handles (events, arrays, nodes,
+//! physical memory) need no table, because gpulimit never passes them to further functions.
 
 use parking_lot::RwLock;
 
@@ -21,7 +21,7 @@ use crate::account::maps::Map;
 pub enum Kind {
     /// `CUstream`.
     Stream,
-    /// `CUfunction` or `CUkernel`: in many places the driver accepts either.
+    /// `CUfunction` or `CUkernel`. Many functions of the driver accept either.
     Code,
     /// `CUmodule`.
     Module,
@@ -29,12 +29,12 @@ pub enum Kind {
     Library,
     /// `CUgraph`.
     Graph,
-    /// `CUgraphExec` whose kernels were known when it was made.
+    /// A `CUgraphExec` whose kernels were known when it was made.
     Exec,
 }
 
-/// The origin of a handle: the context and the module or library that it belongs to. The handle
-/// becomes invalid when either of them is destroyed.
+/// The context and the module or library that a handle belongs to. The handle becomes invalid when
+/// either of them is destroyed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Origin {
     /// The context that the handle belongs to; 0 for none.
@@ -43,7 +43,7 @@ pub struct Origin {
     pub owner: usize,
 }
 
-/// Handles that were removed from the table together, with their origins.
+/// Handles that were removed from the table together, each with its origin.
 pub type Taken = Vec<((Kind, usize), Origin)>;
 
 /// The known handles of a process.
@@ -75,8 +75,9 @@ impl Handles {
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Removes all handles that the program got from a module or library. Removes all code of
-    /// unknown origin too. Call before the driver is asked to unload that module or library.
+    /// Removes all handles that the program got from a module or library. Also removes code of
+    /// unknown origin, because it may belong there. Call before the driver is asked to unload the
+    /// module or library.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
         let modules: Vec<usize> = known
@@ -92,7 +93,7 @@ impl Handles {
         known.extract_if(goes).collect()
     }
 
-    /// Puts back handles that were removed before a call, because the driver has refused the call.
+    /// Puts back removed handles, because the driver has refused to destroy them.
     pub fn restore(&self, taken: Taken) {
         self.0.write().extend(taken);
     }
@@ -121,7 +122,7 @@ mod tests {
         assert!(handles.knows(Kind::Stream, 64));
         assert!(
             !handles.knows(Kind::Graph, 64),
-            "the handle of a stream is not one of a graph"
+            "a stream handle is not a graph handle"
         );
         assert_eq!(handles.origin(Kind::Stream, 64), Some(of(7, 0)));
         let taken = handles.take(Kind::Stream, 64);

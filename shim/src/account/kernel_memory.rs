@@ -1,19 +1,20 @@
 //! The device memory that a CUDA context sets aside for its kernels: local memory for every thread
 //! that the GPU can hold, the heap of device `malloc`, and the tables of the device runtime. The
-//! size of this memory is known before the driver takes it: it follows from the limits of the
-//! context (`cuCtxSetLimit`) and from the needs of the kernels.
+//! sizes are known in advance: they follow from the context's limits (`cuCtxSetLimit`) and from the
+//! needs of the kernels.
 //!
-//! Measured (H100, 580.159.04): each thread's local memory is a multiple of 16 bytes. The local
-//! memory of a context is this size times the number of threads that the GPU can hold, rounded
-//! *down* to whole blocks. The driver takes local memory when the program sets the stack limit. It
-//! also takes local memory at the first launch of a kernel that needs more than the context has,
-//! and raises the limit then. Lowering the limit frees local memory. If the GPU has no room for the
-//! local memory of a launch, the launch fails and frees the context's present local memory.
-//! Whatever the limits are, the first loaded code that uses device `printf` takes 62 MiB. For
-//! `assert` this is 90 MiB, and for `malloc` 138 MiB. Each of these sizes includes the smaller
-//! ones. The heap of device `malloc` is taken in full at the first launch of a kernel that uses
-//! `malloc`. The bytes of the heap are charged in advance: when the program sets the heap limit, or
-//! when code that uses `malloc` is loaded.
+//! Measured (H100, 580.159.04):
+//! - Local memory: each thread's local memory is a multiple of 16 bytes. A context's local memory
+//!   is this size times the number of threads that the GPU can hold, rounded *down* to whole
+//!   blocks. The driver takes it when the program sets the stack limit. A kernel may need more
+//!   local memory than the context has. Its first launch then raises the limit and takes the
+//!   memory. Lowering the limit frees local memory. If the GPU has no room for a launch, the launch
+//!   fails and frees the context's present local memory.
+//! - Device runtime: the first loaded code that uses device `printf` takes 62 MiB. For `assert`
+//!   this is 90 MiB, and for `malloc` 138 MiB. Each of these sizes includes the smaller ones.
+//! - Heap: the heap of device `malloc` is taken in full at the first launch of a kernel that uses
+//!   `malloc`. Its bytes are charged when the program sets the heap limit, or when code that uses
+//!   `malloc` is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,13 +35,12 @@ const START: u64 = 1024;
 /// The local memory per thread is always a multiple of this number of bytes.
 const GRAIN: u64 = 16;
 
-/// The first code in a context that uses device `malloc` takes 1 MiB for each multiprocessor and
-/// this many bytes more. The total is 138 MiB on an H100 (measured). Which part of the total
-/// depends on the number of multiprocessors is not known.
+/// The first code in a context that uses device `malloc` takes this many bytes, plus 1 MiB for each
+/// multiprocessor. The total of 138 MiB on an H100 is measured; its dependence on the number of
+/// multiprocessors is assumed.
 const TABLES: u64 = 6 << 20;
 
-/// Bytes that the first code in a context takes for a function of the device runtime: `ASSERT` if
-/// it uses device `assert`, and `PRINTF` if it uses device `printf`.
+/// Bytes that a context takes when it first loads code that uses device `assert` or `printf`.
 const ASSERT: u64 = 90 << 20;
 const PRINTF: u64 = 62 << 20;
 
@@ -54,13 +54,13 @@ pub struct KernelMemory {
 
 /// The memory that one context sets aside for kernels.
 pub struct ContextMemory {
-    /// A call that may change this memory holds the lock exclusively. A launch of a kernel that
-    /// needs more local memory than a context has from the start holds it shared.
+    /// Held exclusively by a call that may change this memory. Held shared by a launch that needs
+    /// more local memory than a context has from the start.
     pub alone: RwLock<()>,
-    /// The stack limit: the bytes of local memory that every thread has, or will have after the
-    /// driver has next enlarged the local memory.
+    /// The stack limit: the local memory of every thread in bytes. The driver may enlarge the local
+    /// memory to this limit only later.
     per_thread: AtomicU64,
-    /// Bytes of device memory behind `per_thread`; 0 after the driver has freed the local memory.
+    /// Bytes of device memory that the local memory takes; 0 after the driver has freed it.
     backing: AtomicU64,
     /// Bytes that are charged in advance for the heap of device `malloc`.
     pub heap: AtomicU64,
@@ -90,7 +90,7 @@ impl KernelMemory {
         self.backing(START)
     }
 
-    /// Returns the total bytes for the device runtime that a context has taken after code with
+    /// Returns the bytes that a context has taken for the device runtime in total, after code with
     /// these needs was loaded.
     pub fn runtime(&self, needs: Needs) -> u64 {
         let malloc = round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK);
@@ -105,14 +105,13 @@ impl KernelMemory {
     }
 
     /// Returns whether `per_thread` bytes of local memory per thread are more than every context
-    /// has from the start. Local memory above that start size does not always stay, because the
-    /// program may lower it again.
+    /// has from the start. A context may lose local memory above that size again.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }
 
-    /// Every thread has `per_thread` bytes of local memory. Returns the bytes of device memory that
-    /// this local memory takes in total.
+    /// Returns the bytes of device memory that a context's local memory takes if every thread has
+    /// `per_thread` bytes.
     pub fn backing(&self, per_thread: u64) -> u64 {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
     }
@@ -136,7 +135,7 @@ impl KernelMemory {
     }
 
     /// Removes the record of a destroyed context. Returns the bytes that were charged in advance
-    /// for the heap of that context.
+    /// for its device `malloc` heap.
     pub fn forget(&self, context: Context) -> u64 {
         let Some(gone) = self.contexts.write().remove(&context) else {
             return 0;
@@ -146,15 +145,15 @@ impl KernelMemory {
         gone.heap.swap(0, Ordering::AcqRel)
     }
 
-    /// A kernel needs `per_thread` bytes of local memory per thread. Returns the bytes by which the
-    /// local memory of `context` grows when this kernel is launched.
+    /// Returns the bytes by which the local memory of `context` grows when a kernel is launched
+    /// that needs `per_thread` bytes for every thread.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
         self.backing(per_thread.max(context.per_thread()))
             .saturating_sub(context.backing())
     }
 
     /// Records that every thread of `context` has `per_thread` bytes of local memory. Returns the
-    /// change of the device memory behind it, in bytes.
+    /// change of the context's device memory in bytes.
     pub fn set(&self, context: &ContextMemory, per_thread: u64) -> i64 {
         let backing = self.backing(per_thread);
         context.per_thread.store(per_thread, Ordering::Release);
@@ -174,12 +173,11 @@ impl ContextMemory {
         self.backing.load(Ordering::Acquire)
     }
 
-    /// A call that was to enlarge the context's local memory has failed. During the call, the
-    /// driver's own memory changed from `before` to `after` bytes. Returns whether the driver has
-    /// freed the context's local memory in the call.
+    /// Returns whether the driver has freed the context's local memory in a call that failed to
+    /// enlarge it. During the call, the driver's own memory changed from `before` to `after` bytes.
     pub fn is_dropped(&self, before: u64, after: u64) -> bool {
-        // Other threads take and free memory during the call too. So a decrease by half of the
-        // local memory is taken as evidence enough.
+        // Other threads may take and free memory during the call too. So a decrease by half of the
+        // local memory counts as evidence.
         let backing = self.backing();
         let dropped = backing > 0 && before.saturating_sub(after) >= backing / 2;
         if dropped {
@@ -250,7 +248,7 @@ mod tests {
         assert_eq!(memory.growth(&context, 4096), 1056 * MIB);
         assert!(
             !context.is_dropped(518 * MIB, 104 * MIB),
-            "there is no local memory to drop"
+            "the context has no local memory"
         );
     }
 

@@ -1,9 +1,9 @@
 //! The kernels and graphs that this process has launched before.
 //!
 //! The driver loads code lazily. So the first launch of a kernel may take memory (92 MiB for the
-//! very first launch of PyTorch), and later launches take none. To know which launches are first
-//! ones, the hook looks up the launched function: first in a table of recently launched functions,
-//! then in the set of all launched functions.
+//! very first launch of PyTorch), and later launches take none. To recognise a first launch, the
+//! hook looks for the function in a table of recent launches, and then in the set of all launched
+//! functions.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,12 +12,12 @@ use parking_lot::{Mutex, RwLock};
 use crate::abi::{Context, Opaque};
 use crate::account::maps::{Map, Set};
 
-/// A kernel's handle with this bit set is a number that stands for "this kernel needs no local
+/// This bit, added to a kernel's handle, gives an entry that says "the kernel needs no local
 /// memory". Handles are aligned, so the bit is 0 in every handle.
 const NEEDS_NONE: Opaque = 2;
 
-/// Returns the number that stands for "the code of this handle is loaded". The handle itself stands
-/// for "this function has been launched".
+/// Returns an entry that says "the code of this handle is loaded". The handle itself as an entry
+/// says "this function has been launched".
 pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
 }
@@ -27,14 +27,13 @@ pub const fn loaded(handle: Opaque) -> Opaque {
 const PLACES: usize = 4096;
 
 /// The functions that were launched recently, each at the index that its handle hashes to. The
-/// exported launch functions read this table without calling a handler (`hook::pass`). Threads
-/// write the table only under the lock of [`Launched::functions`], so that no thread writes a
-/// function into the table that another thread has just removed.
+/// exported launch functions read this table without calling a handler (`hook::pass`). A thread
+/// writes it only under the lock of [`Launched::functions`]. Otherwise it could write a function
+/// that another thread has just removed.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
-/// The constants of the hash that gives a handle's index in [`RECENT`]. The hash shifts the handle
-/// right by `FOLD`, XORs the result with the handle, multiplies by `SPREAD`, and shifts right by
-/// `DOWN`.
+/// The constants of the hash that gives a handle's index in [`RECENT`]: shift the handle right by
+/// `FOLD`, XOR with the handle, multiply by `SPREAD`, and shift right by `DOWN`.
 pub const FOLD: u32 = 3;
 pub const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 pub const DOWN: u32 = usize::BITS - PLACES.trailing_zeros();
@@ -44,16 +43,15 @@ fn place(function: Opaque) -> Option<&'static AtomicUsize> {
     RECENT.get(((function >> FOLD) ^ function).wrapping_mul(SPREAD) >> DOWN)
 }
 
-/// Returns whether `function` is in the table of recently launched functions. For nearly every
-/// launch no other look-up is needed.
+/// Returns whether `function` is in the table of recently launched functions. Nearly every launch
+/// needs only this look-up.
 #[inline]
 pub fn is_recent(function: Opaque) -> bool {
     function != 0 && place(function).is_some_and(|at| at.load(Ordering::Relaxed) == function)
 }
 
-/// Returns whether the table of recently launched functions says that the code of `handle` is
-/// loaded in every context that needs it. For nearly every call of the program that asks about a
-/// function, no other look-up is needed.
+/// Returns whether the table of recent launches says that the code of `handle` is loaded in every
+/// context that needs it. Nearly every call that asks about a function needs only this look-up.
 #[inline]
 pub fn is_recently_loaded(handle: Opaque) -> bool {
     is_recent(loaded(handle))
@@ -71,12 +69,12 @@ fn forget_all() {
     }
 }
 
-/// The record of a `CUkernel`. A record under an odd number (see [`loaded`]) stands for code that
-/// the driver loads into each context separately.
+/// The record of a `CUkernel`. A record under an odd number (see [`loaded`]) says in which contexts
+/// the kernel's code is loaded.
 #[derive(Default)]
 struct Kernel {
     library: Opaque,
-    /// The contexts in which the kernel has been launched, or in which its code is loaded.
+    /// The contexts in which the kernel has been launched or its code is loaded.
     contexts: Vec<Context>,
 }
 
@@ -87,26 +85,24 @@ struct Kernel {
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// The bytes of local memory per thread that launched kernels and graphs need, by the context
-    /// in which they were launched. Only kernels and graphs that need more than a new context has
-    /// are listed. They are kept because the context may have lost that local memory since the
-    /// launch.
+    /// The bytes of local memory per thread that kernels and graphs needed in the context where
+    /// they were launched. Only needs above the size that a new context has are listed. The context
+    /// may have lost that local memory since the launch.
     large: RwLock<Map<(Opaque, Context), u64>>,
-    /// The bytes of local memory per thread that kernels need. Kernels that need no local memory
-    /// are in `functions` instead, with the mark [`NEEDS_NONE`].
+    /// The bytes of local memory per thread that kernels need. For kernels that need none,
+    /// `functions` has an entry with the bit [`NEEDS_NONE`] instead.
     needs: RwLock<Map<Opaque, u64>>,
-    /// Whether this process has launched any kernel. Functions whose code is only known to be
-    /// loaded do not count.
+    /// Whether this process has launched any kernel. Loading code does not count as a launch.
     begun: AtomicBool,
-    /// Held during a launch on several devices. Such a launch may have to wait, in the context of
-    /// each device, for other launches.
+    /// A lock that a thread holds during a launch on several devices. Such a launch may have to
+    /// wait for other launches on each of these devices.
     pub on_many: Mutex<()>,
 }
 
 impl Default for Launched {
     fn default() -> Self {
-        // The table is static, so a forked child inherits the entries of its parent. The child's
-        // account removes them here.
+        // The table is static, so a forked child inherits the entries of its parent. They are
+        // removed here when the child makes its own account.
         forget_all();
         Launched {
             functions: RwLock::default(),
@@ -152,15 +148,14 @@ impl Launched {
         remember(function);
     }
 
-    /// Records that `kernel` is a `CUkernel` of the library `library`; 0 stands for an unknown
-    /// library.
+    /// Records that `kernel` is a `CUkernel` of the library `library` (0 for an unknown library).
     pub fn note_kernel(&self, kernel: Opaque, library: Opaque) {
         if !self.is_kernel(kernel) {
             self.kernels.write().entry(kernel).or_default().library = library;
         }
     }
 
-    /// Returns the library of a `CUkernel`; `None` where no hook has seen how the program got the
+    /// Returns the library of a `CUkernel`; `None` if no hook has seen how the program got the
     /// kernel.
     pub fn library_of(&self, kernel: Opaque) -> Option<Opaque> {
         let kernels = self.kernels.read();
@@ -181,8 +176,8 @@ impl Launched {
             .is_some_and(|kernel| kernel.contexts.contains(&context))
     }
 
-    /// Records that `function` has been launched in `context`. `contexts` is the number of contexts
-    /// of the process: a `CUkernel` counts as launched once it has been launched in all of them.
+    /// Records that `function` has been launched in `context`. A `CUkernel` counts as launched once
+    /// it has been launched in all contexts of the process; `contexts` is their number.
     pub fn insert_in(&self, function: Opaque, context: Context, contexts: usize) {
         if let Some(kernel) = self.kernels.write().get_mut(&function) {
             if !kernel.contexts.contains(&context) {
@@ -196,8 +191,7 @@ impl Launched {
     }
 
     /// Records that `function` has been launched in `context` and needs `per_thread` bytes of local
-    /// memory per thread. The function counts as launched only while the context has that much
-    /// local memory.
+    /// memory per thread. It counts as launched only while the context has that much local memory.
     pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
         self.large.write().insert((function, context), per_thread);
     }
@@ -207,8 +201,8 @@ impl Launched {
         self.large.read().get(&(function, context)).copied()
     }
 
-    /// Returns the bytes of local memory that every thread of `kernel` needs; `None` where the
-    /// driver has not been asked yet.
+    /// Returns the bytes of local memory that every thread of `kernel` needs; `None` if the need is
+    /// unknown.
     pub fn need_of(&self, kernel: Opaque) -> Option<u64> {
         if self.contains(kernel | NEEDS_NONE) {
             return Some(0);
@@ -216,7 +210,7 @@ impl Launched {
         self.needs.read().get(&kernel).copied()
     }
 
-    /// Records the number of bytes that [`Launched::need_of`] returns for `kernel` from now on.
+    /// Records the bytes of local memory that every thread of `kernel` needs.
     pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
         match per_thread {
             0 => self.insert(kernel | NEEDS_NONE),
@@ -224,8 +218,8 @@ impl Launched {
         }
     }
 
-    /// Forgets which `CUkernel`s count as launched or loaded, and forgets their needs. Called when
-    /// a context is made, because no `CUkernel` has been launched or loaded in the new context.
+    /// Forgets the launches, the loaded code and the needs of all `CUkernel`s. Called when a
+    /// context is made, because no `CUkernel` has been launched or loaded in the new context.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
         let is_kernel = |handle: &Opaque| {
@@ -261,7 +255,7 @@ impl Launched {
     }
 
     /// Forgets all launches and needs, because the driver may hand out the same handles again for
-    /// other functions with other needs. Remembers which handles are `CUkernel`s.
+    /// other functions. Still remembers which handles are `CUkernel`s.
     pub fn forget(&self) {
         for kernel in self.kernels.write().values_mut() {
             kernel.contexts.clear();
@@ -274,8 +268,8 @@ impl Launched {
         forget_all();
     }
 
-    /// Forgets the `CUkernel`s of a library or module that was unloaded. Forgets the `CUkernel`s of
-    /// unknown libraries too, because they may belong to the unloaded one.
+    /// Forgets the `CUkernel`s of an unloaded library or module. Also forgets `CUkernel`s of
+    /// unknown origin, because they may belong to it.
     pub fn forget_library(&self, library: Opaque) {
         self.kernels
             .write()
@@ -288,8 +282,7 @@ impl Launched {
 mod tests {
     use super::*;
 
-    /// Held by each test of the table of recent launches, because that table belongs to the whole
-    /// process.
+    /// A lock for tests: the table of recent launches belongs to the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -301,7 +294,7 @@ mod tests {
             launched.insert(function);
         }
         assert!((1..500).all(|at| launched.contains(at * 64)));
-        assert!(is_recent(499 * 64), "it was entered last");
+        assert!(is_recent(499 * 64), "the table keeps the latest function");
         launched.remove(64);
         assert!(!launched.contains(64));
         assert!((2..500).all(|at| launched.contains(at * 64)));

@@ -1,9 +1,8 @@
 //! The libraries (`CUlibrary`) whose image says that they take much memory besides their code, and
 //! the contexts in which they are loaded.
 //!
-//! The driver loads a library lazily: into each context when that context first needs something of
-//! the library. It cannot unload the library from a single context. So every call that may load a
-//! library charges in advance for the memory that the library will take.
+//! The driver loads a library into a context when that context first needs something of the
+//! library. So every call that may load a library charges the memory of the library in advance.
 
 use parking_lot::RwLock;
 
@@ -39,9 +38,9 @@ impl Libraries {
         self.0.read().is_empty()
     }
 
-    /// Returns the needs of a library: the memory that the driver will take to load the library
-    /// into `context`, if it is not loaded there yet. For an unknown library (`None`), returns the
-    /// most that any open library would need.
+    /// Returns the memory that the driver will take to load a library into `context`; none if it is
+    /// loaded there already. For an unknown library (`None`), returns the most that any open
+    /// library needs.
     pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {
@@ -57,8 +56,8 @@ impl Libraries {
         }
     }
 
-    /// Records that the library is loaded in `context`. Returns the bytes of variables that the
-    /// library has certainly taken there.
+    /// Records that the library is loaded in `context`. Returns the least bytes of variables that
+    /// the library has taken there.
     pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
         match self.0.write().get_mut(&library) {
             Some(entry) if !entry.loaded.contains(&context) => {
@@ -69,8 +68,8 @@ impl Libraries {
         }
     }
 
-    /// Removes a library that the program is about to close, because the driver may hand out its
-    /// handle again.
+    /// Removes a library that the program is about to close. The driver may hand out its handle
+    /// again.
     pub fn take(&self, library: Opaque) -> Option<Library> {
         self.0.write().remove(&library)
     }
@@ -80,8 +79,8 @@ impl Libraries {
         self.0.write().insert(handle, library);
     }
 
-    /// Removes a destroyed context from the records of all libraries, because the driver may hand
-    /// out the context's handle again.
+    /// Removes a destroyed context from the records of all libraries. The driver may hand out its
+    /// handle again.
     pub fn forget_context(&self, context: Context) {
         for entry in self.0.write().values_mut() {
             entry.loaded.retain(|loaded| *loaded != context);

@@ -1,4 +1,4 @@
-//! Whether gpulimit limits this process by a group at all.
+//! Whether gpulimit limits this process.
 
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,12 +8,11 @@ use gpulimit_group::Undisturbed;
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
 const LIMITED: u8 = 2;
-/// Whether the administrator's rules or the environment ask for a limit on this process. The answer
-/// is the same in forked children, so it is not part of [`super::Process`].
+/// Whether the administrator's rules or the environment ask for a limit on this process. A forked
+/// child gets the same answer, so it is not part of [`super::Process`].
 static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Returns whether this process is to be limited. Returns true also when the limit cannot be
-/// applied.
+/// Returns whether this process is to be limited, even if the limit cannot be applied.
 #[inline]
 pub fn limited() -> bool {
     match ASKED.load(Ordering::Relaxed) {
@@ -22,8 +21,8 @@ pub fn limited() -> bool {
     }
 }
 
-/// Returns whether an earlier call of [`limited`] has found that this process is not to be limited.
-/// Only reads one word of memory.
+/// Returns whether [`limited`] has found earlier that this process is not to be limited. Reads only
+/// one word of memory.
 #[inline]
 pub fn unlimited() -> bool {
     ASKED.load(Ordering::Relaxed) == UNLIMITED

@@ -1,38 +1,35 @@
 //! The locks of `libgpulimit.so`: their order, and what a thread may do while it holds one.
 //!
-//! All locks belong to one process and are new in a forked child (`account::current`). While a
-//! thread holds a lock, it may take locks that come later in the following table, but not locks
-//! that come earlier:
+//! All locks belong to one process and are new in a forked child (`account::current`). A thread
+//! takes locks in the order of this table: while it holds a lock, it may take only later ones.
 //!
 //! | lock | what it guards | while it is held |
 //! |---|---|---|
-//! | `Process::joining` | joining the group, once | files are opened, the driver is asked for its devices |
+//! | `Process::joining` | joining the group, once | the thread opens files and asks the driver for its devices |
 //! | `Process::redirecting` | the driver's symbol table while it is changed | the driver and the ledger are not called |
-//! | `Launched::on_many` | launches on several devices, which need more than one `alone` | the driver is called |
-//! | `Contexts::making` | making a context: two threads that retain the same context make it once | the driver is called |
-//! | `ContextMemory::alone` | a change of the memory that a context sets aside for kernels; launches that rely on this memory share the lock; a thread holds several of these locks only while it holds `on_many` | the driver is called |
+//! | `Launched::on_many` | launches on several devices, which take several `alone` locks | the driver is called |
+//! | `Contexts::making` | making a context, so that two threads that retain the same context make it once | the driver is called |
+//! | `ContextMemory::alone` | the memory that a context sets aside for kernels: a change holds the lock exclusively, and launches that rely on this memory share it; a thread holds several of these locks only while it holds `on_many` | the driver is called |
 //! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: a thread copies the list first |
-//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes, so that readings are recorded in order, or told to trim the pool; the ledger is changed |
+//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes (so that readings are recorded in order) or told to trim the pool; the ledger is changed |
 //! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
 //! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have
-//! other processes killed.** The reason is that another thread that is about to free memory may
-//! need the lock. A call first tries to pay while it holds the lock, with a request that does not
-//! *insist*: this request neither waits for room nor has processes killed. If the request is
-//! refused, the call releases the lock, waits with no bytes promised to it, and then starts again
-//! (`handler::payment`). A request that does not insist still asks other members for 100 ms at most
-//! to give back memory that they hold unused. It also waits until the memory of dead members is
-//! freed.
+//! other processes killed**, because a thread that is about to free memory may need the lock. While
+//! a call holds a lock, it tries to pay with a request that does not *insist*. Such a request
+//! neither waits for room nor has processes killed. It still asks other members to give back unused
+//! memory, for 100 ms at most, and waits until the memory of dead members is freed. If the request
+//! is refused, the call releases the lock and all bytes promised to it, waits, and starts again
+//! (`handler::payment`).
 //!
 //! The crate `group` takes its lock `Kept::groups` during a charge. This lock comes after every
 //! lock of this table. Directories are read while a thread holds it.
 //!
-//! Builds with debug assertions check the locks from the top of the table down to `alone`. Whenever
-//! a thread takes one of these locks, they check the order. Whenever a request is about to wait,
-//! they check that its thread holds none of these locks.
+//! Builds with debug assertions check the order of the locks from `joining` to `alone` whenever a
+//! thread takes one of them. Before a request waits, they check that its thread holds none of them.
 
 use std::ops::Deref;
 
@@ -69,8 +66,8 @@ pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
     }
 }
 
-/// Checks that the calling thread holds none of the checked locks; called before a request waits
-/// for room in its group.
+/// Checks that the calling thread holds none of the checked locks. Called before a request waits
+/// for room in the group.
 #[inline]
 pub fn assert_none_held() {
     if cfg!(debug_assertions) {

@@ -1,5 +1,6 @@
-//! Managed memory (`cuMemAllocManaged`). It is charged in full when the program allocates it: NVML
-//! does not include it in the figure of any process, and all of it may later lie in device memory.
+//! Managed memory (`cuMemAllocManaged`). It is charged in full when the program allocates it,
+//! because all of it may later lie in device memory. NVML does not include it in the figure of any
+//! process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

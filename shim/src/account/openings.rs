@@ -1,10 +1,9 @@
 //! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
 //!
-//! NVML attributes such memory to its owner for as long as the owner has it. When the owner has
-//! freed the memory or has ended, NVML attributes the memory to the process that still has it open
-//! (measured, H100, 580.159.04). No CUDA call tells the process about this change. The account
-//! notices it when NVML's figure for the process has grown by at least the size of the memory
-//! ([`Openings::take_over`]).
+//! NVML attributes this memory to its owner until the owner frees it or ends. From then on, NVML
+//! attributes it to the process that still has it open (measured, H100, 580.159.04). No CUDA call
+//! tells the process about this change. The account notices it when NVML's figure for the process
+//! has grown by at least the size of the memory ([`Openings::take_over`]).
 
 use gpulimit_base::order;
 use parking_lot::Mutex;
@@ -19,9 +18,9 @@ pub struct Opening {
     pub context: Context,
     /// The total size of the 2 MiB blocks that the memory touches, in bytes.
     pub size: u64,
-    /// Bytes that are charged to this process for the memory: `size`, or 0.
+    /// Bytes of `size` that are charged to this process: all or none.
     pub bytes: u64,
-    /// The number of times that this process has opened the memory and not closed it yet.
+    /// How often this process has opened the memory and not closed it yet.
     pub count: u32,
 }
 
@@ -32,8 +31,8 @@ pub struct Openings {
 }
 
 impl Openings {
-    /// Counts one more opening of the memory at `address`, which should be open already. Returns
-    /// false when it is not known to be open.
+    /// Counts one more opening of the memory at `address`. Returns false when this memory is not
+    /// recorded as open.
     pub fn again(&self, address: DevicePtr) -> bool {
         match self.open.lock().get_mut(&address) {
             Some(known) => {
@@ -44,8 +43,8 @@ impl Openings {
         }
     }
 
-    /// Records that the program has opened memory, or that a close of the memory has failed.
-    /// Returns true when the memory was not recorded as open before.
+    /// Records that the program has opened memory, or has failed to close it. Returns true when the
+    /// memory was not recorded as open before.
     pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
         let mut open = self.open.lock();
         match open.get_mut(&address) {
@@ -60,8 +59,8 @@ impl Openings {
         }
     }
 
-    /// Counts a close that the program is about to make. The last close removes the entry of the
-    /// memory and returns it.
+    /// Counts a close that the program is about to make. At the last close, removes the record of
+    /// the memory and returns it.
     pub fn close(&self, address: DevicePtr) -> Option<Opening> {
         let mut open = self.open.lock();
         let known = open.get_mut(&address)?;
@@ -72,10 +71,10 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// NVML's figure for this process has grown by `grown` bytes. Takes over memory of other
-    /// processes whose sizes together fit into these bytes, the largest first: this memory counts
-    /// as attributed to this process from now on. Calls `charge` with the size of each memory that
-    /// it takes over, and returns the total of these sizes.
+    /// Takes over memory of other processes that NVML now attributes to this process. `grown`: the
+    /// bytes by which NVML's figure for this process has grown. Takes over the largest memory
+    /// first, as long as the sizes fit into `grown`. Calls `charge` with each size, and returns
+    /// their sum.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;
@@ -92,7 +91,7 @@ impl Openings {
         taken
     }
 
-    /// Removes everything that was open in the destroyed context `context`, and returns it.
+    /// Removes the memory that was open in the destroyed context `context`, and returns it.
     pub fn drain(&self, context: Context) -> Vec<Opening> {
         let mut open = self.open.lock();
         let gone = open.extract_if(|_, opening| opening.context == context);
@@ -126,7 +125,7 @@ mod tests {
         assert_eq!(closed, opening(0, 3));
         assert_eq!(openings.close(5), None);
         assert!(openings.enter(5, closed), "the driver refused");
-        assert!(!openings.enter(5, closed), "it was opened again meanwhile");
+        assert!(!openings.enter(5, closed), "the program opened it again");
         assert_eq!(openings.close(5), None);
         assert_eq!(openings.drain(8), []);
         assert_eq!(openings.drain(7), [opening(0, 3)]);
@@ -145,7 +144,7 @@ mod tests {
         assert_eq!(take(109), 100);
         assert_eq!(take(109), 70);
         assert_eq!(take(109), 40);
-        assert_eq!(take(109), 0, "the rest is on another GPU");
+        assert_eq!(take(109), 0, "the other memory is on another GPU");
         assert_eq!(openings.close(2).expect("open").bytes, 100 * BLOCK);
     }
 }

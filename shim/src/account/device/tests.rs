@@ -176,7 +176,7 @@ fn spare_blocks_are_given_back() {
     device.keep_block();
     assert_eq!(charged(device), (10, 2));
     device.keep_block();
-    assert_eq!(charged(device), (8, 2), "a thread keeps only one spare block");
+    assert_eq!(charged(device), (8, 2), "a thread keeps one spare block");
     assert!(device.release_spares());
     assert_eq!(charged(device), (6, 0));
     assert!(!device.release_spares());
@@ -331,7 +331,7 @@ fn growth_of_the_figure_is_memory_that_has_come_from_others() {
     open(device, 128, 4 * MIB);
     open(device, 192, 6 * MIB);
     import(device, 6, 10 * MIB);
-    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "imported and opened memory");
+    assert_eq!(device.take_over(15 * MIB), 14 * MIB, "import and opening");
     // The device has closed all memory of other processes, so it does not look for such memory.
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);

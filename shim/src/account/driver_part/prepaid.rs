@@ -1,5 +1,5 @@
-//! Bytes for the driver's own memory that are charged in advance for one call, as a guard. Where
-//! the call is not made, dropping the guard uncharges the bytes beyond the reserve.
+//! A guard for bytes that are charged in advance for one call, for the driver's own memory. If the
+//! call is not made, dropping the guard uncharges the bytes that exceed the reserve.
 
 use super::{DriverPart, Measured, RESERVE, State};
 use crate::account::charged::Charged;
@@ -9,14 +9,14 @@ use crate::account::rounding::BLOCK;
 use crate::refusal::Refused;
 
 /// Bytes for the driver's own memory that are charged and promised to one call.
-#[must_use = "dropping the guard ends the promise and uncharges the bytes"]
+#[must_use = "dropping the guard uncharges its bytes"]
 pub struct Prepaid<'a> {
     device: &'a Device,
     bytes: u64,
-    /// Further bytes that were kept for later needs of a context and that this call may use.
+    /// Further bytes that this call may use. They were kept for memory that contexts take later.
     offered: u64,
-    /// The size of the driver's own memory when `offered` was set. It is kept because another
-    /// thread may measure during the call and record the bytes that the call has taken.
+    /// The size of the driver's own memory when `offered` was set. Another thread may measure
+    /// during the call and change the recorded size.
     before: u64,
 }
 
@@ -26,8 +26,8 @@ impl<'a> Prepaid<'a> {
         Prepaid::lent(device, 0)
     }
 
-    /// Charges the bytes of `request`, the most bytes that a call may take. Bytes that are charged
-    /// already as [`RESERVE`] are not charged again.
+    /// Charges the bytes of `request`: the most bytes that a call may take. Unused bytes of
+    /// [`RESERVE`] are charged already and pay first.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -37,8 +37,8 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Promises `bytes` of the charged [`RESERVE`] to a call that probably does not need them.
-    /// Returns false when the reserve has fewer bytes left. Makes no guard, because programs make
-    /// such calls by the million.
+    /// Returns false when the reserve has fewer bytes left. Returns no guard, to save time in very
+    /// frequent calls.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -48,7 +48,7 @@ impl<'a> Prepaid<'a> {
         enough
     }
 
-    /// Makes a guard of `bytes` that [`Prepaid::lend`] has promised to the call.
+    /// Makes a guard for `bytes` that [`Prepaid::lend`] has promised.
     pub fn lent(device: &'a Device, bytes: u64) -> Self {
         Prepaid {
             device,
@@ -62,9 +62,9 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises the promised bytes to the bytes of `request`. Promises charged but unused bytes
-    /// first, and then charges the rest. If the group refuses the rest, the guard keeps the bytes
-    /// promised before, and `Err` holds the bytes that the call needs.
+    /// Raises the promised bytes to the bytes of `request`. Charged but unused bytes pay first, and
+    /// the rest is charged now. If the group refuses the rest, the guard keeps the bytes promised
+    /// before, and `Err` holds the bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -73,16 +73,15 @@ impl<'a> Prepaid<'a> {
         .map_err(|Refused| request.bytes)
     }
 
-    /// Raises the promised bytes to `to` bytes like [`Prepaid::raise`]. `charge` charges the
-    /// missing bytes in advance.
+    /// Raises the promised bytes to `to` like [`Prepaid::raise`]. Calls `charge` with the bytes to
+    /// charge in advance.
     pub(in crate::account) fn raise_by(
         &mut self,
         to: u64,
         charge: &dyn Fn(u64) -> Result<Charged<'a>, Refused>,
     ) -> Result<(), Refused> {
-        // The loop ends, because in each round fewer bytes are missing than in the round before.
-        // The bytes charged in a round are promised to this call, or they pay for memory that the
-        // driver has taken beyond all charges. The group's limit bounds the loop too.
+        // The loop ends, because each round charges bytes and fewer bytes are missing in the next
+        // round. The group's limit bounds the number of rounds too.
         loop {
             let (missing, paying) = {
                 let mut state = self.part().state.lock();
@@ -94,11 +93,11 @@ impl<'a> Prepaid<'a> {
                 }
                 (missing, Paying::begin(self.part(), &mut state))
             };
-            // `charge` may wait for room in the group, so it is called while no lock is held.
+            // `charge` may wait for room in the group. So no lock is held during the call.
             let charged = charge(missing)?;
             let more = to.saturating_sub(self.bytes);
-            // The charged bytes are added and promised under one lock. Otherwise another thread
-            // might uncharge them before they are promised.
+            // The new bytes are recorded and promised under one lock. Otherwise another thread
+            // might uncharge them in between.
             let mut state = self.part().state.lock();
             charged.spend();
             state.held += missing;
@@ -109,17 +108,16 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Raises the promised bytes to `bytes` plus a whole [`RESERVE`], for a call whose need is
-    /// unknown. In a full group, raises them to `bytes` plus the unused rest of the reserve, if
-    /// this rest is at least a block. Never waits for room in the group. `Err` holds the bytes that
-    /// the call needs.
+    /// unknown. In a full group, the unused rest of the reserve is enough if it has at least one
+    /// block. Never waits for room in the group. `Err` holds the bytes that the call needs.
     pub fn raise_with_reserve(&mut self, bytes: u64) -> Result<(), u64> {
         self.raise(Request::reclaiming(bytes + RESERVE))
             .or_else(|_| self.raise(Request::trimming(self.with_reserve(bytes))))
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// Returns the bytes to promise: the call's own `bytes` plus the unused rest of [`RESERVE`].
-    /// Where this rest is less than a block, returns `bytes` plus a whole [`RESERVE`].
+    /// Returns `bytes` plus the unused rest of [`RESERVE`]. If this rest is less than a block,
+    /// returns `bytes` plus a whole [`RESERVE`].
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
@@ -128,7 +126,7 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Adds up to `bytes` to the guard: as many as the group has free. Never fails.
+    /// Adds up to `bytes` to the guard, but no more than the group has free. Never fails.
     pub fn add_some(&mut self, bytes: u64) {
         let bytes = bytes.min(self.device.book.group_free());
         if bytes == 0 {
@@ -154,8 +152,8 @@ impl<'a> Prepaid<'a> {
         self.part().refill(book, &mut state);
     }
 
-    /// Offers the call `bytes` that are kept for later needs of contexts. Returns the size of the
-    /// driver's own memory before the call.
+    /// Lets the call use `bytes` that are kept for memory which contexts take later. Returns the
+    /// size of the driver's own memory before the call.
     pub fn offer(&mut self, bytes: u64) -> u64 {
         let mut state = self.part().state.lock();
         state.offer(bytes);
@@ -163,8 +161,7 @@ impl<'a> Prepaid<'a> {
         self.before
     }
 
-    /// Hands the promised bytes over: they stay charged, and another record of the account counts
-    /// them from now on.
+    /// Hands the promised bytes over to another record of the account. They stay charged.
     pub fn hand_over(mut self) {
         let mut state = self.part().state.lock();
         let bytes = self.bytes;
@@ -180,7 +177,7 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Ends the call like [`Prepaid::settle`]. `taken` gets the growth of the driver's own memory,
-    /// and returns how many of the offered bytes the call has used.
+    /// and returns how many bytes of [`Prepaid::offer`] the call has used.
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();
@@ -193,8 +190,8 @@ impl<'a> Prepaid<'a> {
         Ok(part.conclude_with(book, contexts, &mut state, number, total))
     }
 
-    /// Ends a call that has made a context. NVML gives no figure, so the context is assumed to take
-    /// `bytes`.
+    /// Ends a call that has made a context, where NVML gives no figure. The context is assumed to
+    /// take `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
@@ -205,8 +202,8 @@ impl<'a> Prepaid<'a> {
         part.give_back(book, &mut state);
     }
 
-    /// Ends the promise to the call, which has used `taken` of the offered bytes. The other offered
-    /// bytes are kept for contexts again.
+    /// Ends the promise of bytes to the call. `taken`: how many of the offered bytes the call has
+    /// used. The other offered bytes are kept for contexts again.
     fn release(&mut self, state: &mut State, taken: u64) {
         let taken = taken.min(self.offered);
         state.release(self.bytes);
@@ -218,7 +215,7 @@ impl<'a> Prepaid<'a> {
     }
 }
 
-/// The guard is dropped when the call was not made, or has taken no memory.
+/// The guard is dropped when the call was not made or has taken no memory.
 impl Drop for Prepaid<'_> {
     fn drop(&mut self) {
         if self.bytes == 0 && self.offered == 0 {
@@ -228,7 +225,7 @@ impl Drop for Prepaid<'_> {
         let mut state = part.state.lock();
         self.release(&mut state, 0);
         // After a panic it is unknown whether the driver was called. So the bytes stay charged
-        // until a measurement shows whether they are used (`Process::recover`).
+        // until `Process::recover` has measured whether they are used.
         if !std::thread::panicking() {
             part.give_back(&self.device.book, &mut state);
         }
@@ -236,7 +233,7 @@ impl Drop for Prepaid<'_> {
     }
 }
 
-/// A call for which bytes are being charged. The charging ends when this guard is dropped.
+/// A guard that exists while bytes are being charged for a call.
 struct Paying<'a>(&'a DriverPart);
 
 impl<'a> Paying<'a> {

@@ -1,4 +1,4 @@
-//! The graphs inside conditional nodes, which the nodes may run.
+//! The graphs inside the conditional nodes of graphs.
 
 use parking_lot::RwLock;
 
@@ -7,9 +7,8 @@ use crate::account::maps::Map;
 
 /// The graphs inside each conditional node.
 ///
-/// A hook sees every conditional node when it is added to a graph, so every existing node can be
-/// looked up. The entry of a destroyed node stays until the driver hands out the same node handle
-/// again.
+/// A hook records every conditional node when it is added to a graph. The record of a destroyed
+/// node stays until the driver hands out the same node handle again.
 #[derive(Default)]
 pub struct Bodies(RwLock<Map<Node, Vec<Graph>>>);
 

@@ -22,8 +22,8 @@ pub struct Need {
     pub device: Ordinal,
     /// The most bytes that a launch of the graph takes on the device.
     bytes: AtomicU64,
-    /// The epoch (a period without a change of stream and without a trim) in which the graph got
-    /// its memory; 0 when the graph has no memory. See [`super::GraphMemory`].
+    /// The epoch in which the graph got its memory (an epoch ends with a change of stream or a
+    /// trim); 0 when the graph has no memory. See [`super::GraphMemory`].
     epoch: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl Need {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Records that a launch has shown that the graph needs no more than `bytes`.
+    /// Lowers the need to `bytes`, because a launch has shown that they are enough.
     pub(super) fn learn(&self, bytes: u64) {
         self.bytes.fetch_min(bytes, Ordering::Relaxed);
     }
@@ -66,14 +66,13 @@ impl Need {
     }
 }
 
-/// The executable graphs of a process by their handles. Only graphs with memory nodes are in
-/// `by_handle`.
+/// The executable graphs of a process by their handles.
 #[derive(Default)]
 pub struct Execs {
     live: AtomicUsize,
     by_handle: RwLock<Map<GraphExec, Arc<Exec>>>,
-    /// The bytes of local memory per thread that the kernels of each graph need; graphs that need
-    /// no local memory are left out.
+    /// The bytes of local memory that every thread needs for the kernels of a graph. Graphs that
+    /// need no local memory are left out.
     per_thread: RwLock<Map<GraphExec, u64>>,
 }
 
@@ -87,8 +86,8 @@ impl Execs {
         self.by_handle.read().get(&exec).cloned()
     }
 
-    /// Records the executable graph `exec`, which the driver has just made. An older record with
-    /// the same handle belongs to a destroyed graph.
+    /// Records the executable graph `exec`, which the driver has just made. Replaces the record of
+    /// a destroyed graph that had the same handle.
     pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
         self.change(|map| map.insert(exec, known));
     }
@@ -102,8 +101,8 @@ impl Execs {
         self.change(|map| map.remove(&exec))
     }
 
-    /// Returns the most bytes of local memory per thread that any kernel in the executable graph
-    /// `exec` needs.
+    /// Returns the bytes of local memory that every thread needs for the kernels of the executable
+    /// graph `exec`.
     pub fn per_thread(&self, exec: GraphExec) -> u64 {
         self.per_thread.read().get(&exec).copied().unwrap_or(0)
     }
@@ -115,8 +114,8 @@ impl Execs {
         };
     }
 
-    /// Sets the local memory per thread of a graph like [`Execs::set_per_thread`], unless the
-    /// recorded number is as large already. Returns whether it has raised the number.
+    /// Raises the local memory per thread of a graph to `bytes`. Returns false if the recorded
+    /// number is as large already.
     pub fn raise_per_thread(&self, exec: GraphExec, bytes: u64) -> bool {
         let raises = bytes > self.per_thread(exec);
         if raises {

@@ -1,10 +1,10 @@
-//! The bytes that the memory nodes of a graph need, found by visiting the graph's nodes.
+//! The bytes that the memory nodes of a graph need.
 //!
-//! The driver chooses the address of an allocation when the memory node is added to the graph. Two
+//! The driver chooses the address of an allocation when its memory node is added to the graph. Two
 //! allocations of a graph get the same address only if the first is freed before the second begins
-//! (NVIDIA's programming guide, graph memory nodes). Allocations at the same address share one
-//! piece of memory, so the addresses tell how much memory a graph needs. For instance, a graph that
-//! allocates and frees the same memory a hundred times needs that memory once.
+//! (NVIDIA's programming guide, graph memory nodes). Such allocations share one piece of memory, so
+//! the addresses tell how much memory a graph needs. For instance, a graph that allocates and frees
+//! the same memory a hundred times needs that memory once.
 
 use gpulimit_base::order;
 
@@ -19,11 +19,10 @@ use crate::account::maps::{Map, Set};
 use crate::account::rounding::round_up;
 use crate::driver::{answer, cuda};
 
-/// The sizes of small allocations in graphs are rounded up to a multiple of this many bytes.
+/// In graphs, the sizes of small allocations are rounded up to a multiple of this many bytes.
 const GRAIN: u64 = 512;
 
-/// The memory nodes and kernels of a graph, including those of its child graphs and conditional
-/// nodes.
+/// The memory nodes and kernels of a graph and of the graphs inside its nodes.
 #[derive(Default)]
 pub struct Nodes {
     allocated: Map<Ordinal, Vec<Range>>,
@@ -35,8 +34,8 @@ pub struct Nodes {
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Collects the memory nodes and kernels of `graph`. A handle that is not a graph yields no
-    /// nodes: the driver itself returns the error to the program's call.
+    /// Collects the memory nodes and kernels of `graph`. If the handle is not a graph, returns no
+    /// nodes; the program gets the error from the driver.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
@@ -52,7 +51,7 @@ impl Nodes {
 
     fn allocates(&mut self, node: Node) {
         let ask = |params| cuda::cuGraphMemAllocNodeGetParams(node, params);
-        // A memory node that allocates managed memory takes device memory too (measured).
+        // Memory nodes for managed memory take device memory too (measured).
         if let Ok::<MemAllocNodeParams, _>(params) = answer(ask)
             && [ALLOCATION_PINNED, ALLOCATION_MANAGED].contains(&params.pool.allocation_type)
             && let Some(device) = params.pool.location.device()
@@ -85,8 +84,8 @@ impl Nodes {
         balance.values().any(|left| *left > 0)
     }
 
-    /// Returns the devices on which the graph allocates memory, each with the most bytes that the
-    /// graph takes there.
+    /// Returns each device on which the graph allocates memory, with the most bytes that the graph
+    /// takes there.
     pub fn needs(&self) -> impl Iterator<Item = (Ordinal, u64)> {
         self.allocated
             .iter()
@@ -94,8 +93,7 @@ impl Nodes {
     }
 }
 
-/// Calls `show` with the kernel of every kernel node of `graph`, and of the graphs inside its
-/// nodes.
+/// Calls `show` with the kernels of `graph` and of the graphs inside its nodes.
 pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) {
     walk(graph, bodies, &mut |node, kind| {
         if kind == NODE_TYPE_KERNEL {
@@ -104,8 +102,8 @@ pub fn each_kernel(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Opaque)) 
     });
 }
 
-/// Calls `show` with every node of `graph`, and of the graphs inside its nodes, and with the kind
-/// of each node.
+/// Calls `show` with each node of `graph` and of the graphs inside its nodes, and with the node's
+/// kind.
 fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     each_once(graph, |graph| {
         let mut within = Vec::new();
@@ -125,9 +123,8 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Visits `graph` and the graphs inside its nodes, each once. The stale record of a destroyed
-/// conditional node may lead back to a graph that was visited already. Without the check for a
-/// second visit, this would be an endless loop.
+/// Visits `graph` and the graphs inside its nodes, each once. Without this check, the old record of
+/// a destroyed conditional node could cause an endless loop: it may lead back to a visited graph.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -137,16 +134,17 @@ fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     }
 }
 
-/// Returns the handle of a kernel node's `CUfunction` or `CUkernel`.
+/// Returns the `CUfunction` or `CUkernel` of a kernel node.
 fn kernel(node: Node) -> Option<Opaque> {
     answer(|params| cuda::cuGraphKernelNodeGetParams_v2(node, params))
-        // Drivers before CUDA 12 have only `CUfunction`s in kernel nodes, and no `CUkernel`s.
+        // Drivers before CUDA 12 lack the first function. Their kernel nodes have `CUfunction`s
+        // only.
         .or_else(|_| answer(|params| cuda::cuGraphKernelNodeGetParams(node, params)))
         .ok()?
         .handle()
 }
 
-/// Returns the nodes of one graph, without those of the graphs inside its nodes.
+/// Returns the nodes of `graph` itself, without the nodes of the graphs inside them.
 fn list(graph: Graph) -> Vec<Node> {
     let mut count = 0usize;
     if cuda::cuGraphGetNodes(graph, 0, Out::of(&mut count)) != SUCCESS || count == 0 {
@@ -160,13 +158,14 @@ fn list(graph: Graph) -> Vec<Node> {
 
 /// Returns an upper bound of the graph memory that allocations in these address ranges take.
 ///
-/// A *piece* is an address range without gaps. A piece of more than a step (32 MiB) takes its own
-/// size rounded up to steps. Smaller pieces share steps, and no such piece takes more than one
-/// step. The driver begins a further step only when no step has room. So the pieces in any two
-/// steps together are larger than one step. Measured: a piece of 100 MiB takes 4 steps, a piece of
-/// 33 MiB 2 steps, a piece of 1 byte 1 step, and twenty pieces of 2 MiB take 2 steps. Pieces of
-/// 100, 50 and 7 MiB take 6 steps together; for these this function returns 7 steps. Pieces with
-/// gaps between them take the steps of address space that they touch.
+/// A *piece* is an address range without gaps. A piece of more than a step (32 MiB) takes its size
+/// rounded up to whole steps. Smaller pieces share steps. The driver begins a further step only
+/// when no step has room, so the pieces in any two steps together are larger than one step. The
+/// result is at least the number of steps of address space that the pieces touch.
+///
+/// Measured: pieces of 100 MiB, 33 MiB and 1 byte take 4 steps, 2 steps and 1 step. Twenty pieces
+/// of 2 MiB take 2 steps. Pieces of 100, 50 and 7 MiB take 6 steps together; for these this
+/// function returns 7.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);
@@ -201,8 +200,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BASE: DevicePtr = 0x7f00_0000_0000;
 
-    /// Returns address ranges of the given sizes. They lie one after the other, and each begins at
-    /// a multiple of 512 bytes.
+    /// Returns address ranges of the given sizes, one after the other. Each begins at a multiple of
+    /// 512 bytes.
     fn packed(sizes: &[u64]) -> Vec<Range> {
         let mut end = BASE;
         let mut range = |bytes: &u64| {
@@ -227,7 +226,7 @@ mod tests {
         let mut met = Vec::new();
         each_once(1, |graph| {
             met.push(graph);
-            assert!(met.len() < 100, "the walk never ends");
+            assert!(met.len() < 100, "the visit of the graphs never ends");
             vec![graph % 3 + 1, 3]
         });
         met.sort_unstable();
@@ -244,7 +243,7 @@ mod tests {
             (&[64, 128], &[128], true),
             (&[64, 64], &[64], true),
             (&[64, 64], &[64, 64], false),
-            // The graph frees the address 128, which another graph has allocated.
+            // This graph frees address 128, which another graph has allocated.
             (&[64], &[64, 128], false),
         ] {
             assert_eq!(nodes(allocated, freed).keep(), keeps, "{allocated:?}");
@@ -269,7 +268,7 @@ mod tests {
     fn one_address_is_one_piece_of_memory() {
         let hundred = vec![(BASE, BASE + 100 * MIB); 100];
         assert_eq!(most(hundred), 128 * MIB);
-        // Allocations whose address range lies inside the range of another allocation.
+        // The address range of one allocation lies inside the range of another.
         let mut parts = vec![(BASE, BASE + 100 * MIB)];
         parts.extend((0..10).map(|at| (BASE + at * 10 * MIB, BASE + (at + 1) * 10 * MIB)));
         assert_eq!(most(parts), 128 * MIB);

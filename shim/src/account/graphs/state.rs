@@ -1,36 +1,36 @@
 //! The state of a device's graph memory: the bytes that are charged, promised and reserved, and the
-//! epoch that tells which graphs have their memory (see [`super`]). The code in this file calls
-//! neither the driver nor the ledger.
+//! current epoch. The epoch tells which graphs still have their memory (see [`super`]). This code
+//! calls neither the driver nor the ledger.
 
 use super::execs::Need;
 
-/// The identity of a stream: the number that the driver gives the stream, and for the default
-/// stream of a thread also the number of the thread.
+/// The identity of a stream: the stream's number in the driver, and the number of the thread if it
+/// is a thread's default stream.
 pub type Identity = (u64, u64);
 
 #[derive(Default)]
 pub struct State {
     /// Bytes that are charged for graph memory.
     held: u64,
-    /// Bytes of `held` that are promised to launches under way, which may need more graph memory.
+    /// Bytes of `held` that are promised to launches under way.
     prepaid: u64,
-    /// Bytes of graph memory that the driver had reserved when gpulimit last asked.
+    /// Bytes of graph memory that the driver had reserved when it was last asked.
     reserved: u64,
     /// The number of launches for which bytes are being charged.
     paying: u32,
-    /// The total bytes that the backed launches under way need (launches of graphs that still have
-    /// their memory).
+    /// The total bytes of the backed launches under way. A launch is backed when its graph still
+    /// has its memory.
     backed: u64,
-    /// Bytes that stay charged while backed launches (of graphs that still have their memory) are
-    /// under way.
+    /// Bytes that stay charged while backed launches are under way. A launch is backed when its
+    /// graph still has its memory.
     floor: u64,
-    /// The number of launches under way that began an epoch, after which other graphs are no longer
-    /// sure of their memory.
+    /// The number of launches under way that began an epoch. During such a launch, other graphs may
+    /// lose their memory.
     beginning: u32,
     epoch: u64,
-    /// The stream in which all launches since the beginning of the present epoch were made.
+    /// The stream of all launches in the present epoch.
     stream: Option<Identity>,
-    /// The number of launches that have begun, and the number of launches that have ended.
+    /// The numbers of launches that have begun and that have ended.
     begun: u64,
     ended: u64,
 }
@@ -42,33 +42,31 @@ pub struct Launch<'a> {
     pub bytes: u64,
     /// Bytes that are charged and promised to the launch.
     pub(super) paid: u64,
-    /// Whether the launch is backed: its graph has its memory already.
+    /// Whether the launch is backed: its graph still has its memory.
     pub(super) backed: bool,
-    /// Whether the launch begins an epoch, after which other graphs are no longer sure of their
-    /// memory.
+    /// Whether the launch begins an epoch, so that other graphs may lose their memory.
     begins: bool,
     epoch: u64,
     number: u64,
     /// Bytes of graph memory that were reserved before the launch.
     reserved: u64,
-    /// Whether this launch was alone when its bytes had just been charged: the device had no graph
-    /// memory, and no other launch was under way.
+    /// Whether this launch was alone when its bytes were charged: the device had no graph memory,
+    /// and no other launch was under way.
     alone: bool,
-    /// The number of launches that had ended when the payment for this launch began.
+    /// The number of launches that had ended before this launch began to pay.
     ended: u64,
 }
 
-/// The events for which a launch may wait when the group has refused its bytes.
+/// An event for which a launch may wait after the group has refused its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// A launch of another thread uses the bytes. The waiting launch can have them when that launch
-    /// ends, or can have them now if it has ended meanwhile.
+    /// Another thread's launch ends and leaves its bytes unused. This may have happened already.
     Others,
-    /// Work on the GPU, perhaps in the launch's own stream, uses the reserved memory.
+    /// GPU work ends that uses the reserved memory, perhaps in the launch's own stream.
     OwnWork,
 }
 
-/// The bytes that a launch must pay for, and the part of them that was charged already and is now
+/// The bytes that a launch must pay for. `lent`: the part that was charged already and is now
 /// promised to the launch.
 pub struct Payment {
     due: u64,
@@ -76,8 +74,7 @@ pub struct Payment {
 }
 
 impl Payment {
-    /// Calls `charge` with the number of the launch's bytes that were not charged already, unless
-    /// this number is 0.
+    /// Calls `charge` with the bytes of the launch that were not charged already, if there are any.
     pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
         match self.rest() {
             0 => Ok(()),
@@ -96,7 +93,7 @@ impl State {
         self.held
     }
 
-    /// Returns the bytes of graph memory that the driver had reserved when gpulimit last asked.
+    /// Returns the bytes of graph memory that the driver had reserved when it was last asked.
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
@@ -107,14 +104,14 @@ impl State {
             .saturating_sub(self.reserved.max(floor) + self.prepaid)
     }
 
-    /// Returns whether any launch is under way: one that has charged bytes, one that is charging
-    /// them, or one that needs none because its graph still has its memory.
+    /// Returns whether any launch is under way: one that charges bytes, one that has charged them,
+    /// or one that needs none because its graph still has its memory.
     fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
 
-    /// Begins a launch of a graph in `stream`, which is `None` when the stream is unknown. `keeps`:
-    /// the graph leaves memory allocated after the launch.
+    /// Begins a launch of a graph in `stream`; `None` is an unknown stream. `keeps`: the graph
+    /// leaves memory allocated after the launch.
     pub fn begin<'a>(
         &mut self,
         need: &'a Need,
@@ -123,8 +120,8 @@ impl State {
     ) -> Launch<'a> {
         let bytes = need.bytes();
         let same = stream.is_some() && stream == self.stream;
-        // A launch that leaves memory allocated does not count as backed (not charged) while a
-        // backed launch of another thread is under way.
+        // No launch is backed (free of charge) while a launch that began an epoch is under way. A
+        // launch that leaves memory allocated must also run without other backed launches.
         let apart = self.beginning == 0 && !(keeps && self.backed > 0);
         let backed = same && apart && need.epoch() == self.epoch;
         let begins = keeps || !same;
@@ -154,8 +151,8 @@ impl State {
     }
 
     /// Returns the bytes to charge in advance for a launch. A launch that begins an epoch may take
-    /// the memory of graphs whose backed launches are under way. These launches were not charged,
-    /// so their bytes are included here.
+    /// the memory of backed launches under way. Those were not charged, so this launch pays for
+    /// them too.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -164,14 +161,13 @@ impl State {
         }
     }
 
-    /// Notes that the payment for a launch is about to begin. This may be a second or later attempt
-    /// to pay.
+    /// Call before each attempt to pay for a launch.
     pub fn approach(&self, launch: &mut Launch<'_>) {
         launch.ended = self.ended;
     }
 
-    /// The group has refused the bytes of a launch. Returns the event for which the launch may
-    /// wait. `waited`: the launch has already waited for the work of its own stream.
+    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -179,21 +175,21 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Returns whether waiting may help `launch`: the charged but unused graph memory is too little
-    /// for it, but other launches are under way and may leave unused bytes when they end.
+    /// Returns whether waiting may help `launch`: the unused graph memory does not pay for it, but
+    /// other launches under way may leave unused bytes when they end.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
 
-    /// Records that the device's graph memory was trimmed for a launch, so the launch's graph has
-    /// none of its earlier memory.
+    /// Records that the device's graph memory was trimmed for a launch. The launch's graph has lost
+    /// its earlier memory.
     pub fn begin_anew(&mut self, launch: &mut Launch<'_>) {
         self.epoch += 1;
         launch.epoch = self.epoch;
         launch.reserved = self.reserved;
     }
 
-    /// Promises charged but unused bytes to a launch, up to the bytes that it needs. The caller
+    /// Promises charged but unused bytes to a launch, at most the bytes that it needs. The caller
     /// charges the missing bytes and then calls [`State::pay`].
     pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
         let due = self.due(launch);
@@ -203,8 +199,8 @@ impl State {
         Payment { due, lent }
     }
 
-    /// Ends the charging of bytes for a launch. `charged`: the missing bytes have been charged. If
-    /// they have not, the launch gets no bytes at all.
+    /// Ends the attempt to charge bytes for a launch. If it failed (`charged` is false), the launch
+    /// gets no bytes at all.
     pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
         self.paying -= 1;
         if charged {
@@ -217,9 +213,8 @@ impl State {
         }
     }
 
-    /// Records that the driver has `reserved` bytes of graph memory. If this is more than the
-    /// charge for graph memory, returns the difference, which the caller has to charge; otherwise
-    /// returns 0.
+    /// Records that the driver has `reserved` bytes of graph memory. Returns how many of them are
+    /// not charged yet; the caller has to charge these.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -237,13 +232,13 @@ impl State {
         self.ended += 1;
     }
 
-    /// Concludes a launch that is over; call after the reserved bytes were read. Returns true when
-    /// the launch has failed and has left memory that no graph uses.
+    /// Concludes a launch that has ended. Call after the reserved bytes were read. Returns true
+    /// when the launch has failed and has left memory that no graph uses.
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // Another epoch may have begun during this launch. A graph that got its memory in that
-            // epoch is not sure of the memory, because this launch may have taken it.
+            // If another epoch has begun during this launch, this launch may have taken memory of
+            // graphs in that epoch. So a further epoch begins.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {
@@ -258,15 +253,14 @@ impl State {
         false
     }
 
-    /// Removes from the state the charged bytes that no launch needs, and returns their number.
+    /// Ends the charge for bytes that no launch needs. Returns the number of these bytes.
     pub fn release(&mut self) -> u64 {
         let idle = self.idle();
         self.held -= idle;
         idle
     }
 
-    /// Records that the device's graph memory was trimmed, after which no graph is sure of its
-    /// memory.
+    /// Records that the device's graph memory was trimmed. Any graph may have lost its memory.
     pub fn trimmed(&mut self) {
         self.epoch += 1;
     }
@@ -295,8 +289,7 @@ mod tests {
         Need::new(0, bytes)
     }
 
-    /// Begins a launch and charges its bytes. Returns the launch, and the bytes that were charged
-    /// for it.
+    /// Begins a launch and charges its bytes. Returns the launch and the charged bytes.
     fn start<'a>(
         state: &mut State,
         need: &'a Need,
@@ -316,7 +309,7 @@ mod tests {
         let payment = state.lend(launch);
         let mut charged = 0;
         let all = payment.complete(|rest| {
-            assert_ne!(rest, 0, "a charge of 0 bytes is not asked for");
+            assert_ne!(rest, 0, "`charge` is not called for 0 bytes");
             charged = rest;
             Ok::<_, ()>(())
         });
@@ -324,8 +317,8 @@ mod tests {
         charged
     }
 
-    /// Ends `launch` when the driver has `reserved` bytes of graph memory. Returns the bytes that
-    /// are uncharged.
+    /// Ends `launch`, after which the driver has `reserved` bytes of graph memory. Returns the
+    /// bytes that are uncharged.
     fn finish(state: &mut State, launch: &Launch<'_>, reserved: u64) -> u64 {
         state.end(launch);
         assert_eq!(state.see(reserved), 0);
@@ -339,8 +332,8 @@ mod tests {
         finish(state, &launch, reserved);
     }
 
-    /// Returns whether a launch of the graph would be backed: not charged, because the graph still
-    /// has its memory.
+    /// Returns whether a launch of the graph would be backed (free of charge, because the graph
+    /// still has its memory).
     fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
         let (launch, _) = start(state, need, keeps, stream);
         let reserved = state.reserved();
@@ -354,7 +347,7 @@ mod tests {
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.bytes, launch.paid), (100, 100, 100));
         assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
-        assert_eq!(state.release(), 0, "the bytes are promised");
+        assert_eq!(state.release(), 0, "the launch has its bytes");
         assert_eq!(finish(&mut state, &launch, 64), 36);
         assert_eq!((state.held(), state.reserved(), state.ended), (64, 64, 1));
         assert!(!state.under_way());
@@ -368,7 +361,7 @@ mod tests {
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.paid), (30, 100));
         assert_eq!(state.release(), 0);
-        // The charged but unused graph memory is enough, so all bytes of the launch come from it.
+        // The launch needs no new charge: the charged but unused graph memory is enough.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);
@@ -377,7 +370,7 @@ mod tests {
         assert_eq!(
             finish(&mut state, &other, 20),
             0,
-            "the rest is promised to the first launch"
+            "the other bytes are promised to the first launch"
         );
         assert_eq!(finish(&mut state, &launch, 100), 20);
     }
@@ -401,11 +394,11 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         assert!(!state.under_way());
         let mut launch = state.begin(&graph, false, S);
-        assert!(!state.under_way(), "it has no bytes yet");
+        assert!(!state.under_way(), "the launch has no bytes yet");
         let payment = state.lend(&launch);
-        assert!(state.under_way(), "it is being charged for");
+        assert!(state.under_way(), "bytes are being charged for the launch");
         state.pay(&mut launch, &payment, true);
-        assert!(state.under_way(), "it is paid for");
+        assert!(state.under_way(), "the bytes of the launch are charged");
         finish(&mut state, &launch, 100);
         assert!(!state.under_way());
         let (launch, _) = start(&mut state, &graph, false, S);
@@ -421,10 +414,10 @@ mod tests {
         let other = state.begin(&second, false, S);
         assert!(state.may_gain(&other));
         state.end(&launch);
-        assert!(!state.may_gain(&other), "no launch is left to wait for");
+        assert!(!state.may_gain(&other), "no other launch is under way");
         let (_, charged) = start(&mut state, &second, false, S);
         assert_eq!((charged, state.held()), (0, 100));
-        // 40 bytes of graph memory are charged and not in use.
+        // 40 bytes of graph memory are charged but not in use.
         let (fits, more) = (need(40), need(41));
         let launches = [&fits, &more].map(|need| state.begin(need, false, S));
         assert_eq!(
@@ -500,8 +493,8 @@ mod tests {
         assert!(running.backed);
         let (begins, charged) = start(&mut state, &other, false, T);
         assert_eq!(charged, 130);
-        // While one launch begins an epoch, other launches must be charged, even launches of the
-        // same graph.
+        // While a launch that began an epoch is under way, all other launches are charged, even
+        // launches of the same graph.
         other.set_epoch(state.epoch);
         let (late, charged) = start(&mut state, &other, false, T);
         assert!(!late.backed && charged == 30);
@@ -526,7 +519,8 @@ mod tests {
         finish(&mut state, &running, 200);
     }
 
-    /// Other graphs may have taken the memory that a graph got in an earlier epoch.
+    /// A graph has lost its memory if a new epoch began during its launch, because other graphs may
+    /// have taken the memory.
     #[test]
     fn an_epoch_that_passes_during_a_launch_leaves_it_unsure() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
@@ -537,7 +531,7 @@ mod tests {
         finish(&mut state, &launch, 100);
         assert!(
             !is_backed(&mut state, &other, false, S),
-            "it ran beside the first"
+            "the first launch ran at the same time"
         );
         assert!(!is_backed(&mut state, &graph, false, S));
     }
@@ -550,7 +544,7 @@ mod tests {
         let mut launch = state.begin(&graph, false, T);
         assert_eq!(state.see(0), 0);
         state.begin_anew(&mut launch);
-        assert_eq!(pay(&mut state, &mut launch), 0, "the trimmed bytes pay");
+        assert_eq!(pay(&mut state, &mut launch), 0, "the trim frees enough");
         finish(&mut state, &launch, 100);
         assert!(is_backed(&mut state, &graph, false, T));
         assert!(!is_backed(&mut state, &other, false, T));
@@ -578,7 +572,7 @@ mod tests {
         let mut anew = state.begin(&other, false, S);
         assert!(first.backed && !anew.backed);
         assert_eq!((state.see(64), state.release()), (0, 0));
-        // A second launch that is not charged (backed), which begins after the trim.
+        // A second backed launch (free of charge), which begins after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
@@ -610,20 +604,19 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 64);
         assert_eq!(graph.bytes(), 64);
-        // Graph memory of other graphs was reserved before the launch.
+        // Before this launch, other graphs had reserved graph memory.
         let (other, third) = (need(100), need(100));
         run(&mut state, &other, false, S, 64);
         assert_eq!(other.bytes(), 100);
         state.see(0);
-        // Other launches run beside this launch; they began before it or after it.
+        // Each of these two launches runs beside the other.
         let (launch, _) = start(&mut state, &other, false, S);
         let (beside, _) = start(&mut state, &third, false, S);
         finish(&mut state, &beside, 64);
         state.see(0);
         finish(&mut state, &launch, 64);
         assert_eq!((other.bytes(), third.bytes()), (100, 100));
-        // A launch that is not charged (backed) runs beside this launch, and the device was
-        // trimmed.
+        // A backed launch (free of charge) is under way, and the device was trimmed.
         run(&mut state, &other, false, S, 64);
         let (backed, _) = start(&mut state, &other, false, S);
         assert!(backed.backed);
@@ -631,7 +624,7 @@ mod tests {
         run(&mut state, &third, false, S, 64);
         assert_eq!(third.bytes(), 100);
         finish(&mut state, &backed, 64);
-        // The driver has no graph memory reserved after the launch.
+        // After this launch, the driver has no graph memory reserved.
         state.see(0);
         run(&mut state, &third, false, S, 0);
         assert_eq!(third.bytes(), 100);
@@ -680,7 +673,7 @@ mod tests {
         let gone = state.clear();
         assert_eq!((gone.held(), gone.reserved()), (64, 64));
         assert_eq!((state.held(), state.reserved(), state.ended), (0, 0, 1));
-        // A graph of another device's context still exists.
+        // A second graph belongs to a context of another device, which still exists.
         run(&mut state, &other, false, S, 100);
         assert!(!is_backed(&mut state, &graph, false, S));
         // Bytes for a launch are being charged.
@@ -702,6 +695,6 @@ mod tests {
         state.end(&launch);
         state.see(50);
         state.conclude(&launch, true);
-        assert_eq!(graph.bytes(), 100, "another has begun since");
+        assert_eq!(graph.bytes(), 100, "another launch has begun since then");
     }
 }

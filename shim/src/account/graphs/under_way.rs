@@ -1,11 +1,11 @@
-//! A graph launch under way and its payment, as two guards. Dropping the guards ends the promise of
-//! bytes to the launch, also on a panic.
+//! Two guards for a graph launch under way: one for the launch, and one for its payment. On a
+//! panic, dropping them ends the promise of bytes to the launch.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
 use crate::account::book::Book;
 
-/// A launch until the driver's launch function has returned.
+/// A graph launch under way, until the driver's launch function has returned.
 pub struct UnderWay<'a> {
     pub(super) memory: &'a GraphMemory,
     pub(super) book: &'a Book,
@@ -21,9 +21,9 @@ impl UnderWay<'_> {
     }
 }
 
-/// Only a panic drops this guard without a call of `settle`. So it is unknown whether the driver
-/// was called. The charged bytes stay charged until the driver's reserved bytes are read again
-/// (`Process::recover`).
+/// Only a panic drops this guard without `settle`. It is then unknown whether the driver was
+/// called. So the charged bytes stay charged until `Process::recover` reads the driver's reserved
+/// bytes.
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();
