@@ -1,11 +1,10 @@
 //! The 2 MiB blocks that small arrays share, recorded for each context.
 //!
-//! The address of a linear allocation tells in which block it lies. A small array has no such
-//! address: neither the driver's call nor the array's handle tells its block. So these blocks are
-//! measured as part of the driver's own memory, and this file records how much of that memory
-//! belongs to small arrays. When the driver's own memory grows or shrinks during a call that makes
-//! or destroys an array, the change counts as memory of small arrays. The result is kept between
-//! the least and the most bytes that the live arrays can take.
+//! The address of a linear allocation tells in which block it lies. For a small array, neither the
+//! driver's call nor the handle tells the block. So these blocks are measured as part of the
+//! driver's own memory, and this file records how much of it belongs to small arrays. Growth or
+//! shrinkage during a call that makes or destroys an array counts as memory of small arrays. The
+//! total is kept between the least and the most bytes that the existing arrays can take.
 
 use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;
@@ -23,7 +22,7 @@ struct ContextArrays {
     /// The total bytes of the blocks in which the small arrays lie.
     bytes: u64,
     /// Whether several calls were under way at the last measurement. If so, a block that one call
-    /// has freed may have been counted for the array of another call.
+    /// has freed may still be counted for another call.
     doubt: bool,
 }
 
@@ -54,8 +53,9 @@ impl Packed {
         &mut self.0[at]
     }
 
-    /// Begins a call that makes a small array of up to `most` bytes, or that destroys an array
-    /// (`most` is 0). Returns the bytes of the context's array blocks before the call.
+    /// Begins a call that makes or destroys a small array. `most`: the most bytes that a new array
+    /// takes; 0 when an array is destroyed. Returns the bytes of the context's array blocks before
+    /// the call.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
         let arrays = self.of(context);
         arrays.under_way += 1;
@@ -68,8 +68,8 @@ impl Packed {
         self.of(context).least += least;
     }
 
-    /// Removes the figures of a small array that is destroyed or was not made after all. Returns
-    /// true when a block may have been freed with the array.
+    /// Removes the figures of a small array that was destroyed or could not be made. Returns true
+    /// when a block may have been freed with the array.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
         let arrays = self.of(context);
         arrays.least = arrays.least.saturating_sub(least);
@@ -87,9 +87,9 @@ impl Packed {
         bytes
     }
 
-    /// Records a measurement by which the driver's own memory has changed from `before` to `after`
-    /// bytes. A part of this change belongs to small arrays. Distributes that part among the
-    /// contexts of the arrays.
+    /// Records that a measurement changed the size of the driver's own memory from `before` to
+    /// `after` bytes. Counts the change for the contexts in which small arrays are being made or
+    /// destroyed.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
         for arrays in self.0.iter_mut().filter(|arrays| arrays.under_way > 0) {
@@ -122,8 +122,7 @@ mod tests {
 
     const GRAIN: u64 = 64 << 10;
 
-    /// Makes a small array and then measures the driver's own memory. Returns the growth of the
-    /// array blocks in bytes.
+    /// Makes a small array and measures. Returns the growth of the array blocks in bytes.
     fn make(packed: &mut Packed, context: Context, from: u64, to: u64) -> u64 {
         let before = packed.begin(context, BLOCK);
         packed.made(context, GRAIN);
@@ -138,7 +137,7 @@ mod tests {
         assert_eq!(make(&mut packed, 7, 101 * BLOCK, 101 * BLOCK), 0);
         packed.measured(101 * BLOCK, 110 * BLOCK);
         assert_eq!(packed.bytes(), BLOCK);
-        // Two small arrays lie in at most two blocks.
+        // Two small arrays take at most two blocks.
         packed.begin(7, 0);
         packed.measured(110 * BLOCK, 120 * BLOCK);
         packed.end(7);
@@ -151,7 +150,7 @@ mod tests {
         make(&mut packed, 7, 0, BLOCK);
         make(&mut packed, 7, BLOCK, BLOCK);
         packed.begin(7, 0);
-        assert!(!packed.gone(7, GRAIN, BLOCK), "the other array needs it");
+        assert!(!packed.gone(7, GRAIN, BLOCK), "an array needs the block");
         assert_eq!(packed.end(7), BLOCK);
         packed.begin(7, 0);
         assert!(packed.gone(7, GRAIN, BLOCK));
@@ -178,11 +177,11 @@ mod tests {
         packed.measured(10 * BLOCK, 11 * BLOCK);
         assert_eq!(packed.bytes(), BLOCK);
         packed.measured(11 * BLOCK, 13 * BLOCK);
-        assert_eq!(packed.bytes(), 2 * BLOCK, "no more than both can take");
+        assert_eq!(packed.bytes(), 2 * BLOCK, "no more than both arrays can take");
         packed.end(7);
         packed.end(8);
         packed.measured(13 * BLOCK, BLOCK);
-        assert_eq!(packed.bytes(), BLOCK, "no more than the driver's memory");
+        assert_eq!(packed.bytes(), BLOCK, "no more than the driver's own memory");
     }
 
     #[test]
@@ -191,7 +190,7 @@ mod tests {
         packed.begin(7, 0);
         packed.begin(7, 0);
         packed.end(7);
-        // The call that began first is still under way while the array is made.
+        // The first call is still under way while the second makes its array.
         packed.begin(7, BLOCK);
         packed.made(7, GRAIN);
         packed.measured(0, BLOCK);
@@ -200,7 +199,7 @@ mod tests {
         packed.measured(BLOCK, BLOCK);
         assert!(
             !packed.gone(7, 0, 0),
-            "the call was alone at the measurement"
+            "only one call was under way"
         );
     }
 

@@ -1,27 +1,26 @@
 //! Memory pools for stream-ordered allocation (`cuMemAllocAsync`). The physical memory belongs to
 //! the pool, not to the allocation, so bytes are charged for pools.
 //!
-//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB. They never grow by
-//! more than the requested bytes rounded up to a step (measured). They shrink inside synchronise
-//! calls, inside `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether
-//! an allocation makes the pool grow. That depends on the fragmentation of the pool's unused
-//! memory, and on which GPU work has ended. So the largest possible growth is always charged before
-//! the call. After the call, the pool's reserved bytes are read, unless the returned address shows
-//! that the pool has not grown ([`steps`]).
+//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB. They grow by at most
+//! the requested bytes rounded up to a step (measured). They shrink inside synchronise calls,
+//! inside `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether an
+//! allocation makes the pool grow: this depends on the fragmentation of the pool's unused memory
+//! and on the GPU work that has ended. So the largest possible growth is always charged before the
+//! call. After the call, the pool's reserved bytes are read, unless the returned address shows that
+//! the pool has not grown ([`steps`]).
 //!
-//! A pool that has reserved memory has one step charged beyond that memory, its *headroom*. The
-//! headroom pays for the next allocation in advance. So the program can reuse memory that the pool
-//! has reserved even when the group is full. If a pool grows into its headroom, a new headroom must
-//! be charged. Where that is not possible, the growth is undone and the allocation is refused.
+//! A pool that has reserved memory has one more step charged, its *headroom*. The headroom pays in
+//! advance for the next allocation. So the program can reuse the pool's memory even when the group
+//! is full. If a pool grows into its headroom, a new headroom must be charged. If the group refuses
+//! it, the growth is undone and the allocation is refused.
 //!
-//! For a pool of managed memory, the driver reports reserved bytes in the same way. But the GPU
-//! keeps all memory that such a pool has ever handed out, even memory that is freed or trimmed. It
-//! keeps this memory until the pool is destroyed and the pool's last allocation is freed. The kept
-//! memory is exactly the steps of address space in which the pool's allocations ever lay (measured
-//! to the byte, H200, 580.159.04). So the charge of a managed pool never shrinks before the pool's
-//! end. The pool may report fewer reserved bytes than are charged. In a full group, the difference
-//! pays for the pool's next growth. Most often the pool grows at the same addresses as before;
-//! growth at other addresses is undone.
+//! The GPU keeps all memory that a pool of managed memory has ever handed out, even memory that is
+//! freed or trimmed. It keeps this memory until the pool is destroyed and the pool's last
+//! allocation is freed. The kept memory is exactly the steps of address space in which the pool's
+//! allocations ever lay (measured, H200, 580.159.04). So the charge of a managed pool shrinks only
+//! at the pool's end. In a full group, the charge for memory that the pool has given back pays for
+//! its next growth. Most often the pool grows at the same addresses as before; growth at other
+//! addresses is undone.
 
 pub mod lent;
 pub mod promise;
@@ -51,14 +50,12 @@ use steps::Steps;
 /// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The longest time that a stream-ordered allocation waits before it is refused. It waits for
-/// allocations of other threads that use the bytes charged in advance for the pool, and for the GPU
-/// work in its own stream.
+/// The longest time that a stream-ordered allocation waits before it is refused. It waits for other
+/// threads' allocations that use the pool's charged bytes, and for the GPU work in its own stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most successive allocations without reading the pool's reserved bytes. A driver might make a
-/// pool grow in a way that was never observed. This number bounds how long such growth stays
-/// unnoticed.
+/// The most successive allocations without reading the pool's reserved bytes. Reading them at times
+/// finds growth that a driver causes in a way that was never observed.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
@@ -67,13 +64,13 @@ struct State {
     held: u64,
     /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
-    /// The number of calls that have made the pool grow and for which it is not decided yet whether
-    /// the growth may stay.
+    /// The number of calls that have made the pool grow and whose growth is neither charged nor
+    /// undone yet.
     growing: u32,
-    /// The pool's reserved bytes when they were last read; for a managed pool, the most bytes that
-    /// the GPU may hold for it.
+    /// The pool's reserved bytes when they were last read. For a managed pool, the most bytes that
+    /// the GPU may keep for it.
     reserved: u64,
-    /// Bytes of `reserved` that a managed pool has given back and that the GPU still holds.
+    /// Bytes of `reserved` that a managed pool has given back and that the GPU still keeps.
     kept: u64,
     /// Whether the pool has grown by more bytes than were charged in advance.
     overrun: bool,
@@ -83,7 +80,7 @@ struct State {
     large: u32,
     /// The steps of address space in which allocations of the pool have lain.
     steps: Steps,
-    /// Whether the pool is destroyed or about to be destroyed, so that the driver must not be asked
+    /// Whether the pool is destroyed or about to be destroyed. The driver must then not be asked
     /// about it.
     retired: bool,
 }
@@ -98,20 +95,20 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// A managed pool may grow into memory that it has had before. Returns the charged bytes that
-    /// can pay for such growth.
+    /// Returns the charged bytes that can pay for growth of a managed pool into memory that it has
+    /// had before.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
-    /// Returns the size of the pool's headroom: the bytes that must be charged beyond the pool's
-    /// reserved bytes. They may be promised to a call under way.
+    /// Returns the bytes that must be charged in addition to the pool's reserved bytes (its
+    /// headroom). They may be promised to a call under way.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
 
-    /// The pool's headroom is the step that should be charged beyond its reserved bytes. Returns
-    /// how many bytes are missing from the charge until the whole headroom is charged.
+    /// Returns how many bytes of the pool's headroom are not charged. The headroom is one step (32
+    /// MiB) in addition to the pool's reserved bytes.
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
@@ -127,22 +124,21 @@ impl State {
     }
 
     /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. This is
-    /// necessary for more than one step, because unnoticed growth of the pool may have used the
-    /// headroom already.
+    /// necessary for more than one step, because the pool may have grown into its headroom
+    /// unnoticed.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
     }
 
-    /// Returns whether calls under way use so much of the pool's headroom that the rest does not
-    /// pay for `bytes`.
+    /// Returns whether calls under way use so much of the pool's headroom that too little is left
+    /// for `bytes`.
     fn is_lent(&self, bytes: u64) -> bool {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
-    /// `range` is the address range of the latest allocation. Returns whether this range shows that
-    /// the pool has not grown since its reserved bytes were last read. The whole headroom of one
-    /// step is then still charged.
+    /// Returns whether `range`, the address range of the latest allocation, shows that the pool has
+    /// not grown since its reserved bytes were last read. The whole headroom is then still charged.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -151,8 +147,8 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
-    /// `bytes` were charged for a call, and the driver has given it the address range `range`.
-    /// Returns whether gpulimit can do without reading the pool's reserved bytes after this call.
+    /// Returns whether the pool's reserved bytes need not be read after a call. `bytes` were
+    /// charged for this call, and the driver has given it the address range `range`.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -160,24 +156,23 @@ impl State {
         spared
     }
 
-    /// Call after the pool's reserved bytes were read. Returns whether the whole headroom, one step
-    /// beyond the reserved bytes, is charged. If not, the pool has grown, and the caller must
-    /// charge the growth or undo it.
+    /// Returns whether the pool's whole headroom is charged. If not, the pool has grown, and the
+    /// caller must charge the growth or undo it. Call after the pool's reserved bytes were read.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
         whole
     }
 
-    /// Records a call that begins and that may make the pool grow by `bytes`. `paid` of these bytes
-    /// are promised to the call.
+    /// Records the beginning of a call that may make the pool grow by `bytes`. `paid` of these
+    /// bytes are promised to the call.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
         self.large += u32::from(bytes > STEP);
     }
 
-    /// Promises to a call `bytes` of the pool's charged but unused bytes, either all of them or
-    /// none. Returns false when the pool has too few such bytes.
+    /// Promises `bytes` of the pool's unused charge to a call. If the pool has fewer such bytes,
+    /// promises none and returns false.
     #[inline]
     fn prepay(&mut self, bytes: u64) -> bool {
         let enough = self.idle() >= bytes;
@@ -187,8 +182,8 @@ impl State {
         enough
     }
 
-    /// Adds `bytes`, which were charged for a call under way, to the charge of the pool and
-    /// promises them to that call.
+    /// Adds `bytes` to the charge of the pool and promises them to the call for which they were
+    /// charged.
     fn charge(&mut self, bytes: u64) {
         self.held += bytes;
         self.prepaid += bytes;
@@ -200,13 +195,12 @@ impl State {
     }
 }
 
-/// A memory pool. Only the memory of a pool with `counted` is charged to this process; that memory
-/// lies on the device `device`.
+/// A memory pool. If `counted` is true, this process is charged for its memory on `device`.
 pub struct Pool {
     handle: MemPool,
     pub device: Ordinal,
-    /// Whether the pool takes device memory that this process is charged for. False for pools of
-    /// host memory and for pools imported from other processes.
+    /// Whether this process is charged for the pool's memory. False for pools of host memory and
+    /// for pools imported from other processes.
     pub counted: bool,
     /// Whether the pool hands out managed memory.
     pub managed: bool,
@@ -244,16 +238,14 @@ impl Pool {
         relaxed(|| answer(ask)).ok()
     }
 
-    /// Returns the reserved bytes of the pool according to the driver; 0 where the driver does not
-    /// tell.
+    /// Returns the reserved bytes of the pool according to the driver; 0 if the driver fails.
     fn asked_reserved(&self) -> u64 {
         self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
             .unwrap_or(0)
     }
 
-    /// Promises `bytes` of the pool's charged but unused bytes to a call that may make the pool
-    /// grow. Returns false when the pool has too few such bytes; the caller then uses
-    /// [`Pool::pay`].
+    /// Promises `bytes` of the pool's unused charge to a call that may make the pool grow. Returns
+    /// false when the pool has fewer such bytes; the caller then uses [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -261,9 +253,9 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for a growth of `bytes` with the charge for memory that a managed pool has given back.
-    /// The pool may grow into that memory again. Returns false when the charge for such memory is
-    /// too small.
+    /// Pays for a growth of `bytes` with the charge for memory that a managed pool has given back,
+    /// because the pool may grow into that memory again. Returns false when this charge is too
+    /// small.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -273,8 +265,8 @@ impl Pool {
         enough
     }
 
-    /// Returns whether, since the last call of this function, the pool has grown by more bytes than
-    /// were charged in advance.
+    /// Returns whether the pool has grown by more bytes than were charged in advance. Only growth
+    /// since the last call of this function counts.
     pub fn has_overrun(&self) -> bool {
         std::mem::take(&mut self.state.lock().overrun)
     }
@@ -286,9 +278,9 @@ impl Pool {
         }
     }
 
-    /// Pays for a growth of `bytes` out of the pool's charged but unused bytes; `charge` charges
-    /// the missing bytes in advance. Calls of other threads may use the pool's headroom. So first
-    /// waits for these calls, but not longer than until `until`.
+    /// Pays for a growth of `bytes`. The pool's unused charge pays first, and `charge` charges the
+    /// rest. Other threads' calls may use the pool's headroom. So this function first waits for
+    /// them, but at most until `until`.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -320,8 +312,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes over `bytes` that were charged in advance for a call, before the pool of the call was
-    /// known.
+    /// Takes over `bytes` that were charged for a call before its pool was known.
     pub fn adopt(&self, bytes: u64) -> Promise<'_> {
         let mut state = self.state.lock();
         state.begin(0, bytes);
@@ -329,9 +320,9 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// Ends a call that has paid `bytes` in advance. `range` is the address range that the driver
-    /// has given to the call, if any. Reads the pool's reserved bytes, unless the range shows that
-    /// they are unchanged. Returns true when the pool has its whole headroom. Otherwise the pool
+    /// Ends a call that has paid `bytes` in advance. `range`: the address range that the driver has
+    /// given to the call, if any. Reads the pool's reserved bytes, unless `range` shows that they
+    /// are unchanged. Returns true when the pool's whole headroom is charged. Otherwise the pool
     /// has grown, and the caller charges or undoes the growth under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
@@ -358,9 +349,9 @@ impl Pool {
         whole
     }
 
-    /// Growth of the pool has used its headroom. Charges a new headroom with `charge`. If the group
-    /// refuses the bytes, trims the pool and tries again. Returns false when no whole headroom can
-    /// be charged.
+    /// Charges a new headroom with `charge`, after the pool has grown into its headroom. If the
+    /// group refuses the bytes, trims the pool and tries again. Returns false when the group
+    /// refuses again.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -376,7 +367,7 @@ impl Pool {
         }
     }
 
-    /// Reads the pool's reserved bytes, outside of an allocation.
+    /// Reads the pool's reserved bytes. Call outside of an allocation.
     pub fn refresh(&self, book: &Book) {
         if self.counted {
             self.look(book, &mut self.state.lock());
@@ -387,10 +378,9 @@ impl Pool {
         if state.retired {
             return;
         }
-        // The reserved bytes are read under the lock, so that the readings of several threads are
-        // recorded in order. This cannot deadlock: the driver's function takes no lock that is held
-        // during a callback of gpulimit. A pool about which the driver no longer answers counts as
-        // empty.
+        // The lock is held during this query, so that the readings of several threads are recorded
+        // in order. A deadlock is impossible: the driver takes no lock here that it holds during a
+        // callback of gpulimit. If the driver fails, the pool counts as empty.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -412,12 +402,12 @@ impl Pool {
             book.remove(self.category(), before.saturating_sub(reserved));
             book.adjust_idle(before.wrapping_sub(reserved) as i64);
             book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            // The growth may belong to a call under way. The bytes promised to such calls are
-            // charged already, so they are not charged again.
+            // Growth that belongs to a call under way is charged already, in the bytes promised to
+            // the call.
             let beyond = state.beyond();
             if beyond > 0 {
-                // The pool has grown by more bytes than were charged in advance. Only managed pools
-                // were observed to do so.
+                // The pool has grown by more bytes than were charged in advance. This was observed
+                // only with managed pools.
                 state.overrun = true;
                 book.charge_over(beyond);
                 book.add_idle(beyond);
@@ -432,9 +422,9 @@ impl Pool {
         }
     }
 
-    /// Records that the pool was destroyed: its memory no longer counts as the pool's. The driver
-    /// may not have freed all of this memory yet. Returns the bytes that stay charged, as idle
-    /// bytes, until the caller has measured how much memory is left.
+    /// Records that the pool was destroyed. The driver may not have freed all of its memory yet.
+    /// Returns the bytes that stay charged, as idle bytes, until the caller has measured how much
+    /// memory is left.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
@@ -447,16 +437,15 @@ impl Pool {
         state.held
     }
 
-    /// Records that the program is about to destroy the pool, so that threads no longer ask the
-    /// driver about it.
+    /// Records that the program is about to destroy the pool. From now on no thread asks the driver
+    /// about it.
     pub fn retire(&self) {
         self.state.lock().retired = true;
     }
 
-    /// Returns the bytes that the pool has reserved and not handed out to allocations.
+    /// Returns the reserved bytes of the pool that no allocation uses.
     pub fn unused(&self) -> u64 {
-        // The lock is held while the driver is asked, so that the program cannot destroy the pool
-        // meanwhile.
+        // The lock is held during the query, so that the program cannot destroy the pool meanwhile.
         let state = self.state.lock();
         if state.retired {
             return 0;
@@ -468,8 +457,7 @@ impl Pool {
 
     /// Lets the driver free up to `bytes` of the pool's unused memory.
     pub fn trim(&self, book: &Book, bytes: u64) {
-        // The lock is held while the driver is asked, so that the program cannot destroy the pool
-        // meanwhile.
+        // The lock is held during the query, so that the program cannot destroy the pool meanwhile.
         let mut state = self.state.lock();
         if state.retired {
             return;
@@ -482,26 +470,26 @@ impl Pool {
     }
 }
 
-/// The memory pools of a process. The records of pools are never freed: programs make few pools,
-/// and hooks hold references to the records without counting these references.
+/// The memory pools of a process. Records of pools are never freed, because hooks hold references
+/// to them. Programs make only few pools.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
     /// The handles of destroyed pools. The driver may still return such a handle, because a program
-    /// can make even a destroyed pool the current one (measured).
+    /// can make a destroyed pool the current one (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
     /// The allocations of managed pools.
     pub lent: Lent,
-    /// Bytes that allocations still used when their pools were destroyed. Until they are freed,
-    /// these bytes are measured as part of the driver's own memory.
+    /// Bytes that allocations still used when their pools were destroyed. They are measured as part
+    /// of the driver's own memory until they are freed.
     left_in_use: AtomicU64,
 }
 
 impl Pools {
-    /// Returns the pool with this handle. For an unknown pool, `describe` returns its device and
-    /// whether its memory counts for this process; the pool is then recorded.
+    /// Returns the pool with this handle. Records the pool first if it is unknown; `describe` then
+    /// returns its device and whether its memory counts for this process.
     pub fn known_or(
         &self,
         handle: MemPool,
@@ -514,7 +502,8 @@ impl Pools {
         self.get(handle).unwrap_or_else(|| self.enter(make()))
     }
 
-    /// Returns the pool with this handle, a managed pool whose memory counts on `device`.
+    /// Returns the managed pool with this handle. Records the pool first if it is unknown; its
+    /// memory then counts on `device`.
     pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> &'static Pool {
         let make = || Pool {
             managed: true,
@@ -548,14 +537,14 @@ impl Pools {
         self.destroyed.write().insert(handle);
     }
 
-    /// Returns whether the pool with this handle is destroyed, so that the driver must not be asked
+    /// Returns whether the pool with this handle is destroyed. The driver must then not be asked
     /// about it.
     pub fn is_destroyed(&self, handle: MemPool) -> bool {
         self.destroyed.read().contains(&handle)
     }
 
-    /// Removes the record of a pool that is being destroyed, because the driver may hand out its
-    /// handle again for another pool.
+    /// Removes the record of a pool that is being destroyed. The driver may hand out its handle
+    /// again for another pool.
     pub fn forget(&self, handle: MemPool) -> Option<&'static Pool> {
         self.by_handle.write().remove(&handle)
     }
@@ -567,7 +556,8 @@ impl Pools {
         self.by_handle.write().insert(pool.handle, pool);
     }
 
-    /// Notes a pool allocation or free, after which a pool may shrink at the next synchronise call.
+    /// Records that a pool allocation was made or freed. A pool may then shrink at the next
+    /// synchronise call.
     #[inline]
     pub fn touch(&self) {
         if !self.dirty.load(Ordering::Relaxed) {
@@ -575,9 +565,9 @@ impl Pools {
         }
     }
 
-    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: the
-    /// present synchronise call has waited for all work of the process, so the note of
-    /// [`Pools::touch`] is cleared.
+    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: this
+    /// synchronise call has waited for all work of the process, so the record of [`Pools::touch`]
+    /// is cleared.
     #[inline]
     pub fn is_touched(&self, all: bool) -> bool {
         let touched = self.dirty.load(Ordering::Relaxed);
@@ -597,16 +587,15 @@ impl Pools {
         self.left_in_use.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Subtracts `bytes` that have been freed and may have belonged to allocations of destroyed
-    /// pools.
+    /// Subtracts `bytes` that were freed and may have belonged to allocations of destroyed pools.
     pub fn note_freed(&self, bytes: u64) {
         let freed = |left: u64| Some(left.saturating_sub(bytes));
         let left = &self.left_in_use;
         let _ = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, freed);
     }
 
-    /// Returns a list of the pools for which `wanted` is true, so that the lock of the table is not
-    /// held while the caller uses them.
+    /// Returns a list of the pools for which `wanted` is true. The caller uses the list without the
+    /// lock of the table.
     fn select(&self, wanted: impl Fn(&Pool) -> bool) -> Vec<&'static Pool> {
         let by_handle = self.by_handle.read();
         by_handle
@@ -629,13 +618,13 @@ impl Pools {
     }
 
     /// Uncharges bytes that the pools of one device do not use. With `trim`, the driver first frees
-    /// the pools' unused memory. Returns true when the charge of a pool has become smaller.
+    /// the pools' unused memory. Returns true when bytes were uncharged.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // Where another thread holds the pool's lock, this function does not compare the charge
-            // before and after. That other thread updates the charge of the pool itself.
+            // If another thread holds the pool's lock, that thread updates the charge itself. The
+            // charge is then not compared here.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);
@@ -648,7 +637,7 @@ impl Pools {
     }
 }
 
-/// The current pool of a device, from which `cuMemAllocAsync` takes memory; null until the driver
+/// The current pool of a device, from which `cuMemAllocAsync` takes memory. Null until the driver
 /// was asked for it.
 #[derive(Default)]
 pub struct CurrentPool(AtomicPtr<Pool>);
@@ -774,9 +763,9 @@ mod tests {
             reserved: STEP,
             ..State::default()
         };
-        assert!(!state.is_lent(STEP), "the headroom is idle");
+        assert!(!state.is_lent(STEP), "no call uses the headroom");
         state.held = STEP;
-        assert!(!state.is_lent(STEP), "no call has the headroom");
+        assert!(!state.is_lent(STEP), "no call is under way");
         state.growing = 1;
         assert!(state.is_lent(STEP));
         assert!(!state.is_lent(0));
@@ -784,7 +773,7 @@ mod tests {
         state.prepaid = STEP;
         assert!(state.is_lent(2 * STEP));
         state.held = 3 * STEP;
-        assert!(!state.is_lent(2 * STEP), "no call can give back more");
+        assert!(!state.is_lent(2 * STEP), "the headroom is unused");
         state.held = STEP;
         state.reserved = 0;
         assert!(!state.is_lent(STEP), "none");
@@ -804,7 +793,7 @@ mod tests {
         state.steps.learn(&range);
         assert!(state.is_as_seen(&range));
         state.unseen += 1;
-        assert!(!state.is_as_seen(&range), "the last look was too long ago");
+        assert!(!state.is_as_seen(&range), "the last reading is too old");
         state.unseen = 0;
         state.large = 1;
         assert!(!state.is_as_seen(&range), "a call may take several steps");
@@ -813,14 +802,14 @@ mod tests {
         assert!(!state.spare_look(2 * STEP, &range));
         assert_eq!(state.unseen, 1);
         state.prepaid = 0;
-        assert!(!state.is_as_seen(&range), "more is held than the headroom");
+        assert!(!state.is_as_seen(&range), "more than the headroom is charged");
         assert!(!state.spare_look(STEP, &range));
         assert_eq!(state.unseen, 1);
     }
 
     #[test]
     fn growth_counts_until_it_is_handled() {
-        // A pool whose memory does not count, so that the driver is not asked about it.
+        // This pool's memory is not charged, so the driver is not asked about it.
         let pool = Pool::new(7, 0, false);
         *pool.state.lock() = State {
             held: 2 * STEP,

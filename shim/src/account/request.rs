@@ -7,15 +7,13 @@ use gpulimit_group::Insistence;
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub bytes: u64,
-    /// Whether pools and graphs are trimmed for the request. Bytes that are charged and not used
-    /// may be uncharged for every request.
+    /// Whether pools and graphs are trimmed for the request.
     pub trims: bool,
-    /// The name of the CUDA function that makes the request, if the request insists. An insisting
-    /// request waits or has processes killed, as the group's options say. If it is refused, the
-    /// refusal is counted and reported with this name.
+    /// The name of the CUDA function that makes the request, if the request insists. In a full
+    /// group, an insisting request waits or has processes killed, as the group's options say. If it
+    /// is refused, the refusal is counted and reported with this name.
     symbol: Option<&'static str>,
-    /// All bytes that the program asks for, if `bytes` is only the part of them that is not charged
-    /// yet.
+    /// All bytes that the program asks for, if `bytes` is only the part that is not charged yet.
     of: Option<u64>,
     is_needed: Option<&'a dyn Fn() -> bool>,
 }
@@ -31,20 +29,18 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Makes a request whose caller can continue without the bytes. Pools and graphs are not
-    /// trimmed for it.
+    /// Makes a request for bytes that the caller can do without. Pools and graphs are not trimmed.
     pub fn reclaiming(bytes: u64) -> Self {
         Request::new(bytes, false, None)
     }
 
-    /// Makes a request whose caller can continue without the bytes. Pools and graphs are trimmed
-    /// for it.
+    /// Makes a request for bytes that the caller can do without. Pools and graphs are trimmed.
     pub fn trimming(bytes: u64) -> Self {
         Request::new(bytes, true, None)
     }
 
-    /// Makes a request of the CUDA function `symbol`, which fails if the group refuses the bytes.
-    /// Never call this while a lock is held.
+    /// Makes a request for the CUDA function `symbol`, whose call fails if the group refuses the
+    /// bytes. Never use such a request while a lock is held.
     pub fn insisting(symbol: &'static str, bytes: u64) -> Self {
         Request::new(bytes, true, Some(symbol))
     }
@@ -54,7 +50,8 @@ impl<'a> Request<'a> {
         Request { bytes, ..self }
     }
 
-    /// Marks the request as the unpaid part of the `asked` bytes that the program asks for.
+    /// Marks the request as the part that is not charged yet of the `asked` bytes that the program
+    /// asks for.
     pub fn of(self, asked: u64) -> Self {
         Request {
             of: Some(asked),
@@ -62,9 +59,9 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Lets the request wait only for as long as `is_needed` returns true: another thread may load
-    /// or pay for what the request is for. A request that is no longer needed fails, and its
-    /// refusal is not reported.
+    /// Lets the request wait only while `is_needed` returns true. Another thread may load or pay
+    /// for the same thing meanwhile. A request that is no longer needed fails, and its refusal is
+    /// not reported.
     pub fn as_long_as(self, is_needed: &'a dyn Fn() -> bool) -> Self {
         Request {
             is_needed: Some(is_needed),
@@ -72,8 +69,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns what the report of a refusal names: the CUDA function that makes the request, and
-    /// the bytes that the program asks for. `None` if a refusal is not to be reported.
+    /// Returns the CUDA function and the number of bytes that the report of a refusal names. `None`
+    /// if a refusal is not to be reported.
     pub fn asker(&self) -> Option<(&'static str, u64)> {
         Some((self.symbol?, self.of.unwrap_or(self.bytes)))
     }

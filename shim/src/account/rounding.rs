@@ -1,7 +1,7 @@
 //! The size of a physical block of device memory, and rounding to multiples.
 
 /// The size in bytes of the physical blocks of which `cuMemAlloc` memory consists. Blocks are
-/// aligned to their size (measured with every mix of sizes).
+/// aligned to their size (measured).
 pub const BLOCK: u64 = 2 << 20;
 
 /// Returns `bytes` rounded up to a multiple of `step`, which is a power of two. Saturates on

@@ -38,7 +38,7 @@ impl Scratch {
         Root::at(&self.folder).expect("a root")
     }
 
-    /// Joins the group as one more process would.
+    /// Joins the group as a new process.
     pub fn member(&self) -> &'static Member {
         let member = Member::join(&self.root(), "group").expect("a member");
         Box::leak(Box::new(member))

@@ -1,22 +1,22 @@
 //! Memory of `cuMemCreate` that several processes hold.
 //!
-//! NVML attributes shared memory to the process that exported it, for as long as that process has a
-//! handle or a mapping of the memory. Then, while a file descriptor of the memory is still open,
-//! NVML attributes the memory to no process, although it still takes its part of the GPU. When the
-//! last descriptor is closed and only one process has imported the memory, NVML attributes the
-//! memory to that process (measured, H100, 580.159.04). No CUDA call tells the exporter which
-//! processes hold the memory, or tells an importer that NVML now attributes the memory to it.
+//! NVML attributes shared memory to the process that exported it, while that process has a handle
+//! or a mapping of the memory. Afterwards, while a file descriptor of the memory is open, NVML
+//! attributes the memory to no process. When the last descriptor is closed and only one process has
+//! imported the memory, NVML attributes it to that process (measured, H100, 580.159.04). No CUDA
+//! call tells a process about these changes.
 //!
-//! So a process that lets go of shared memory leaves its charge behind as an *orphan*, and NVML's
-//! figures decide how long the orphan stays charged. An orphan is needed in two cases. In the
-//! first, NVML's figures for members are larger than the charges of these members. In the second,
-//! the GPU uses *hidden* bytes, which are in no process's figure. The second case has an exception:
-//! if the hidden bytes did not grow by the size of the memory when the process let go of it, the
-//! orphan for that memory is not needed. Orphans that are not needed are uncharged. The free bytes
-//! of the GPU are no evidence, because other processes free memory too. When an importer measures,
-//! it charges the memory that NVML now attributes to it. It also uncharges the orphan for this
-//! memory, whichever process left that orphan. The process that cleans up the ledger slot of a dead
-//! process takes over the orphans for the memory that the dead process left.
+//! So a process that releases shared memory leaves its charge behind as an *orphan*. NVML's figures
+//! decide whether an orphan is needed; an orphan that is not needed is uncharged. It is needed in
+//! two cases:
+//! - NVML's figures for members are larger than the charges of these members.
+//! - The GPU uses *hidden* bytes, which are in no process's figure. Exception: the hidden bytes did
+//!   not grow by the size of the memory when the process released it.
+//!
+//! The free bytes of the GPU are no evidence, because other processes free memory too. An importer
+//! that measures charges the memory that NVML now attributes to it, and uncharges the orphan for
+//! this memory. A process that cleans up the ledger slot of a dead process takes over the orphans
+//! for memory that the dead process left.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -26,12 +26,11 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// The GPU may use more bytes than NVML's figures for all processes add up to. This is the most
-/// bytes of that difference for each process. A context has 5.6 MiB of such memory (measured).
+/// The most bytes for each process by which the GPU's used bytes exceed the sum of NVML's figures
+/// for all processes. For a context, 5.6 MiB were measured.
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
-/// The used bytes of the GPU are read until two successive readings are equal. This is the most
-/// times that they are read.
+/// The most times that the used bytes of the GPU are read until two successive readings are equal.
 const LOOKS: u32 = 4;
 
 /// NVML's figures for a device, compared with the charges of the living members.
@@ -43,15 +42,16 @@ struct Borne {
     unseen: bool,
     /// Bytes in use on the GPU that NVML attributes to no process.
     hidden: u64,
-    /// The most bytes of `hidden` that are not shared memory but other memory of processes.
+    /// The most bytes of `hidden` that are not shared memory.
     overhead: u64,
-    /// Bytes that living members have charged as orphans: charges for shared memory that a process
-    /// left behind.
+    /// Bytes that living members have charged as orphans (charges for shared memory that a process
+    /// has released).
     orphaned: u64,
 }
 
 impl Borne {
-    /// Returns the bytes that NVML attributes to no process and that may be shared memory.
+    /// Returns the bytes that NVML attributes to no process, if they may be shared memory;
+    /// otherwise 0.
     fn unattributed(&self) -> u64 {
         if self.hidden > self.overhead {
             self.hidden
@@ -60,9 +60,9 @@ impl Borne {
         }
     }
 
-    /// `orphans` are the charges of the group that processes left behind for shared memory, in
-    /// bytes. Returns how many of these bytes must stay charged. `size` bytes of them are for
-    /// memory that a process has just let go of. `before` is the value of `hidden` before that.
+    /// Returns how many bytes of `orphans` must stay charged. `orphans`: the group's charges for
+    /// released shared memory. `size`: the part that a process has just released. `before`: the
+    /// value of `hidden` before this release.
     fn needed(&self, orphans: u64, size: u64, before: Option<u64>) -> u64 {
         let gone = before.is_some_and(|before| self.hidden < before.saturating_add(size));
         let rest = orphans.saturating_sub(if gone { size } else { 0 });
@@ -74,8 +74,8 @@ impl Borne {
         self.uncharged.saturating_add(elsewhere)
     }
 
-    /// Returns the bytes of shared memory that processes may still hold but that no living member
-    /// has charged, not even as orphans.
+    /// Returns the bytes of shared memory that processes may still hold and that no living member
+    /// has charged.
     fn unclaimed(&self) -> u64 {
         if self.unseen {
             return u64::MAX;
@@ -85,9 +85,9 @@ impl Borne {
     }
 }
 
-/// Returns the bytes of a GPU that NVML attributes to no process. `None` when NVML gives no
-/// figures. `None` too when NVML does not list this process, because the result would then include
-/// the memory of this process.
+/// Returns the bytes in use on a GPU that NVML attributes to no process. Returns `None` when NVML
+/// gives no figures or does not list this process: the memory of this process would then count as
+/// unattributed.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
     beyond(used, &listed, std::process::id())
@@ -105,8 +105,8 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
     used.saturating_sub(all)
 }
 
-/// Returns the used bytes of the GPU, and the bytes that NVML shows for each process. If the used
-/// bytes change all the time, `choose` gets their last two readings and returns the one to use.
+/// Returns the used bytes of the GPU, and NVML's figure for each process. If the used bytes never
+/// stop changing, `choose` chooses between their last two readings.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
     steady(
         || figures::used(&device.id(), device.capacity()),
@@ -115,8 +115,8 @@ fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<
     )
 }
 
-/// Reads `used` before and after `processes`. If `used` has changed in between, because other
-/// processes take or free memory, repeats the readings.
+/// Reads `used` before and after `processes`. Repeats the readings if `used` has changed in
+/// between.
 fn steady<T>(
     used: impl Fn() -> Option<u64>,
     processes: impl Fn() -> Option<T>,
@@ -138,20 +138,19 @@ fn steady<T>(
 /// Compares NVML's figures for a device with the charges of the living members. `None` when NVML
 /// gives no figures.
 ///
-/// The charges are read before NVML's figures. A member may charge and take memory between these
-/// two readings, and this memory then looks uncharged. That may keep an orphan for longer than
-/// necessary, but never uncharges an orphan too early.
+/// The charges are read before NVML's figures. Memory that a member charges and takes between these
+/// two readings looks uncharged. An orphan may then stay charged for longer than necessary, but is
+/// never uncharged too early.
 fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
-    // Uses the larger of the last two readings. Memory that is freed or taken between the two must
-    // not make `hidden` too small.
+    // Uses the larger of the last two readings. Otherwise memory that is taken or freed between
+    // them could make `hidden` too small.
     let (used, listed) = look(device, u64::max)?;
     compare(used, listed, &living)
 }
 
-/// Compares NVML's figures with the charges of the `living` members. NVML's figures are `used` for
-/// the whole GPU, and one figure for each process in `listed`. Returns `None` when NVML lists no
-/// living member. NVML does not list a living member in another PID namespace; such a member may
-/// hold any number of bytes.
+/// Compares NVML's figures with the charges of the `living` members. `used`: NVML's figure for the
+/// whole GPU. `listed`: its figure for each process. Returns `None` when NVML lists no living
+/// member. A member in another PID namespace is not listed, and may hold any number of bytes.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
@@ -182,9 +181,9 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // If a member's reserve is charged, NVML's figure for the member may exceed the bytes that
-        // it has charged as in use by up to the reserve: the driver sometimes takes a block that
-        // the member measures only later. Such an excess does not count as uncharged.
+        // The driver sometimes takes a block that a member measures only later. So NVML's figure
+        // for a member may exceed its charge by up to its charged reserve. Such an excess does not
+        // count as uncharged.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -193,20 +192,20 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
     told.then_some(borne)
 }
 
-/// Uncharges the orphans of the group that are not needed: the orphans of freed memory, and the
-/// orphans of memory that its present holder has charged. Where NVML gives no figures, no orphan
-/// counts as needed. Returns false when the group has no orphans.
+/// Uncharges the group's orphans that are not needed: their memory is freed, or its present holder
+/// has charged it. Where NVML gives no figures, no orphan counts as needed. Returns false when the
+/// group has no orphans.
 ///
-/// `size`: the bytes that this process has just let go of. `before`: the result of [`hidden`]
-/// before this process let go of them.
+/// `size`: the bytes that this process has just released. `before`: the result of [`hidden`] before
+/// that.
 pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))
     })
 }
 
-/// A [`Witness`] that answers like [`ProcessList`]. A dead process may have left memory to living
-/// members. This witness also takes over the charges for such memory, as orphans of this process.
+/// A [`Witness`] that answers like [`ProcessList`]. It also takes over the charges for memory that
+/// a dead process has left to living members: they become orphans of this process.
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {
@@ -248,8 +247,8 @@ mod tests {
     /// Pids above the largest pid that Linux assigns.
     const PIDS: u32 = 1 << 23;
 
-    /// Returns a member with the pid `PIDS + number`, which NVML may list, and with these MiB
-    /// charged, idle, orphaned and managed.
+    /// Returns a member with the pid `PIDS + number` and with these MiB charged, idle, orphaned and
+    /// managed.
     fn holder(number: u32, [charged, idle, orphaned, managed]: [u64; 4]) -> Holder {
         let group = Scratch::new(&[]);
         let member = group.member();
@@ -263,8 +262,8 @@ mod tests {
         holder
     }
 
-    /// NVML lists these MiB for each pid, and attributes `hidden` bytes to no process. Returns the
-    /// uncharged and the orphaned bytes.
+    /// Returns the uncharged and the orphaned bytes. NVML lists these MiB for each pid, and
+    /// attributes `hidden` bytes to no process.
     fn bear(hidden: u64, listed: &[(u32, u64)], living: &[Holder]) -> Option<(u64, u64)> {
         let bytes = |(number, mib): &(u32, u64)| (PIDS + number, mib * MIB);
         let listed: Vec<_> = listed.iter().map(bytes).collect();
@@ -283,8 +282,8 @@ mod tests {
         assert_eq!(bears(65), Some((0, 20 * MIB)));
         assert_eq!(bears(85), Some((20 * MIB, 20 * MIB)));
         assert_eq!(bears(40), Some((0, 20 * MIB)));
-        // A member whose figure exceeds its charge by up to the size of the reserve may have used
-        // the reserve.
+        // NVML's figure exceeds the member's charge by up to the reserve, so the driver may have
+        // used the reserve.
         assert_eq!(bears(69), Some((0, 20 * MIB)));
         assert_eq!(bears(70), Some((5 * MIB, 20 * MIB)));
         // The member's reserve is not charged in full.
@@ -321,7 +320,7 @@ mod tests {
         assert_eq!(
             bears(RESERVE / MIB),
             Some((0, 0)),
-            "it may have charged the reserve only"
+            "the member may have charged the reserve only"
         );
         assert_eq!(bears(RESERVE / MIB + 1), Some((u64::MAX, 0)));
         let living = [holder(1, [100, 0, 0, 0])];
@@ -329,7 +328,7 @@ mod tests {
         assert_eq!(
             bear(0, &[(2, 100)], &living),
             None,
-            "only other processes are listed"
+            "NVML lists only other processes"
         );
     }
 
@@ -385,27 +384,26 @@ mod tests {
             overhead: 8,
             orphaned: 0,
         };
-        // Of the 30 orphaned bytes, 10 were left just now; before, NVML attributed 20 bytes to no
-        // process.
+        // Of the 30 orphaned bytes, 10 were released just now. Before that, NVML attributed 20
+        // bytes to no process.
         let needed = |borne: Borne| borne.needed(30, 10, Some(20));
-        assert_eq!(needed(borne(0, 8)), 0, "the memory is gone");
-        assert_eq!(needed(borne(10, 8)), 10, "a member holds it");
-        assert_eq!(needed(borne(10, 29)), 30, "and no process holds the rest");
+        assert_eq!(needed(borne(0, 8)), 0, "the memory is freed");
+        assert_eq!(needed(borne(10, 8)), 10, "a member holds the memory");
+        assert_eq!(needed(borne(10, 29)), 30, "other memory is hidden");
         assert_eq!(needed(borne(0, 29)), 20, "the hidden bytes have not grown");
         assert_eq!(needed(borne(0, 30)), 30);
         let unseen = |uncharged, hidden| Borne {
             unseen: true,
             ..borne(uncharged, hidden)
         };
-        assert_eq!(needed(unseen(0, 30)), 30, "the unseen member may hold it");
-        assert_eq!(needed(unseen(0, 29)), 20, "or only the older orphans");
-        assert_eq!(needed(unseen(10, 29)), 30, "another member holds it");
-        // The number of bytes that NVML attributed to no process before is unknown.
+        assert_eq!(needed(unseen(0, 30)), 30, "the unlisted member may hold it");
+        assert_eq!(needed(unseen(0, 29)), 20, "only older orphans may be held");
+        assert_eq!(needed(unseen(10, 29)), 30, "a member holds the memory");
+        // It is unknown how many bytes NVML attributed to no process before.
         assert_eq!(borne(0, 9).needed(30, 10, None), 9);
         assert_eq!(borne(0, 8).needed(30, 10, None), 0);
         assert_eq!(unseen(0, 0).needed(30, 10, None), 30);
-        // For a dead process, the orphans of living members are not part of the memory that the
-        // dead process left.
+        // The orphans of living members do not count as memory that a dead process left.
         let unclaimed = |orphaned, borne| Borne { orphaned, ..borne }.unclaimed();
         assert_eq!(unclaimed(5, borne(10, 9)), 14);
         assert_eq!(unclaimed(5, borne(10, 8)), 5);

@@ -1,11 +1,10 @@
-//! Spare blocks: 2 MiB blocks that are charged in advance, because a small allocation may need a
-//! new block, which is then paid for already.
+//! Spare blocks: 2 MiB blocks that are charged in advance. A small allocation may need a new block;
+//! a spare block then pays for it.
 //!
 //! A thread takes its spare block before it calls the driver. If the driver puts the allocation
-//! into a block that has other allocations already, the thread puts the spare block back. Taking it
-//! and putting it back are two writes to a word in memory. Threads that allocate at the same time
-//! normally use different words. If two threads share a word, the second thread charges a further
-//! block during its call.
+//! into a block that is already in use, the thread puts the spare block back. Both are one write to
+//! a word in memory. Threads that allocate at the same time normally use different words. If two
+//! threads share a word, the second thread charges a further block for its call.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -39,9 +38,9 @@ impl Spares {
     }
 }
 
-/// Returns the index of the calling thread's spare block. The index is computed from the address of
-/// the thread's stack, so it needs no thread-local memory. It changes only when the stack grows by
-/// megabytes, and a change does no harm.
+/// Returns the index of the calling thread's spare block. It is computed from the address of the
+/// thread's stack, so it needs no thread-local memory. It changes only when the stack grows by
+/// megabytes, which does no harm.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;
@@ -72,14 +71,15 @@ impl Spare {
         self.0.store(PRESENT, Ordering::Release);
     }
 
-    /// Uses up the spare block that the caller has taken: it now pays for a block of device memory.
+    /// Uses up the spare block that the caller has taken. The block now pays for a block of device
+    /// memory.
     #[inline]
     pub fn consume(&self) {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// A call no longer needs a block that is charged. Makes this block the spare block. Returns
-    /// false when there is a spare block already.
+    /// Makes a charged block that a call does not need the spare block. Returns false when there is
+    /// a spare block already.
     #[inline]
     pub fn keep(&self) -> bool {
         self.0
@@ -100,7 +100,7 @@ mod tests {
         assert!(!spare.keep());
         assert!(spare.take());
         assert!(!spare.take());
-        assert!(!spare.keep(), "a spare that is taken still exists");
+        assert!(!spare.keep(), "a taken spare block keeps its place");
         spare.put_back();
         assert!(spare.take());
         spare.consume();
@@ -117,7 +117,7 @@ mod tests {
             let ended = threads.into_iter().map(|thread| thread.join());
             ended.map(|place| place.expect("a thread")).collect()
         });
-        assert!(places.len() > 1, "64 threads share one spare");
+        assert!(places.len() > 1, "all 64 threads share one spare block");
         assert!(places.iter().all(|place| {
             spares
                 .0

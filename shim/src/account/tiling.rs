@@ -1,10 +1,10 @@
-//! An upper estimate of the bytes that a CUDA array takes, for drivers that do not tell them.
+//! An upper estimate of the bytes that a CUDA array takes, for drivers that do not tell the size.
 
 use super::rounding::{BLOCK, round_up};
 use crate::abi::{ARRAY3D_CUBEMAP, ARRAY3D_LAYERED, Array3dDescriptor};
 
-/// Returns the bytes of one array element: exact for plain formats, and for other formats the most
-/// bytes that any format has.
+/// Returns the bytes of one array element. For an unusual format, returns the most bytes that any
+/// format has.
 fn element(descriptor: &Array3dDescriptor) -> u64 {
     const LARGEST: u64 = 16;
     let number = match descriptor.format {
@@ -16,8 +16,8 @@ fn element(descriptor: &Array3dDescriptor) -> u64 {
     (number * u64::from(descriptor.channels)).min(LARGEST)
 }
 
-/// Returns the width, height, depth and number of layers of an array, each 1 where the array does
-/// not have that dimension; `None` for an array without width.
+/// Returns the width, height, depth and number of layers of an array; a dimension that the array
+/// does not have is 1. Returns `None` for an array without width.
 fn extent(descriptor: &Array3dDescriptor) -> Option<[u64; 4]> {
     let [width, height, depth] = [descriptor.width, descriptor.height, descriptor.depth];
     let [height, depth] = [height, depth].map(|length| length.max(1) as u64);
@@ -26,7 +26,7 @@ fn extent(descriptor: &Array3dDescriptor) -> Option<[u64; 4]> {
     (width > 0).then_some([width as u64, height, depth, layers])
 }
 
-/// Returns a lower bound of the bytes that an array takes: the smallest format has half a byte for
+/// Returns a lower bound of the bytes that an array takes. The smallest format has half a byte for
 /// each element.
 pub fn least(descriptor: &Array3dDescriptor) -> u64 {
     let elements = extent(descriptor).unwrap_or_default();
@@ -37,8 +37,8 @@ pub fn least(descriptor: &Array3dDescriptor) -> u64 {
 /// blocks; 0 for an array without width.
 ///
 /// The memory of an array consists of groups of 64 bytes × 8 rows. Up to 16 groups form a pile
-/// along the height or the depth. (This was measured on an H100, and is the same since Maxwell.)
-/// Rounding both height and depth up to whole piles is more than enough.
+/// along the height or the depth (measured on an H100, the same since Maxwell). The bound rounds
+/// both height and depth up to whole piles.
 pub fn most(descriptor: &Array3dDescriptor, levels: u32) -> u64 {
     let Some([width, height, depth, layers]) = extent(descriptor) else {
         return 0;
@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn measured_arrays_lie_between_the_bounds() {
-        // The size, format, channels and flags of an array, its number of levels, and the MiB that
-        // it takes on an H100.
+        // For each array: its size, format, channels, flags and levels, and the MiB that it takes
+        // on an H100.
         for (sizes, format, channels, flags, levels, taken) in [
             ([1000, 1000, 0], 0x20, 4, 0, 1, 16),
             ([5000, 3000, 0], 0x20, 4, 0, 1, 236),

@@ -1,5 +1,5 @@
-//! The variables (global device memory) of loaded code, as far as the code's images tell their
-//! size. Their size is a lower bound of the driver's own memory, even if a measurement shows less.
+//! The variables (global device memory) of loaded code, where the code's images tell their size.
+//! This size is a lower bound of the driver's own memory, even if a measurement shows less.
 
 use parking_lot::Mutex;
 
@@ -18,8 +18,8 @@ struct Loaded {
 pub struct Variables(Mutex<Map<(Opaque, Context), Loaded>>);
 
 impl Variables {
-    /// Records a module or library that was loaded in a context of `device` and that has at least
-    /// `bytes` of variables.
+    /// Records a module or library that was loaded in a context of `device`. Its variables take at
+    /// least `bytes`.
     pub fn insert(&self, code: Opaque, context: Context, device: Ordinal, bytes: u64) {
         if bytes > 0 {
             let loaded = Loaded {
@@ -31,15 +31,15 @@ impl Variables {
         }
     }
 
-    /// Notes that the bytes of this code's variables were charged without a measurement.
+    /// Records that the variables of this code were charged without a measurement.
     pub fn note_assumed(&self, code: Opaque, context: Context) {
         if let Some(loaded) = self.0.lock().get_mut(&(code, context)) {
             loaded.is_assumed = true;
         }
     }
 
-    /// Removes an unloaded module or library. Returns the bytes on `device` that were charged for
-    /// its variables without a measurement.
+    /// Removes the variables of an unloaded module or library. Returns the bytes on `device` that
+    /// were charged for them without a measurement.
     pub fn remove(&self, code: Opaque, device: Ordinal) -> u64 {
         let mut all = self.0.lock();
         all.extract_if(|(known, _), loaded| *known == code && loaded.device == device)

@@ -1,14 +1,13 @@
-//! Physical memory of `cuMemCreate`. Such memory lives as long as there is a reference to its
-//! handle, or a mapping that gives it an address. Mappings into sparse and deferred arrays do not
-//! keep the memory alive (measured, H100, 580.159.04).
+//! Physical memory of `cuMemCreate`. It lives as long as its handle has a reference, or a mapping
+//! gives it an address. Mappings into sparse and deferred arrays do not keep it alive (measured,
+//! H100, 580.159.04).
 //!
 //! Every call that may end an allocation is announced before the driver is called, and concluded
-//! after the driver's answer. If an announcement leaves neither a reference nor a mapping, it
+//! after the driver's answer. If the call gives up the last reference and mapping, the announcement
 //! removes the allocation from the bytes in use (`leaving`). So the allocation never counts as in
 //! use after the driver has freed it. The allocation is uncharged when its last announced call is
-//! concluded (`gone`). During its life, each entry has a number of its own besides the handle. The
-//! handle alone is not enough: when a call has ended an allocation, the driver may hand out the
-//! same handle value again before that call is concluded.
+//! concluded (`gone`). Until then, the driver may hand out the same handle again. So each entry
+//! also has a number of its own.
 //!
 //! Imported memory stays charged to the process that exported it, until NVML attributes it to this
 //! process ([`Vmm::take_over`]).
@@ -25,18 +24,17 @@ use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 use handles::{Handles, Id};
 
 struct Allocation {
-    /// The size of the allocation in bytes; 0 for an import that was never mapped, whose size is
-    /// unknown.
+    /// The size of the allocation in bytes; 0 (unknown) for an import that was never mapped.
     size: u64,
     device: Ordinal,
     references: u32,
     mappings: u32,
     announced: u32,
-    /// Whether the allocation counts as in use; false while a call under way may end it.
+    /// Whether the allocation counts as in use. False while a call under way may end it.
     named: bool,
     /// Whether other processes may hold the memory too.
     shared: bool,
-    /// Whether the allocation is imported and charged to another process.
+    /// Whether the allocation is imported, and another process is charged for it.
     elsewhere: bool,
 }
 
@@ -45,7 +43,8 @@ struct Allocation {
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
-    /// The size of the allocation in bytes, whichever process is charged for it; 0 when unknown.
+    /// The size of the allocation in bytes, even if another process is charged for it; 0 when
+    /// unknown.
     pub size: u64,
     /// Whether other processes may hold the memory too.
     pub shared: bool,
@@ -61,8 +60,8 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// Announces a call that may end the allocation. If the memory is shared, and the call gives up
-    /// the last reference or mapping of this process, returns the device of the allocation.
+    /// Announces a call that may end the allocation. Returns the device of the allocation if the
+    /// memory is shared and the call gives up the last reference or mapping of this process.
     fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
@@ -90,8 +89,7 @@ struct State {
 }
 
 impl State {
-    /// Concludes one call that was announced because it may end the allocation. Returns the
-    /// allocation when it has ended with the call.
+    /// Concludes an announced call. Returns the allocation when it has ended.
     fn conclude(&mut self, id: Id) -> Option<Allocation> {
         let allocation = self.allocations.get_mut(id)?;
         allocation.announced = allocation.announced.saturating_sub(1);
@@ -102,13 +100,12 @@ impl State {
     }
 }
 
-/// A call under way that may end allocations and was announced to the account before the driver was
-/// called.
+/// A call that may end allocations. It was announced to the account before the driver was called.
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
-    /// The device of shared memory to which this process may be giving up its last reference or
-    /// mapping.
+    /// The device of shared memory whose last reference or mapping in this process the call may
+    /// give up.
     pub leaving: Option<Ordinal>,
     handle: Option<Id>,
     mappings: Vec<(DevicePtr, Id)>,
@@ -128,8 +125,8 @@ impl Vmm {
         self.enter(handle, device, bytes, false);
     }
 
-    /// Records an imported allocation with one reference, which is charged to the process that
-    /// exported it.
+    /// Records an imported allocation with one reference. The process that exported it is charged
+    /// for it.
     pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
         self.imports.fetch_add(1, Ordering::AcqRel);
         self.enter(handle, device, 0, true);
@@ -149,15 +146,15 @@ impl Vmm {
         self.state.lock().allocations.insert(handle, allocation);
     }
 
-    /// Returns the number of imported allocations that NVML may begin to attribute to this process
-    /// without a CUDA call of this process.
+    /// Returns the number of imported allocations that are not charged to this process. NVML may
+    /// begin to attribute them to this process at any moment.
     #[inline]
     pub fn imports(&self) -> usize {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Records that from now on other processes may hold the memory of `handle`. Returns the device
-    /// and the bytes of the memory at its first export, and `None` at later exports.
+    /// Records that other processes may now hold the memory of `handle`. Returns the device and the
+    /// bytes of the memory at its first export, and `None` at later exports.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle)?;
@@ -166,11 +163,11 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes()))
     }
 
-    /// NVML's figure for this process has grown by `grown` bytes. Takes over imported allocations
-    /// whose sizes together fit into these bytes: from now on they count as attributed to this
-    /// process. An import that was never mapped has an unknown size; it may account for the
-    /// remaining bytes, up to the `orphans` of the group. Calls `charge` with the bytes of each
-    /// import that it takes over, and returns the total of these bytes.
+    /// Takes over imported allocations that NVML now attributes to this process. `grown`: the bytes
+    /// by which NVML's figure for this process has grown. Takes over the imports whose sizes fit
+    /// into `grown`. An import that was never mapped has an unknown size; it may take the remaining
+    /// bytes, up to the `orphans` of the group. Calls `charge` with the bytes of each import, and
+    /// returns their sum.
     pub fn take_over(
         &self,
         device: Ordinal,
@@ -213,7 +210,7 @@ impl Vmm {
         taken
     }
 
-    /// Adds a reference to the allocation of `handle`; returns false when the handle is unknown.
+    /// Adds a reference to the allocation of `handle`. Returns false when the handle is unknown.
     /// Calls `staying` like [`Vmm::undone`].
     pub fn retained(&self, handle: AllocationHandle, staying: impl Fn(Ordinal, u64)) -> bool {
         let mut state = self.state.lock();
@@ -226,7 +223,7 @@ impl Vmm {
         true
     }
 
-    /// Records a mapping at `address` of the memory of `handle`, up to byte `end` of that memory.
+    /// Records that the memory of `handle`, up to its byte `end`, was mapped at `address`.
     pub fn mapped(&self, address: DevicePtr, handle: AllocationHandle, end: u64) {
         let mut state = self.state.lock();
         let Some(id) = state.allocations.find(handle) else {
@@ -241,8 +238,8 @@ impl Vmm {
         }
     }
 
-    /// Announces a call that releases a reference. Calls `leaving` with the device and the bytes of
-    /// an allocation that may end with the call.
+    /// Announces a call that releases a reference. If the allocation may end with the call, calls
+    /// `leaving` with its device and its bytes.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -258,8 +255,8 @@ impl Vmm {
         }
     }
 
-    /// Announces a call that removes the mappings in an address range: `size` bytes that begin at
-    /// `address`. Calls `leaving` like [`Vmm::releasing`].
+    /// Announces a call that removes the mappings in `size` bytes of addresses from `address` on.
+    /// Calls `leaving` like [`Vmm::releasing`].
     pub fn unmapping(
         &self,
         address: DevicePtr,
@@ -288,8 +285,8 @@ impl Vmm {
         }
     }
 
-    /// Concludes a call that may have ended allocations, after the driver has carried it out.
-    /// Returns the allocations that have ended.
+    /// Concludes an announced call that the driver has carried out. Returns the allocations that
+    /// have ended.
     pub fn done(&self, announced: Announced) -> Vec<Gone> {
         let mut state = self.state.lock();
         let mappings = announced.mappings.into_iter().map(|(_, id)| id);
@@ -308,8 +305,8 @@ impl Vmm {
         ended.collect()
     }
 
-    /// Takes back the announcement of a call, because the driver has refused the call. Calls
-    /// `staying` with the device and the bytes of each allocation that counts as in use again.
+    /// Takes back the announcement of a call that the driver has refused. Calls `staying` with the
+    /// device and the bytes of each allocation that counts as in use again.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some(id) = announced.handle
@@ -368,8 +365,8 @@ mod tests {
         vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, ignore);
         let unmap = vmm.unmapping(0x1000, 100, ignore);
-        assert_eq!(done(&vmm, unmap), 0, "the release has not come back yet");
-        // The driver hands out the handle value again before the account has concluded the release.
+        assert_eq!(done(&vmm, unmap), 0, "the release is not concluded yet");
+        // The driver hands out the same handle again before the release is concluded.
         vmm.created(5, 0, 40);
         assert_eq!(done(&vmm, release), 100);
         assert_eq!(done(&vmm, vmm.releasing(5, ignore)), 40);
@@ -393,7 +390,7 @@ mod tests {
         vmm.created(5, 3, 100);
         vmm.created(6, 3, 50);
         assert_eq!(vmm.exported(5), Some((3, 100)));
-        assert_eq!(vmm.exported(5), None, "the first time only");
+        assert_eq!(vmm.exported(5), None, "only at the first export");
         assert_eq!(vmm.exported(9), None, "an unknown handle");
         let releasing = vmm.releasing(6, ignore);
         assert_eq!(releasing.leaving, None);
@@ -412,9 +409,9 @@ mod tests {
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, leaving);
-        assert_eq!(named.get(), 100, "the mapping keeps it");
+        assert_eq!(named.get(), 100, "the mapping keeps the memory");
         let unmap = vmm.unmapping(0x1000, 100, leaving);
-        assert_eq!(named.get(), 0, "the driver may free it at any moment");
+        assert_eq!(named.get(), 0, "the driver may free the memory now");
         vmm.undone(unmap, staying);
         assert_eq!(named.get(), 100);
         assert_eq!(done(&vmm, release), 0);
@@ -433,12 +430,12 @@ mod tests {
         };
         vmm.imported(7, 0);
         assert_eq!(vmm.imports(), 1);
-        assert_eq!(take(0, 5 * size, 0), 0, "its size is unknown");
+        assert_eq!(take(0, 5 * size, 0), 0, "the size of the import is unknown");
         vmm.mapped(0x1000, 7, size);
         assert_eq!(take(1, 5 * size, size), 0, "the import is on another GPU");
         assert_eq!(take(0, size - 1, size), 0, "the growth is too small");
         assert_eq!(take(0, 5 * size, size), size);
-        assert_eq!(take(0, 5 * size, size), 0, "the first time only");
+        assert_eq!(take(0, 5 * size, size), 0, "each import is taken over once");
         assert_eq!((vmm.imports(), charged.get()), (0, size));
         assert_eq!(done(&vmm, vmm.releasing(7, ignore)), 0);
         let unmapping = vmm.unmapping(0x1000, size, ignore);
@@ -446,23 +443,23 @@ mod tests {
         let gone = vmm.done(unmapping);
         assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
         assert_eq!(gone.len(), 1);
-        // This import was charged to another process until its end.
+        // This import was never charged to this process.
         vmm.imported(8, 0);
         let gone = vmm.done(vmm.releasing(8, ignore));
         assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
-        // An import that was never mapped takes over no more bytes than the group has charged as
-        // orphans.
+        // An import that was never mapped takes over at most the bytes that the group has charged
+        // as orphans.
         vmm.imported(9, 0);
         assert_eq!(take(0, 5 * size, size + 1), size);
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
-        // The bytes taken over are no more than NVML's figure has grown.
+        // The imports that are taken over are no larger than the growth of NVML's figure.
         for handle in [10, 11] {
             vmm.imported(handle, 0);
             vmm.mapped(handle << 40, handle, BLOCK);
         }
         assert_eq!(take(0, 2 * BLOCK - 1, 0), BLOCK);
         assert_eq!(take(0, BLOCK, 0), BLOCK);
-        // All of the growth is taken over where the sizes of the imports fit.
+        // Two imports whose sizes fit into the growth are both taken over.
         for handle in [12, 13] {
             vmm.imported(handle, 0);
             vmm.mapped(handle << 40, handle, BLOCK);

@@ -571,7 +571,7 @@ fn prepaid_bytes_go_back_by_themselves() {
         paid.offer(6 * MIB);
         panic!("a test");
     });
-    assert_eq!(charged(device), (8, 8), "bytes kept for contexts stay charged");
+    assert_eq!(charged(device), (8, 8), "kept bytes stay charged");
     device.driver_part.unreserve(&device.book, 8 * MIB);
     assert_eq!(charged(device), (0, 0));
     panics(|| {

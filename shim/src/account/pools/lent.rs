@@ -1,6 +1,5 @@
-//! Allocations from managed pools. The allocations outlive their pool: the driver frees the memory
-//! of a destroyed pool when the last of the pool's allocations is freed (measured, H200,
-//! 580.159.04).
+//! Allocations from managed pools. They may outlive their pool: the driver frees the memory of a
+//! destroyed pool only when the pool's last allocation is freed (measured, H200, 580.159.04).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +19,8 @@ struct State {
 /// The allocations of all managed pools of a process.
 #[derive(Default)]
 pub struct Lent {
-    /// The number of managed pool allocations and destroyed managed pools. Most programs have none.
+    /// The number of managed pool allocations plus the number of destroyed managed pools. Both are
+    /// 0 in most programs.
     count: AtomicUsize,
     state: Mutex<State>,
 }
@@ -34,8 +34,8 @@ impl Lent {
         result
     }
 
-    /// Returns whether the process has no managed pool allocations and no destroyed managed pools,
-    /// as is the case in most programs.
+    /// Returns whether the process has no managed pool allocations and no destroyed managed pools.
+    /// This is so in most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -46,8 +46,8 @@ impl Lent {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Removes the allocation at `address` and returns its pool; `None` for memory that is not from
-    /// a managed pool. Call before the driver is asked to free the allocation.
+    /// Removes the allocation at `address` and returns its pool. Returns `None` if the memory is
+    /// not from a managed pool. Call before the driver is asked to free the allocation.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
         if self.is_empty() {
@@ -67,7 +67,7 @@ impl Lent {
         self.with(|state| state.leaving.push(pool));
     }
 
-    /// Removes the destroyed pools that have no allocations any more, and returns them.
+    /// Removes the destroyed pools that have no allocations left, and returns them.
     pub fn left(&self) -> Vec<&'static Pool> {
         if self.is_empty() {
             return Vec::new();

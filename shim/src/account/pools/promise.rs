@@ -1,5 +1,4 @@
-//! The bytes that a pool has promised to a call, as a guard: dropping the guard ends the promise,
-//! also on a panic.
+//! The bytes that a pool has promised to a call, as a guard. Dropping the guard ends the promise.
 
 use std::ops::Range;
 
@@ -7,7 +6,7 @@ use super::Pool;
 use crate::abi::DevicePtr;
 use crate::account::book::Book;
 
-/// The charged part of the growth that a call may cause in its pool.
+/// Bytes that are charged for a call, because the call may make its pool grow.
 #[must_use = "dropping the guard ends the promise of bytes to the call"]
 pub struct Promise<'a> {
     pool: &'a Pool,
@@ -16,14 +15,15 @@ pub struct Promise<'a> {
 }
 
 impl<'a> Promise<'a> {
-    /// Makes a guard for a call whose whole possible `growth` of the pool has been charged.
+    /// Makes a guard for a call. All of `growth`, the largest possible growth of the pool, has been
+    /// charged.
     #[inline(always)]
     pub fn new(pool: &'a Pool, growth: u64) -> Self {
         Promise::partly(pool, growth, growth)
     }
 
-    /// Makes a guard for a call for which `paid` bytes of the possible `growth` of the pool have
-    /// been charged.
+    /// Makes a guard for a call. `paid` bytes of `growth`, the largest possible growth of the pool,
+    /// have been charged.
     #[inline(always)]
     pub fn partly(pool: &'a Pool, paid: u64, growth: u64) -> Self {
         Promise { pool, paid, growth }
@@ -37,15 +37,14 @@ impl<'a> Promise<'a> {
         pool.settle(book, growth, range)
     }
 
-    /// Drops the guard without ending the promise.
+    /// Forgets the guard without ending the promise.
     #[inline(always)]
     pub fn stays(self) {
         std::mem::forget(self);
     }
 }
 
-/// `drop` passes the fields one by one to `abandon`, so that the compiler can keep a guard in
-/// registers.
+/// `drop` passes the fields one by one, so that the compiler can keep a guard in registers.
 impl Drop for Promise<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -53,9 +52,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Ends the promise to a call. The call was not made, or the thread has panicked during the call.
-/// The charged bytes stay charged until the pool's reserved bytes are read again
-/// (`Process::recover`).
+/// Ends the promise to a call that was not made or in which the thread has panicked. The bytes stay
+/// charged until the pool's reserved bytes are read again, for instance by `Process::recover`.
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {
@@ -63,8 +61,8 @@ fn abandon(pool: &Pool, paid: u64, growth: u64) {
     pool.settled.notify_all();
 }
 
-/// A pool has grown and has used the bytes charged in advance. This guard stands for the growth,
-/// and lives until the growth is charged or undone.
+/// A guard that exists after a pool has grown into its headroom, until the growth is charged or
+/// undone.
 pub struct Growth<'a>(pub &'a Pool);
 
 impl Drop for Growth<'_> {

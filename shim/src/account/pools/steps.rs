@@ -1,26 +1,23 @@
-//! The steps of address space in which a pool's memory lies. For most allocations, the steps show
+//! The steps of address space in which a pool's memory lies. For most allocations, these steps show
 //! that the pool has not grown. Its reserved bytes then need not be read.
 //!
-//! A pool's memory comes in steps of 32 MiB that are aligned to their size. An allocation that
-//! makes the pool grow lies at least in part in the new steps. (This was measured with half a
-//! million allocations in three streams, with and without GPU work under way, on an H100 with
-//! driver 580.159.04.) So a pool has only *known* steps, in which some allocation has lain. This
-//! stays true when the pool gives memory back and takes memory again. Let the known steps be no
-//! larger than the pool's reserved bytes at the last reading. If all allocations since that reading
-//! lie in known steps, then the pool has no more memory now than at that reading.
+//! A pool's memory comes in steps of 32 MiB that are aligned to their size. A step is *known* if an
+//! allocation of the pool has lain in it. An allocation that makes the pool grow lies at least in
+//! part in the new steps. (Measured with half a million allocations in three streams, with and
+//! without GPU work under way, on an H100 with driver 580.159.04.) So the pool has not grown since
+//! the last reading of its reserved bytes if two conditions hold: the known steps were all of its
+//! memory at that reading, and all later allocations lie in known steps.
 //!
-//! One step may escape this rule. The pool grows by this step, but the GPU work that had used an
-//! older gap ends meanwhile, and the pool serves the request from that gap. The new step is then
-//! unknown and unused. It has room for every request of up to a step, so the pool does not grow by
-//! a second unknown step while the first is unused. The headroom pays for the one unknown step.
-//! When a call is given memory in an unknown step, or has asked for more than a step, the pool's
-//! reserved bytes are read after the call. Calls that run at the same time have each paid for a
-//! step.
+//! One step may escape this rule. While the pool grows by this step, GPU work may end and free a
+//! gap in older memory, and the pool serves the request from the gap. The new step is then unknown
+//! and unused. It has room for every request of up to a step, so there is never a second such step.
+//! The headroom pays for it. The reserved bytes are read after a call that got memory in an unknown
+//! step or asked for more than a step. Calls that run at the same time have each paid for a step.
 //!
 //! The driver may put a pool's memory at new addresses in two cases: the pool has given memory
-//! back, or the driver joins pieces of the pool's unused memory for a request of more than a step.
-//! Then more steps are known than the pool has. So the reserved bytes are read after every
-//! allocation, until the pool has all known steps or none.
+//! back, or the driver joins pieces of unused memory for a request of more than a step. Then more
+//! steps are known than the pool has. So the reserved bytes are read after every allocation, until
+//! the pool has all known steps or none.
 
 use std::ops::Range;
 
@@ -28,21 +25,20 @@ use super::STEP;
 use crate::abi::DevicePtr;
 use crate::account::maps::Set;
 
-/// The most steps that are recorded for a pool. They cover 256 GiB of address space, and their
-/// record takes 72 KiB of memory.
+/// The most steps that are recorded for a pool. They cover 256 GiB of address space; recording them
+/// takes 72 KiB of memory.
 const MOST: usize = 8192;
 
-/// The steps in which allocations of a pool have lain since the pool was last empty. The default is
-/// for an empty pool.
+/// The steps in which allocations of a pool have lain since the pool was last empty.
 #[derive(Default)]
 pub struct Steps {
     known: Set<u64>,
-    /// Whether the pool may have memory in further steps that are not in `known`.
+    /// Whether the pool may have memory in steps that are not in `known`.
     incomplete: bool,
 }
 
 impl Steps {
-    /// Returns the steps of a pool that may have memory at unknown addresses.
+    /// Returns the record for a pool that may have memory at unknown addresses.
     pub fn incomplete() -> Self {
         Steps {
             incomplete: true,
@@ -50,8 +46,8 @@ impl Steps {
         }
     }
 
-    /// Returns whether two conditions hold: `range` lies in known steps, and the known steps were
-    /// all of the pool's memory when its `reserved` bytes were read.
+    /// Returns whether `range` lies in known steps, and whether the known steps were all of the
+    /// pool's memory when its `reserved` bytes were read.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
         self.bytes() == reserved
@@ -114,7 +110,7 @@ mod tests {
         assert!(steps.cover(&at(0, 1), 3 * STEP));
         assert!(
             !steps.cover(&at(0, 1), 2 * STEP),
-            "an unknown step was given back"
+            "the pool has given back an unknown step"
         );
         assert!(
             !steps.cover(&at(0, 1), 3 * STEP + 2 * MIB),

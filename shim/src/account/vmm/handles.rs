@@ -1,19 +1,17 @@
-//! A table whose entries are found by handle and by a number of their own. It takes few bytes for
+//! A table of entries, found by their handle or by a number of their own. It takes few bytes for
 //! each entry, because programs have tens of thousands of allocations.
 //!
 //! Entries lie in pieces of memory that never move, and the number of an entry is its position.
-//! Entries whose handles fall into the same hash bucket form a chain.
-//!
-//! A `HashMap` of numbers beside a `Vec` of entries would be less code. But these two collections
-//! double their memory and copy their entries when they grow. They would take 50 to 105 bytes for
-//! each allocation, and this table takes at most 56.
+//! Entries whose handles fall into the same hash bucket form a chain. A `HashMap` beside a `Vec`
+//! would be less code, but would take 50 to 105 bytes for each allocation. This table takes at most
+//! 56.
 
 use std::hash::Hasher;
 use std::iter;
 
 use crate::account::maps::Mix;
 
-/// The number of an entry. Another entry may get the same number once this entry is removed.
+/// The number of an entry. After the entry is removed, another entry may get the same number.
 pub type Id = u32;
 
 const NONE: Id = Id::MAX;
@@ -23,7 +21,7 @@ const PIECE: usize = 256;
 
 struct Slot<T> {
     handle: u64,
-    /// The next entry of the same chain; in a free slot, the next free slot.
+    /// The next entry of the chain; in a free slot, the next free slot.
     next: Id,
     entry: Option<T>,
 }
@@ -31,7 +29,8 @@ struct Slot<T> {
 /// A table of entries by handle and by number.
 pub struct Handles<T> {
     pieces: Vec<Vec<Slot<T>>>,
-    /// The first entry of each hash bucket's chain. The number of buckets is a power of two, or 0.
+    /// The first entry of the chain of each hash bucket. The number of buckets is a power of two,
+    /// or 0.
     buckets: Vec<Id>,
     free: Id,
 }
@@ -70,8 +69,8 @@ impl<T> Handles<T> {
         iter::successors(first, next).take_while(|id| *id != NONE)
     }
 
-    /// Returns the number of the entry that was last inserted with this handle; `None` when that
-    /// entry has been removed.
+    /// Returns the number of the latest entry with this handle; `None` when that entry has been
+    /// removed.
     pub fn find(&self, handle: u64) -> Option<Id> {
         self.chain(handle)
             .find(|id| self.slot(*id).is_some_and(|slot| slot.handle == handle))
@@ -86,8 +85,8 @@ impl<T> Handles<T> {
         slots.filter_map(|slot| slot.entry.as_mut())
     }
 
-    /// Records that `handle` stands for `entry` from now on. An older entry with the same handle
-    /// can then be found only by its number.
+    /// Inserts `entry` with `handle`. An older entry with the same handle can then be found only by
+    /// its number.
     pub fn insert(&mut self, handle: u64, entry: T) {
         if let Some(before) = self.find(handle) {
             self.unlink(before);
@@ -156,7 +155,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Removes an entry from the chain of its bucket, if it is in one.
+    /// Removes an entry from the chain of its bucket, if it is in this chain.
     fn unlink(&mut self, id: Id) {
         let Some((handle, next)) = self.slot(id).map(|slot| (slot.handle, slot.next)) else {
             return;
@@ -173,8 +172,8 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Distributes all entries over new chains, with as many buckets as the table may soon have
-    /// slots.
+    /// Makes at least as many buckets as the table has slots, and distributes all entries over
+    /// their chains.
     fn spread(&mut self) {
         let buckets = vec![NONE; self.places().next_power_of_two()];
         for mut id in std::mem::replace(&mut self.buckets, buckets) {
@@ -194,8 +193,8 @@ mod tests {
     fn entries_are_found_until_they_are_removed() {
         let mut handles = Handles::default();
         for round in 0..3 {
-            // Like the driver's handles, the test's handles are aligned. Every round of the loop
-            // inserts more handles than the round before.
+            // The handles are aligned like the driver's handles. Each round inserts more handles
+            // than the round before.
             for handle in 1..=5000 * (round + 1) {
                 handles.insert(handle * 64, handle);
             }
@@ -221,7 +220,7 @@ mod tests {
                 assert_eq!(handles.remove(id), Some(handle));
             }
         }
-        assert!(handles.places() <= 15_000, "places are used again");
+        assert!(handles.places() <= 15_000, "free slots are used again");
     }
 
     #[test]
@@ -238,7 +237,7 @@ mod tests {
         assert_eq!(
             handles.find(5),
             Some(second),
-            "also after the buckets were made anew"
+            "found after the number of buckets has grown"
         );
         assert_eq!(handles.get_mut(first), Some(&mut "first"));
         assert_eq!(handles.remove(second), Some("second"));
@@ -248,7 +247,7 @@ mod tests {
 
     #[test]
     fn an_allocation_takes_few_bytes() {
-        // Besides its slot, each entry takes one or two buckets of four bytes.
+        // In addition to its slot, an entry takes one or two buckets of four bytes.
         assert!(size_of::<Slot<super::super::Allocation>>() <= 48);
     }
 }
