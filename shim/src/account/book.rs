@@ -17,8 +17,9 @@ use crate::abi::Device as Ordinal;
 /// take memory. The reserve pays for this block.
 pub const RESERVE: u64 = 4 << 20;
 
-/// The most attempts to read the group's free bytes and this process's idle bytes (charged but
-/// unused) without a change by another thread between the two readings.
+/// The most attempts to read two figures together: the group's free bytes and this process's idle
+/// bytes (charged but unused). An attempt fails when another thread changes either figure
+/// meanwhile.
 const SETTLING: u32 = 64;
 
 /// The most times that a thread publishes a figure which other threads keep changing.

@@ -2,9 +2,9 @@
 //!
 //! In a forked child, CUDA contexts, the process's slot in the ledger and all locks of gpulimit are
 //! invalid. All of these are reached through one pointer. The pointer lies in a page that the
-//! kernel fills with zeros in the child (`MADV_WIPEONFORK`). So a child finds a null pointer there,
-//! also after clone or a raw system call, and makes its own account at the first use. Children of
-//! vfork and CLONE_VM share the parent's memory until they exec, and use the parent's account.
+//! kernel fills with zeros in the child (`MADV_WIPEONFORK`). So a child of fork, clone or a raw
+//! system call finds a null pointer, and makes its own account at the first use. Children of vfork
+//! and CLONE_VM share the parent's memory until they exec, and use the parent's account.
 //!
 //! Linux before 4.14 cannot wipe a page. There the account is stored with the pid of its process,
 //! and each use of the account compares the pid. This comparison costs a system call.

@@ -149,7 +149,7 @@ impl Device {
         }
     }
 
-    /// Counts and reports the refusal of a request that was never tried with the ledger.
+    /// Counts and reports a refusal that was decided without trying to charge the bytes.
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
         let Book { member, device, .. } = &self.book;
         let verdict = Refusal {

@@ -2,8 +2,8 @@
 //!
 //! The driver loads code lazily. So the first launch of a kernel may take memory (92 MiB for the
 //! very first launch of PyTorch), and later launches take none. To recognise a first launch, the
-//! hook looks for the function in a table of recent launches, and then in the set of all launched
-//! functions.
+//! hook looks the function up in a table of recent launches. If the function is not there, the hook
+//! looks in the set of all launched functions.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -191,7 +191,8 @@ impl Launched {
     }
 
     /// Records that `function` has been launched in `context` and needs `per_thread` bytes of local
-    /// memory per thread. It counts as launched only while the context has that much local memory.
+    /// memory per thread. The function counts as launched only while the context has that much
+    /// local memory.
     pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
         self.large.write().insert((function, context), per_thread);
     }

@@ -56,8 +56,8 @@ impl Libraries {
         }
     }
 
-    /// Records that the library is loaded in `context`. Returns the least bytes of variables that
-    /// the library has taken there.
+    /// Records that the library is loaded in `context`. Returns a lower bound of the bytes of
+    /// variables that it takes there.
     pub fn loaded(&self, library: Opaque, context: Context) -> u64 {
         match self.0.write().get_mut(&library) {
             Some(entry) if !entry.loaded.contains(&context) => {

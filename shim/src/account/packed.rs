@@ -177,11 +177,11 @@ mod tests {
         packed.measured(10 * BLOCK, 11 * BLOCK);
         assert_eq!(packed.bytes(), BLOCK);
         packed.measured(11 * BLOCK, 13 * BLOCK);
-        assert_eq!(packed.bytes(), 2 * BLOCK, "no more than both arrays can take");
+        assert_eq!(packed.bytes(), 2 * BLOCK, "at most what both arrays take");
         packed.end(7);
         packed.end(8);
         packed.measured(13 * BLOCK, BLOCK);
-        assert_eq!(packed.bytes(), BLOCK, "no more than the driver's own memory");
+        assert_eq!(packed.bytes(), BLOCK, "at most the driver's own memory");
     }
 
     #[test]

@@ -54,8 +54,8 @@ pub const STEP: u64 = 32 << 20;
 /// threads' allocations that use the pool's charged bytes, and for the GPU work in its own stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most successive allocations without reading the pool's reserved bytes. Reading them at times
-/// finds growth that a driver causes in a way that was never observed.
+/// The most successive allocations without reading the pool's reserved bytes. The bound matters if
+/// a driver makes a pool grow in a way that was never observed.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
@@ -253,9 +253,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for a growth of `bytes` with the charge for memory that a managed pool has given back,
-    /// because the pool may grow into that memory again. Returns false when this charge is too
-    /// small.
+    /// Pays for a growth of `bytes` with the charge for memory that a managed pool has given back.
+    /// The pool may grow into that memory again. Returns false when this charge is too small.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -802,7 +801,7 @@ mod tests {
         assert!(!state.spare_look(2 * STEP, &range));
         assert_eq!(state.unseen, 1);
         state.prepaid = 0;
-        assert!(!state.is_as_seen(&range), "more than the headroom is charged");
+        assert!(!state.is_as_seen(&range), "too many bytes are charged");
         assert!(!state.spare_look(STEP, &range));
         assert_eq!(state.unseen, 1);
     }

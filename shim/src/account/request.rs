@@ -50,8 +50,8 @@ impl<'a> Request<'a> {
         Request { bytes, ..self }
     }
 
-    /// Marks the request as the part that is not charged yet of the `asked` bytes that the program
-    /// asks for.
+    /// Marks the request as a part of the `asked` bytes that the program asks for: the part that is
+    /// not charged yet.
     pub fn of(self, asked: u64) -> Self {
         Request {
             of: Some(asked),

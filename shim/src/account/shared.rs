@@ -26,8 +26,8 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// The most bytes for each process by which the GPU's used bytes exceed the sum of NVML's figures
-/// for all processes. For a context, 5.6 MiB were measured.
+/// The GPU may use more bytes than NVML's figures for all processes add up to. This is the most
+/// such bytes for each process. For a context, 5.6 MiB were measured.
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
 /// The most times that the used bytes of the GPU are read until two successive readings are equal.
@@ -205,7 +205,7 @@ pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<
 }
 
 /// A [`Witness`] that answers like [`ProcessList`]. It also takes over the charges for memory that
-/// a dead process has left to living members: they become orphans of this process.
+/// a dead process has left to living members. These charges become orphans of this process.
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {

@@ -78,8 +78,8 @@ impl Spare {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// Makes a charged block that a call does not need the spare block. Returns false when there is
-    /// a spare block already.
+    /// Keeps a charged block that a call does not need as the spare block. Returns false when there
+    /// is a spare block already.
     #[inline]
     pub fn keep(&self) -> bool {
         self.0

@@ -104,8 +104,8 @@ impl State {
 #[must_use]
 #[derive(Default)]
 pub struct Announced {
-    /// The device of shared memory whose last reference or mapping in this process the call may
-    /// give up.
+    /// The device of shared memory, if the call may give up this process's last reference or
+    /// mapping.
     pub leaving: Option<Ordinal>,
     handle: Option<Id>,
     mappings: Vec<(DevicePtr, Id)>,
@@ -255,8 +255,8 @@ impl Vmm {
         }
     }
 
-    /// Announces a call that removes the mappings in `size` bytes of addresses from `address` on.
-    /// Calls `leaving` like [`Vmm::releasing`].
+    /// Announces a call that removes the mappings in an address range of `size` bytes that begins
+    /// at `address`. Calls `leaving` like [`Vmm::releasing`].
     pub fn unmapping(
         &self,
         address: DevicePtr,

@@ -26,9 +26,9 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. If so, the next
-    /// call that may measure does so. If a context was being destroyed, the destroying thread does
-    /// so too.
+    /// Whether the last measurement may have overestimated the driver's own memory. If so, it is
+    /// repeated by the next call that may measure, or by a thread that was destroying a context
+    /// meanwhile.
     inexact: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. Each such call
     /// first increments this number, and then checks whether a measurement ran meanwhile.

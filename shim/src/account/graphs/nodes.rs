@@ -123,8 +123,8 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Visits `graph` and the graphs inside its nodes, each once. Without this check, the old record of
-/// a destroyed conditional node could cause an endless loop: it may lead back to a visited graph.
+/// Visits `graph` and the graphs inside its nodes, each only once. A second visit could cause an
+/// endless loop: the old record of a destroyed conditional node may lead back to a visited graph.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -137,8 +137,8 @@ fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
 /// Returns the `CUfunction` or `CUkernel` of a kernel node.
 fn kernel(node: Node) -> Option<Opaque> {
     answer(|params| cuda::cuGraphKernelNodeGetParams_v2(node, params))
-        // Drivers before CUDA 12 lack the first function. Their kernel nodes have `CUfunction`s
-        // only.
+        // Drivers before CUDA 12 have no `cuGraphKernelNodeGetParams_v2`. Their kernel nodes have
+        // `CUfunction`s only.
         .or_else(|_| answer(|params| cuda::cuGraphKernelNodeGetParams(node, params)))
         .ok()?
         .handle()

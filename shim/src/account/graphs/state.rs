@@ -60,9 +60,10 @@ pub struct Launch<'a> {
 /// An event for which a launch may wait after the group has refused its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// Another thread's launch ends and leaves its bytes unused. This may have happened already.
+    /// The end of another thread's launch, which leaves its bytes unused. It may have ended
+    /// already.
     Others,
-    /// GPU work ends that uses the reserved memory, perhaps in the launch's own stream.
+    /// The end of GPU work that uses the reserved memory, perhaps in the launch's own stream.
     OwnWork,
 }
 
@@ -161,7 +162,7 @@ impl State {
         }
     }
 
-    /// Call before each attempt to pay for a launch.
+    /// Records how many launches have ended. Call before each attempt to pay for a launch.
     pub fn approach(&self, launch: &mut Launch<'_>) {
         launch.ended = self.ended;
     }
