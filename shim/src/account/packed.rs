@@ -199,7 +199,7 @@ mod tests {
         packed.measured(BLOCK, BLOCK);
         assert!(
             !packed.gone(7, 0, 0),
-            "only one call was under way"
+            "only one call was under way at the time"
         );
     }
 
