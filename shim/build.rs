@@ -1,6 +1,7 @@
 //! Sets how `libgpulimit.so` is linked.
 //!
-//! The library is loaded into every program of a session, so the work of the dynamic linker counts.
+//! Every program of a session loads the library, so the dynamic linker must have little work with
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,13 +18,13 @@ fn main() {
              the library may not notice that a program jumped out of a hooked call (siglongjmp)"
         );
     }
-    // References to the library's own functions are bound at link time: no other library's symbols
-    // of the same names can take their place, and the dynamic linker does not look them up.
+    // Binds the library's calls of its own functions at link time. So no other library can replace
+    // these functions, and the dynamic linker need not look them up.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // Every supported dynamic linker knows the GNU hash table of symbols and needs no other.
+    // Writes only the GNU hash table of symbols: every supported dynamic linker can read it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
-    // Symbols of other libraries may lead to this one (entry/door/front.rs), so it is never
-    // unloaded.
+    // Never unloads this library, because symbols of other libraries may point to it
+    // (entry/door/front.rs).
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // Links the unwinder statically, so that libgcc_s is not loaded with the library (0.1 ms).
     if let Some(folder) = archive("libgcc_eh.a").as_deref().and_then(Path::parent) {
@@ -35,10 +36,10 @@ fn main() {
     }
 }
 
-/// Returns the path of an archive of the system's C compiler; `None` when the compiler has no such
-/// archive or does not link this build.
+/// Returns the path of a static library that comes with the system's C compiler. Returns `None`
+/// when the compiler lacks that library, or when another program links this build.
 fn archive(name: &str) -> Option<PathBuf> {
-    // Another linker (zig, a cross compiler) finds its own archives.
+    // A linker of another toolchain (zig, a cross compiler) brings its own static libraries.
     if std::env::var_os("RUSTC_LINKER").is_some() {
         return None;
     }
@@ -47,6 +48,6 @@ fn archive(name: &str) -> Option<PathBuf> {
         .output()
         .ok()?;
     let path = PathBuf::from(String::from_utf8(asked.stdout).ok()?.trim());
-    // A compiler without the archive repeats its name.
+    // Where the compiler lacks the file, it prints the bare name instead of a path.
     path.is_absolute().then_some(path)
 }

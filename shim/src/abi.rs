@@ -2,7 +2,7 @@
 //!
 //! C enums are integers in this module, not Rust enums: a program or a newer driver may pass a
 //! value that today's headers do not name. Opaque handles are `usize`. The structures have the
-//! layouts of cuda.h 11.7–13.5 and nvml.h 11.7–13.5, which are the same in all of these versions.
+//! layouts of cuda.h and nvml.h, which are the same from version 11.7 to version 13.5.
 
 mod place;
 
@@ -94,7 +94,8 @@ pub const NODE_TYPE_CONDITIONAL: i32 = 13;
 pub const GRAPH_INSTANTIATE_UPLOAD: u64 = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const LOCATION_DEVICE: i32 = 1;
-/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (13.4): the lowest byte of the id is the ordinal.
+/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN` (CUDA 13.4): the lowest byte of [`Location::id`]
+/// is the CUDA ordinal.
 pub const LOCATION_DEVICE_LOCALITY_DOMAIN: i32 = 6;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub const ALLOCATION_PINNED: i32 = 1;
@@ -203,8 +204,7 @@ pub struct ArrayMemoryRequirements {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemAllocNodeParams {
     pub pool: AllocationProp,
-    /// The fields of [`AllocationProp`] are the beginning of `CUmemPoolProps`. This structure has
-    /// the bytes after them.
+    /// The bytes of `CUmemPoolProps` after the fields that it shares with [`AllocationProp`].
     pub pool_rest: [u64; 9],
     pub access: Opaque,
     pub access_count: usize,

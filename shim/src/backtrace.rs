@@ -1,14 +1,13 @@
-//! Keeps the code that prints backtraces out of `libgpulimit.so`. A panic in `libgpulimit.so` still
-//! reports its source line and its message.
+//! Keeps the code that prints backtraces out of `libgpulimit.so`. A panic still reports its source
+//! line and its message.
 //!
-//! `std` prints a backtrace with a panic where `RUST_BACKTRACE` asks for it. The code for that
-//! (readers of ELF, DWARF and compressed sections, demangling) is a quarter of the library in every
-//! process, and stable Rust has no switch to leave it out. `std` finds the frames of a backtrace by
-//! one call, `_Unwind_Backtrace`. This file defines that function as one that finds no frame; the
-//! optimiser sees that, and drops all code that would handle frames.
+//! `std` prints a backtrace with a panic where `RUST_BACKTRACE` asks for it. The code for this
+//! would be a quarter of the library, and stable Rust has no switch to leave it out. `std` finds
+//! the stack frames by calling `_Unwind_Backtrace`. This file defines a function of that name that
+//! finds no frame. The optimiser then drops all code that handles frames.
 //!
-//! The unwinder functions that this file defines are hidden symbols, so the program and other
-//! libraries keep their own unwinder.
+//! The unwinder functions in this file are hidden symbols, so the program and other libraries keep
+//! their own unwinder.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -36,9 +35,9 @@ extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_i
     END_OF_STACK
 }
 
-// Portable builds use LLVM's unwinder. There, the next three functions lie in one object file
-// together with `_Unwind_Backtrace`. This file defines all four functions, so that the linker takes
-// nothing from that object file.
+// Portable builds use LLVM's unwinder, which has `_Unwind_Backtrace` and the next three functions
+// in one object file. This file defines all four, so that the linker takes nothing from that object
+// file.
 
 /// Returns the return address of a stack frame.
 #[unsafe(no_mangle)]

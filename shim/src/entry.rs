@@ -1,6 +1,6 @@
-//! The ways into `libgpulimit.so`: the exports, the doors, the start hook, and the functions that
-//! `gpulimit doctor` calls. The hook table makes the exports; the doors are the functions that hand
-//! out their addresses.
+//! The ways into `libgpulimit.so`: the exports (made from the hook table), the doors (functions
+//! that hand out addresses of exports), the start hook, and the functions that `gpulimit doctor`
+//! calls.
 
 mod door;
 mod exports;

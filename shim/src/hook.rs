@@ -94,9 +94,8 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
 }
 
 /// Does the work of [`enter`]. Compiled once for all hooks, because there are many hooks and a
-/// program calls few of them often. Takes a pointer and a function instead of a `dyn Fn`. Otherwise
-/// each closure type would add a vtable, and the dynamic linker would have to relocate every vtable
-/// in every program.
+/// program calls few of them often. Takes a pointer and a function instead of a `dyn Fn`: with `dyn
+/// Fn`, the dynamic linker would have to relocate a vtable per closure type in every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.
@@ -108,16 +107,16 @@ unsafe fn enter_by(
 ) -> Status {
     // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
-    // The handlers of launches and pools put off the thread's cancellation themselves, and only in
-    // their slow paths. In their fast paths a thread may be cancelled without harm.
+    // Handlers of launches and pools put off the thread's cancellation themselves, in their slow
+    // paths. In their fast paths a thread may be cancelled without harm.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
 /// Runs `handler` after the driver's call, which may have waited for the GPU for long. The exported
-/// function calls the driver first, without the re-entrancy guard, and then this function. So a
-/// thread that is cancelled in the driver's call ends inside that call, as it does without
-/// gpulimit. Returns `status`, the result of the driver's call.
+/// function has made that call without the re-entrancy guard. So a thread that is cancelled in the
+/// call ends inside the driver, as it does without gpulimit. Returns `status`, the result of the
+/// driver's call.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -127,15 +126,15 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     run(row, true, || status, done)
 }
 
-/// Runs a hook as [`enter`] does, but is inlined into the exported function. Only for the few
-/// driver functions that programs call by the million.
+/// Runs a hook. Inlined into the exported functions that programs call by the million; other hooks
+/// run through [`enter`] or [`after`].
 ///
-/// Other members of the group may ask this process for memory that it holds unused. This process
-/// answers such requests in its hooked calls. Calls of memory pools do not answer, because they
-/// must cost next to nothing. The synchronise calls answer in their handlers.
+/// First answers other members of the group, which may ask this process for memory that it holds
+/// unused. Calls of memory pools do not answer, because they must cost next to nothing. The
+/// synchronise calls answer in their handlers.
 ///
-/// `undisturbed` puts off the cancellation of the thread, because the driver or the library may
-/// reach a call at which a cancelled thread would end.
+/// `undisturbed` puts off the cancellation of the thread, because a cancelled thread could end in
+/// the driver or in gpulimit.
 #[inline(always)]
 pub fn run(
     row: &'static Row,

@@ -52,14 +52,14 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
 /// `image` is the address of a NUL-terminated text or of a binary.
 unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     (0..).zip(with).all(|(offset, wanted)| {
-        // SAFETY: the caller promises a text or a binary. This byte exists: each byte before it
-        // matched a byte of `with`, none of which is the NUL that would end a text.
+        // SAFETY: the caller promises a text or a binary. This byte exists: all bytes before it are
+        // equal to those of `with`, so none of them is the NUL that ends a text.
         unsafe { (image as *const u8).add(offset).read() == wanted }
     })
 }
 
-/// Returns the bytes of the code image at the address `image`. The image's header states how many
-/// these are. Returns `None` for address 0, for a fat binary wrapper, and for an impossible length.
+/// Returns the code image at the address `image`. The image's header states its length. Returns
+/// `None` for address 0, for a fat binary wrapper, and for an impossible length.
 ///
 /// # Safety
 /// `image` is 0, or the address of an image that stays there for `'a`.

@@ -30,9 +30,8 @@ pub enum Failed {
 fn variable(name: &str) -> Option<OsString> {
     let name = CString::new(name).ok()?;
     // SAFETY: the name ends with a NUL, and the value is copied at once. `secure_getenv` returns
-    // null in a setuid program, whose environment must not be trusted. A program that changes its
-    // environment in another thread at this moment races with this call as it does with any
-    // `getenv`.
+    // null in a setuid program, whose environment must not be trusted. If another thread of the
+    // program changes the environment now, this call races with it as any `getenv` does.
     let value = unsafe { secure_getenv(name.as_ptr()) };
     if value.is_null() {
         return None;
@@ -62,12 +61,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The environment variables of gpulimit with their values at the start of the program. Because of
-/// this copy, a program that empties its environment later keeps its limit.
+/// The environment variables of gpulimit, as they were at the start of the program. A program that
+/// empties its environment later still keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group that the rules or the environment name now, or named when the program started.
-/// Returns `None` if the process has no limit.
+/// Returns the group that the rules and the environment name. If the environment no longer names a
+/// group, its values at the start of the program count. Returns `None` if the process has no limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -126,8 +125,8 @@ pub fn at_start() {
     }
 }
 
-/// Puts the name of a group into the environment of a job whose environment states a limit but no
-/// group. The child processes of this process then share the limit.
+/// Sets the variable `GPULIMIT_GROUP` in a job whose environment states a limit but no group. The
+/// child processes of this process then share the limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;

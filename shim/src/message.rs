@@ -50,9 +50,8 @@ fn descriptor_flags() -> libc::c_int {
 }
 
 /// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line where
-/// the write would wait. Also drops the line where descriptor 2 closes on exec. Child processes
-/// inherit a true standard error, so such a descriptor 2 is another file that the program has
-/// opened in its place.
+/// the write would wait, and where descriptor 2 closes on exec. Child processes inherit a true
+/// standard error, so such a descriptor is another file that the program has opened in its place.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;

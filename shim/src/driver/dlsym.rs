@@ -21,8 +21,8 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-/// Stands in for the C library's `dlsym` until that is known, or always where it is not found.
-/// Finds no symbol.
+/// A `dlsym` that finds no symbol. Stands in for the C library's `dlsym` as long as its address is
+/// unknown.
 extern "C" fn fallback(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
     std::ptr::null_mut()
 }
@@ -39,15 +39,15 @@ pub fn real() -> *mut c_void {
     REAL.load(Ordering::Relaxed)
 }
 
-/// Sets the address of the C library's `dlsym`, for a process in which [`next_versioned`] does not
-/// find it.
+/// Sets the address of the C library's `dlsym`. The start hook calls this where [`next_versioned`]
+/// may not find that function.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
 
-/// Searches the libraries that were loaded after `libgpulimit.so` for the symbol `name` in this
-/// version, and returns its address. That is the C library's function, or the function of another
-/// preloaded library that wraps the versioned symbol. Null when these libraries lack the symbol.
+/// Returns the address of the symbol `name` in this version, from the libraries loaded after
+/// `libgpulimit.so`; null when they lack it. The function may belong to the C library, or to
+/// another preloaded library that wraps it.
 pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: both arguments are NUL-terminated strings.
     unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) }

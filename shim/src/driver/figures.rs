@@ -87,7 +87,8 @@ pub fn is_cut(device: NvmlDevice) -> bool {
 
 /// An element of NVML's process list.
 pub trait Listed: Copy + Default {
-    /// Returns the pid of the listed process and its bytes, which may be [`NVML_NOT_AVAILABLE`].
+    /// Returns the bytes of the device that are in use: `capacity`, the size of the device
+    /// according to CUDA, minus the free bytes according to NVML.
     fn pid_and_bytes(&self) -> (u32, u64);
 }
 impl Listed for NvmlProcessV1 {
@@ -106,9 +107,9 @@ impl Listed for NvmlProcessDetail {
     }
 }
 
-/// Returns whether the elements of the lists of NVML's `_v3` functions are larger than the
-/// structure in today's header. They are larger in the first R535 drivers, which have
-/// `nvmlDeviceGetConfComputeMemSizeInfo` but not `nvmlDeviceGetRunningProcessDetailList`.
+/// Returns whether this is one of the first R535 drivers. In them, the list elements of NVML's
+/// `_v3` functions are larger than in today's header. Only these drivers have
+/// `nvmlDeviceGetConfComputeMemSizeInfo` without `nvmlDeviceGetRunningProcessDetailList`.
 pub fn is_early_535() -> bool {
     use nvml::has;
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
@@ -210,10 +211,11 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // A process that NVML lists with 0 bytes may be about to take or to lose memory. So it
-            // counts as holding memory if no charge covers that memory.
+            // A listed process may be about to take or to lose memory. Where no charge covers its
+            // memory, it counts as holding memory even with 0 bytes.
             Some(held) => Some(held > covered || covered == 0),
-            // A list that lacks the calling process may not cover its PID namespace at all.
+            // A list without the calling process proves nothing: it may not cover this PID
+            // namespace.
             None => self_listed.then_some(false),
         }
     }

@@ -82,8 +82,8 @@ macro_rules! functions {
             functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
             functions!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
 
-            /// One function for each driver function; it returns whether this driver has that
-            /// driver function.
+            /// For each driver function, a function of the same name that returns whether this
+            /// driver has it.
             #[allow(dead_code)]
             pub mod has {
                 use super::*;

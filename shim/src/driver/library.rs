@@ -57,9 +57,8 @@ impl Library {
         address.load(Ordering::Relaxed)
     }
 
-    /// Returns the addresses of all functions of the library, by index. Before the library is
-    /// loaded, all addresses are null. After that, only the addresses of functions that this driver
-    /// lacks are null.
+    /// Returns the addresses of all functions of the library, by index. An address is null before
+    /// the library is loaded, and for a function that this driver lacks.
     pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
         let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
         self.addresses.iter().map(known)

@@ -32,16 +32,16 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
         .or_else(|| nvml::NVML.hook_of(real))
 }
 
-/// Changes the symbol tables of libcuda and libnvidia-ml so that lookups find the hooks. Called
-/// before a library is opened with `RTLD_DEEPBIND`. Without the change, the dynamic linker would
-/// bind such a library straight to the driver instead of to the hooks.
+/// Changes the symbol tables of libcuda and libnvidia-ml so that lookups find the hooks. Runs
+/// before a library is opened with `RTLD_DEEPBIND`, because the dynamic linker would bind such a
+/// library straight to the driver.
 fn before_deepbind() {
     redirect_where(Library::present);
 }
 
-/// Changes the symbol tables of libcuda and libnvidia-ml, where they are loaded, so that lookups
-/// find the hooks. Called before a lookup with `RTLD_NEXT`. Such a lookup searches only the
-/// libraries after the calling library, so it may skip `libgpulimit.so`.
+/// Changes the symbol tables of libcuda and libnvidia-ml, where loaded, so that lookups find the
+/// hooks. Runs before a lookup with `RTLD_NEXT`, which searches only the libraries after the
+/// calling library and may skip `libgpulimit.so`.
 fn before_next() {
     redirect_where(Library::loaded);
 }

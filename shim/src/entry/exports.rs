@@ -43,7 +43,7 @@ macro_rules! exports {
             use crate::entry::door::Hooked;
             use crate::hook::{Class, Row};
 
-            /// The rows of the hooked functions, in the order in which `driver` lists them.
+            /// The rows of the hooked functions, in the order of `driver::NAMES`.
             static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: driver::NAMES[driver::Index::$name as usize],
                 class: Class::$class,
@@ -72,9 +72,8 @@ macro_rules! exports {
     ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // Programs make these calls by the million, and most of the calls need no handler. Such
-            // a call costs one table lookup, because it runs neither the re-entrancy guard nor the
-            // handler.
+            // Programs call functions with an `unless` check by the million. A call that needs no
+            // handler costs only that check, because it does not take the re-entrancy guard.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -105,10 +104,9 @@ macro_rules! exports {
     (
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
-        // This call of the driver's function is a tail call, so it leaves no stack frame of
-        // `libgpulimit.so`. Such a frame would do harm: libgcc_s unwinds a thread that is cancelled
-        // inside the driver, and it cannot unwind frames of the portable build, which contains
-        // another unwinder.
+        // This tail call leaves no stack frame of `libgpulimit.so`. When a thread is cancelled
+        // inside the driver, libgcc_s unwinds its stack. It could not unwind a frame of the
+        // portable build, which contains another unwinder.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }
@@ -142,7 +140,7 @@ macro_rules! exports {
         @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?,
         known by $register:ident $launched:ident
     ) => {
-        /// Jumps straight to the driver if the handle was launched before.
+        /// Jumps straight to the driver if the same handle was launched before.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]

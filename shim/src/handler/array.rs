@@ -1,16 +1,16 @@
-//! Arrays and mipmapped arrays. The driver does not tell the size of an ordinary array. It does
-//! tell the size of the array's twin: an array of the same shape with deferred mapping, which takes
-//! no memory. The array takes the bytes that its twin requires, rounded up to 2 MiB (measured for
-//! all kinds of arrays).
+//! Arrays and mipmapped arrays. The driver does not tell the size of an ordinary array. So gpulimit
+//! asks for the size of a twin: an array of the same shape with deferred mapping, which takes no
+//! memory. The array takes the bytes that its twin requires, rounded up to 2 MiB (measured for all
+//! kinds of arrays).
 //!
 //! Arrays smaller than 2 MiB share blocks of 2 MiB, and the driver does not tell which array lies
 //! in which block. gpulimit charges one block before such an array is made, and measures after the
 //! driver's call. Before CUDA 11.6 the driver tells no sizes of arrays at all. gpulimit then
 //! charges an estimate, and also measures after the call.
 //!
-//! In a full group, two threads may make small arrays at the same time. One array may then be
-//! refused although it would fit into a shared block: the other thread has charged the last block
-//! for which the group had room.
+//! In a full group, a small array may be refused although it would fit into a shared block. This
+//! happens when another thread makes a small array at the same time and has charged the group's
+//! last block.
 
 use gpulimit_ledger::Category;
 
@@ -33,8 +33,8 @@ use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
 /// `cuArrayCreate_v2`: Charges, before the call, the bytes that the driver names for an array of
-/// this shape, in whole blocks of 2 MiB. Arrays smaller than 2 MiB share blocks: for such an array
-/// the hook charges one block before the call and measures after it.
+/// this shape, in whole blocks of 2 MiB. Arrays smaller than 2 MiB share blocks: the hook charges
+/// one block before the call and measures after it.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -213,8 +213,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Charges the part of the `grown` bytes that was paid out of the driver's reserve. The reserve
-    /// is then charged in full again.
+    /// Refills the driver's reserve after the driver has taken `grown` bytes: charges the part of
+    /// them that was paid out of the reserve.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);

@@ -1,7 +1,7 @@
 //! Modules and libraries: code with its `__device__` and `__managed__` variables. A code image
-//! declares memory for variables and device `malloc`, and that memory is charged before the
-//! driver's call. The remaining memory is measured after the call. If the group has no room for it,
-//! the code is unloaded again.
+//! declares memory for variables and device `malloc`. gpulimit charges that memory before the
+//! driver's call. After the call, it measures what else the driver took. If the group has no room
+//! for that, gpulimit unloads the code again.
 
 use std::cell::Cell;
 
@@ -54,8 +54,8 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// Remembers `handle` if the driver has handed one out, so that gpulimit may later ask the driver
-/// about it.
+/// Remembers the new `handle`, so that gpulimit may later ask the driver about it. Does nothing
+/// where the driver's call has failed.
 fn remember_handle(
     call: Call,
     kind: Kind,
@@ -83,9 +83,9 @@ pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileN
     load_module(call, needs_of_file(call, path), module, real)
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the variables that
-/// the image declares, and the memory for device `malloc`, before the call. Measures the remaining
-/// memory after the call, and unloads the module where the group has no room.
+/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges, before the call, the
+/// variables that the image declares and the memory for device `malloc`. After the call, measures
+/// what else the driver took, and unloads the module where the group has no room.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
     load_module(call, needs(call, image), module, real)
 }
@@ -102,11 +102,12 @@ pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: Fil
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a CUDA library (`cuLibraryLoadData`). The driver opens it without a current context, too.
-/// Unless loading is eager, opening takes memory only for the library's managed variables. If
-/// gpulimit cannot read the library's image, it loads the library in the current context at once.
-/// Only a measurement tells the size of such a library, and gpulimit can undo the call only while
-/// the library is being opened.
+/// Opens a CUDA library (`cuLibraryLoadData`), with or without a current context. Unless loading is
+/// eager, opening takes memory only for the library's managed variables.
+///
+/// If gpulimit cannot read the library's image, only a measurement tells the library's size.
+/// gpulimit then loads the library into the current context at once, because it can undo the call
+/// only while the library is being opened.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -154,8 +155,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // Only a CUDA library with large memory needs is recorded. For smaller needs, the bytes that
-    // the driver's reserve keeps charged suffice, as they do for other code.
+    // Records only a CUDA library with large memory needs. The driver's reserve covers smaller
+    // needs, as it does for other code.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -168,8 +169,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
 }
 
 /// `cuLibraryGetModule`: The driver loads a lazily loaded CUDA library at its first use in a
-/// context. Charges the library's variables before that call, and measures the remaining memory
-/// after it.
+/// context. Charges the library's variables before that call, and measures after it what else the
+/// driver took.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
     remember_handle(call, Kind::Module, module, status, || Origin {
@@ -265,8 +266,8 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     if status != SUCCESS {
         call.process.handles.restore(taken);
     } else {
-        // Other threads may have launched functions of this code during the driver's call, and
-        // gpulimit has then recorded these launches. Forgets these records, too.
+        // During the driver's call, other threads may have launched functions of this code. Forgets
+        // the records of these launches.
         call.process.launched.forget_library(code);
         for device in call.process.devices() {
             device.forget_variables(code);

@@ -138,8 +138,8 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 /// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // This process need not wait if the group has room for a context of any size. It need not wait
-    // either if the group has no other member: then nobody else can measure a context.
+    // This process need not wait where the group has room for a context of any size, or where the
+    // group has no other member that could measure a context.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()
@@ -244,8 +244,8 @@ fn forget_context(call: Call, device: &'static Device, context: Context, shared:
     part_with(call, shared);
 }
 
-/// Hands the memory `shared` to [`Device::part_with`]. This process has freed that memory, but
-/// other processes may still use it.
+/// Hands the memory `shared` to [`Device::part_with`]: this process has freed it, but other
+/// processes may still use it.
 fn part_with(call: Call, shared: Vec<Gone>) {
     for left in shared {
         if let Ok(device) = call.process.device(left.device) {
@@ -296,8 +296,8 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
         return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // The driver may give the freed handles to code that another thread loads, as after
-        // `cuModuleUnload`. So the next launch of such a handle must be charged again.
+        // Forgets the recorded launches, because the driver may reuse the freed handles for code
+        // that another thread loads. The first launch of that code must be charged.
         call.process.launched.forget();
     }
     let mut ended = None;
@@ -321,7 +321,7 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 }
 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
-/// the context sleep while they wait for the GPU, because a cancelled thread may end in that sleep.
+/// the context sleep while they wait for the GPU: a cancelled thread may end in such a sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
     // The context's flags are noted before the driver's call, because other threads may wait in the
     // context as soon as the flags are set.
@@ -351,8 +351,8 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, real, context);
     };
-    // The driver may give the freed handles to code that another thread loads, as after
-    // `cuModuleUnload`. So the next launch of such a handle must be charged again.
+    // Forgets the recorded launches, because the driver may reuse the freed handles for code that
+    // another thread loads. The first launch of that code must be charged.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(

@@ -29,10 +29,9 @@ const HEAP: u64 = 8 << 20;
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // Charges the whole new heap for device `malloc`, and not only the bytes that it has more
-        // than the default heap. The GPU has not taken the default heap yet: it takes that heap
-        // only with the first launch (measured). The default heap is charged when code that uses it
-        // is loaded.
+        // Charges the whole new heap for device `malloc`, because the GPU has not taken a heap yet:
+        // it takes one only with the first launch (measured). A heap of the default size is charged
+        // when code that uses it is loaded.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
@@ -106,8 +105,8 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // Forgets the recorded launches. Each launch must then check again whether its local memory
-        // exists. For this check it waits until this call of `cuCtxSetLimit` ends.
+        // Forgets the recorded launches, so that each launch checks again whether its local memory
+        // exists. For this check the launch waits until this call of `cuCtxSetLimit` ends.
         call.process.launched.forget();
     }
     let used = device.driver_part.used();
@@ -128,7 +127,7 @@ fn set_stack(
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         // The context now has less local memory than at the start of this call. The measurement
-        // just made used the old amount as a lower bound, so measure again.
+        // above used the old amount as a lower bound, so measure again.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
         }

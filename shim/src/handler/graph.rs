@@ -32,8 +32,8 @@ use crate::image::Needs;
 use crate::refusal::Refused;
 
 /// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the local
-/// memory of the graph's kernels before the call, and measures the remaining memory after it.
-/// Remembers the needs of the graph's memory nodes for its launches.
+/// memory of the graph's kernels before the call, and measures after it what else the driver took.
+/// Remembers the needs of the graph's memory nodes for the launches of the graph.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
@@ -101,8 +101,8 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     }
 }
 
-/// Returns whether all kernels of a graph are known handles, so that gpulimit may ask the driver
-/// about them.
+/// Returns whether gpulimit knows the handles of all kernels of a graph. Only then may gpulimit ask
+/// the driver about them.
 fn has_known_code(call: Call, nodes: &Nodes) -> bool {
     let handles = &call.process.handles;
     nodes
@@ -177,16 +177,15 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload`: The GPU keeps memory for graphs, and the graph's memory nodes
-/// may need more than that. Charges the difference before the call, and uncharges the unused part
-/// after the call.
+/// `cuGraphLaunch`, `cuGraphUpload`: Before the call, charges what the graph's memory nodes need in
+/// addition to the memory that the GPU keeps for graphs. Uncharges the unused part after the call.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // Sets the lowest bit of the handle in the table of recent launches. If the table held
-            // the unchanged handle, the second launch of this graph would find it there. That
-            // launch would go straight to the driver, without a charge for the memory nodes.
+            // Sets the lowest bit of the handle in the table of recent launches, so that the next
+            // launch does not find its own handle there. That launch would otherwise go straight to
+            // the driver, without a charge for the memory nodes.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }

@@ -9,8 +9,8 @@ use crate::driver::Real;
 use crate::handler::Call;
 use crate::handler::lazy;
 
-/// Runs `real`, the driver's function that makes a kernel node or changes its kernel. Loading the
-/// kernel's code is charged.
+/// Runs `real`, the driver's function that makes a kernel node or changes its kernel. Charges the
+/// memory for loading the kernel's code.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, context)) => {

@@ -54,9 +54,9 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
-    // Asks for the number of functions only if gpulimit knows the module. The driver also accepts
-    // some handles that are not modules, and returns a count of 0 for them. Another driver function
-    // that gets such a handle crashes (measured).
+    // The driver also accepts some handles that are not modules, but crashes on them in other
+    // functions (measured). So gpulimit asks for the number of functions only if it knows the
+    // module.
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -87,9 +87,8 @@ pub fn kernels(
     })
 }
 
-/// Remembers the functions or kernels that the driver has written to `list`. The code has `are()`
-/// functions or kernels. The driver writes no more than these, even where the list has `room` for
-/// more.
+/// Remembers the functions or kernels that the driver has written to `list`. `are()` returns how
+/// many of them the code has. The driver writes at most `room` of them.
 fn listed(
     call: Call,
     status: Status,

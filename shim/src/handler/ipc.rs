@@ -60,7 +60,8 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
 }
 
 /// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if the
-/// memory was charged to this process and no other process may still have it open.
+/// memory was charged to this process. Memory that another process may still have open stays
+/// charged.
 pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;

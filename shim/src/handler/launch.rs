@@ -174,8 +174,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
-    // The needs of an unknown graph are never learned: gpulimit handles each launch of such a graph
-    // as a launch of an unknown graph.
+    // gpulimit never learns the needs of an unknown graph, so each launch of the graph is handled
+    // here.
     if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
         (status, what)
         && !is_capturing(call.symbol, stream)

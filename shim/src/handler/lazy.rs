@@ -1,10 +1,9 @@
-//! Code that is loaded at its first use. The driver loads each function of a module separately. Of
-//! a CUDA library, the driver loads all code and variables at once, in each context separately
-//! (measured, H100, 580.159.04).
+//! Code that is loaded at its first use. The driver loads the functions of a module one by one. It
+//! loads all code and variables of a CUDA library at once, in each context separately (measured,
+//! H100, 580.159.04).
 //!
-//! A call of many driver functions may be the first use of code. Some of these functions compute
-//! with the code, such as the occupancy functions. Others store it, such as the functions that add
-//! nodes to graphs.
+//! The first use of code may be a call of many driver functions. Some compute with the code, such
+//! as the occupancy functions. Others store it, such as the functions that add nodes to graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -25,11 +24,10 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Runs `real`, a driver function that uses `handle` in `context` (`None`: the current context).
-/// `handle` is a CUDA library, a function or a kernel. The driver loads it in that context unless
-/// it is loaded there already. Before the call, charges the memory that loading takes. Measures
-/// after the call. Programs ask for the same kernel again and again, so for a loaded kernel this
-/// function costs one table lookup.
+/// Runs `real`, a driver function that uses `handle` (a CUDA library, a function or a kernel) in
+/// `context` (`None`: the current context). The first use in a context loads the code: this
+/// function charges the memory for that before the call, and measures after it. Programs ask for
+/// the same kernel again and again, so for a loaded kernel this function costs one table lookup.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -72,8 +70,8 @@ pub fn load(
                 handles.insert(Kind::Code, handle, Origin::default());
             }
             lazy.loaded(call);
-            // `handle` may be a kernel, whose code is loaded in each context separately. So a
-            // function, which belongs to one context, is recorded per context, too.
+            // Records the load for this context only, because the code of a kernel is loaded in
+            // each context separately.
             launched.note_kernel(loaded, 0);
             launched.insert_in(loaded, holder, call.process.context_count());
         }
@@ -145,12 +143,11 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
 /// A lazily loaded CUDA library that a driver call may load.
 pub struct Lazy {
     pub library: Option<Opaque>,
-    /// A kernel whose CUDA library is unknown; 0 where there is no such kernel. gpulimit asks the
-    /// driver for the library after the driver has accepted the kernel.
+    /// A kernel whose CUDA library is unknown, or 0. gpulimit asks the driver for that library
+    /// after the driver has accepted the kernel.
     kernel: Opaque,
     context: Context,
-    /// The memory that the CUDA library's image declares, as far as it is not loaded in the context
-    /// yet.
+    /// The memory that the CUDA library's image declares; 0 if the library is already loaded.
     pub needs: Needs,
 }
 

@@ -77,8 +77,8 @@ pub fn alloc_pitch_v1(
     })
 }
 
-/// A function that returns the address of the new allocation, and its size where that may differ
-/// from the estimate.
+/// A function that returns the address of the new allocation, and its size where the driver decides
+/// the size.
 type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
 /// Allocates the rows of a pitched allocation, which take pitch × height bytes. Only the driver
@@ -100,7 +100,7 @@ fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> 
 }
 
 /// Charges `estimate` bytes, calls the driver and records the allocation. `result` returns the
-/// allocation's address, and its size where that may differ from the estimate.
+/// allocation's address, and its size where the driver decides the size.
 #[inline]
 fn allocate(
     call: Call,
@@ -138,8 +138,8 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // The loop ends after at most two tries. Only a try with a lent block is followed by a second
-    // try, and the second try has a charged block.
+    // The loop ends after at most two tries: a second try follows only a try with a lent block, and
+    // the second try has a charged block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -150,8 +150,7 @@ fn small(
         };
         let size = size.unwrap_or(estimate);
         if blocks_touched(address, size) > 1 {
-            // With the pitch that the driver chose, the rows of the allocation are too large for
-            // one block.
+            // The driver chose a pitch with which the allocation is too large for one block.
             paid.spend();
             enter_large(Charged::new(device, BLOCK, false), device, address, size);
             device.renew(mark);
@@ -175,8 +174,8 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block. The block was not charged but only lent from the
-/// driver's reserve, so the allocation must not keep it. Returns a charged block for another try.
+/// Frees a small allocation that took a new block, because the block was only lent from the
+/// driver's reserve. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -188,16 +187,16 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // Another thread has made an allocation in the same block meanwhile. That thread found the
-        // block in use, so it did not pay for the block. The block therefore stays, and the bytes
-        // lent for it stay charged.
+        // Another thread has meanwhile made an allocation in the same block. It found the block in
+        // use, so it did not pay for the block. The block therefore stays, and the bytes lent for
+        // it stay charged.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
-    // Another thread may have measured meanwhile, and counted this block as memory of the driver
-    // itself. Such a measurement may have to be repeated.
+    // If another thread has measured meanwhile, it may have counted this block as memory of the
+    // driver itself. This call then measures again.
     device.renew(mark);
     Block::charge(device, call.symbol)
 }
@@ -259,8 +258,8 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     release(call, dptr, || real(dptr))
 }
 
-/// Does the work of [`release`] where the driver's call may end a cancelled thread. Puts the
-/// cancellation off until the memory is uncharged.
+/// Does the work of [`release`], and puts the thread's cancellation off until the memory is
+/// uncharged. Called where a cancelled thread may end in the driver's call.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();
@@ -333,12 +332,12 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
         match call.process.blocks.leave_small(dptr) {
             Departure::Held => {}
             Departure::Emptied(device) => empty_block(call, device, mark),
-            // The freed address may belong to a memory pool. In that case the driver's figure for
-            // the pool's usage shows what was freed.
+            // The address may belong to a memory pool. The driver's figure for the pool's usage
+            // then shows what was freed.
             Departure::Unknown => {
                 call.process.refresh_pools();
-                // The memory pool may shrink at the next synchronise call, which must therefore ask
-                // for its size.
+                // The memory pool may shrink at the next synchronise call, which must then ask for
+                // its size.
                 call.process.pools.touch();
             }
         }

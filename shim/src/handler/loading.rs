@@ -1,5 +1,6 @@
-//! The driver's calls that load code or launch kernels. The memory that the code's image and the
-//! kernels declare is charged before the call. The remaining memory is measured after the call.
+//! The driver's calls that load code or launch kernels. Before the call, gpulimit charges the
+//! memory that the code's image and the kernels declare. After the call, it measures what else the
+//! driver took.
 
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;
@@ -70,30 +71,28 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
 }
 
 /// The use that a driver call makes of code. It determines how much memory for kernels is charged
-/// before the call. The remaining memory is measured after the call.
+/// before the call.
 pub enum Use<'a> {
     /// The call loads code.
     Load,
-    /// The call launches a kernel. The function in this variant returns the bytes of local memory
-    /// that each thread of the kernel needs. It is called only after the estimate for the driver's
-    /// call is paid.
+    /// The call launches a kernel. The function returns the bytes of local memory that each thread
+    /// of the kernel needs. It runs only after the estimate for the driver's call is paid.
     Launch(&'a dyn Fn() -> u64),
-    /// The call launches several kernels. This value stands for one of them.
+    /// The call launches several kernels, and this value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The call makes, changes or launches an executable graph. The function in this variant
-    /// returns the most bytes of local memory that a thread of any of the graph's kernels needs.
+    /// The call makes, changes or launches an executable graph. The function returns the most bytes
+    /// of local memory that a thread of any of the graph's kernels needs.
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// The device on which a launch lacked room, and the bytes that the launch must still pay for on
-/// that device. It is handed back to the caller. The launch itself must not wait for room while
-/// other launches of the same call hold their locks.
+/// The device on which a launch lacked room, and the bytes still to be paid there. The caller waits
+/// for the room, because a launch must not wait while other launches of the same driver call hold
+/// their locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// Does the work of [`measured::run`] in `context`. Before the call, also charges three amounts for
-/// the call's kernels: the driver's reserve, the memory `declared` by the image of their code, and
-/// the growth of local memory. If the group then has room left, charges up to `more` bytes in
-/// addition.
+/// Does the work of [`measured::run`] in `context`. Before the call, also charges the driver's
+/// reserve, the memory `declared` by the image of the code, and the growth of local memory for the
+/// kernels. If the group then has room left, charges up to `more` bytes in addition.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -105,10 +104,10 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Result<Status, Aside> {
-    // The driver may open files in this call, and a cancelled thread would end at that point. The
-    // same holds for gpulimit's queries of the driver in this function. So cancellation is put off.
+    // A cancelled thread would end where the driver opens a file, in this call or in gpulimit's
+    // queries of the driver. So cancellation is put off.
     let _undisturbed = Undisturbed::new();
-    // Variables of less than a block fit into the block that the driver's reserve has for code.
+    // Variables smaller than a block fit into the block that the driver's reserve has for code.
     let large = if declared.variables < BLOCK {
         0
     } else {
@@ -208,8 +207,8 @@ pub fn run(
 }
 
 /// Notes the result of a launch for which growth of the local memory `memory` was charged.
-/// `per_thread` is the need of the launched kernel. With `at_most`, it is the most that any of
-/// several kernels needs.
+/// `per_thread` is what a thread of the kernel needs; with `at_most`, the most among several
+/// kernels.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
@@ -250,7 +249,7 @@ pub fn note_failure(
 ) {
     if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
         call.process.launched.forget();
-        // The first measurement used the dropped memory as a lower bound, so measure again.
+        // The first measurement counted the dropped memory as still taken, so measure again.
         device.measure();
     }
 }

@@ -23,8 +23,8 @@ pub const ROUNDS: u32 = 16;
 pub struct Payment<'b, G> {
     /// Takes the lock.
     pub lock: &'b dyn Fn() -> G,
-    /// Pays for the bytes that the call needs, without waiting in the group's line. On failure
-    /// returns the number of bytes that the call needs.
+    /// Pays for the bytes that the call needs, without waiting for room. On failure returns the
+    /// number of bytes that the call needs.
     pub pay: &'b dyn Fn(&G, &mut Prepaid<'static>) -> Result<(), u64>,
     /// Returns whether the driver call still needs this many bytes. Called while the thread does
     /// not hold the lock.

@@ -158,8 +158,8 @@ fn allocate_unknown(
         };
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
-                // Memory of a pool that gpulimit does not count by itself is measured, as memory of
-                // the driver.
+                // Measures the memory of a pool that gpulimit does not count by itself. It counts
+                // as memory of the driver.
                 device.measure();
             }
             drop(charged);
@@ -264,8 +264,8 @@ struct Allocation {
 }
 
 impl Allocation {
-    /// Runs `real`, the driver's function. The pool's possible growth is already paid. Returns the
-    /// driver's status, and whether all memory that the pool then has is paid.
+    /// Runs `real`, the driver's function, after the pool's possible growth was paid. Returns the
+    /// driver's status, and whether all memory of the pool is paid then.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -319,8 +319,8 @@ impl Allocation {
                 return Ok(status);
             }
             tries += 1;
-            // A managed pool keeps the memory of an allocation that was undone. So a second try
-            // would not show how much memory the first try took.
+            // A managed pool keeps the memory of an undone allocation, so a second try would not
+            // show how much memory the allocation takes.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
@@ -330,14 +330,14 @@ impl Allocation {
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
             }
-            // The first retry is made without waiting: memory that the driver has given back
+            // The first retry does not wait, because memory that the driver has given back
             // meanwhile may suffice.
         }
     }
 }
 
-/// The most times that one allocation is made and undone. It is undone if other requests have taken
-/// the room for the pool's headroom.
+/// The most tries of one allocation. A try is undone if other requests have taken the room for the
+/// pool's headroom.
 const TRIES: u32 = 16;
 
 /// Pays for the growth that an allocation may cause, where the pool's headroom does not suffice.
@@ -361,8 +361,8 @@ fn pay(
     if capturing(call.symbol, stream) {
         return Err(Aside::Node);
     }
-    // The group is full. Calls of other threads may have reserved the pool's headroom until these
-    // calls end, so wait for them.
+    // The group is full. Calls of other threads may hold headroom of this pool until they end, so
+    // wait for them.
     if paid(Some(until)) {
         return Ok(());
     }

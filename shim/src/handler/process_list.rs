@@ -21,7 +21,7 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     if view::is_unlimited(call, device) {
         return None;
     }
-    // The ledger's list includes members that have ended and whose memory the driver still holds.
+    // The ledger also lists members that have ended and whose memory the driver still holds.
     let processes = member.ledger().processes(&figures::ProcessList);
     Some(
         processes
@@ -53,8 +53,8 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Checks that the NVML function that the program calls accepts the device handle, before gpulimit
-/// passes that handle to other NVML functions.
+/// Checks that the program's NVML function accepts the device handle. Only then may gpulimit pass
+/// the handle to other NVML functions.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
@@ -84,8 +84,8 @@ pub fn list<T: Listed>(
     infos: Out<T>,
 ) -> Status {
     let room = match count.read() {
-        // For a call without a buffer the driver gives its own answer, unless the program asks for
-        // the number of entries only.
+        // A call without a buffer gets the driver's own answer, unless it asks only for the number
+        // of entries.
         Some(room) if room == 0 || !infos.is_null() => room,
         _ => return real(device, count, infos),
     };

@@ -125,7 +125,7 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function that takes memory out of this process's book. It must be called before a
+/// Returns a function that removes memory from the record of this process's memory. Use it before a
 /// driver call that may free the memory. Otherwise a measurement during the call would count too
 /// little memory as the driver's own.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
@@ -136,8 +136,8 @@ fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Returns a function that puts memory back into this process's book after a driver call that did
-/// not free the memory.
+/// Returns a function that puts memory back into the record of this process's memory, after a
+/// driver call that did not free the memory.
 fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -146,14 +146,14 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Runs `real`, a driver function that may end allocations. Before the call, `announce` takes these
-/// allocations out of the account.
+/// Runs `real`, a driver function that may end allocations. Before the call, `announce` removes
+/// these allocations from the record of this process's memory.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // The bytes of the GPU that NVML attributed to no process before the call. NVML is asked only
-    // where the call may end shared memory. If this figure grows during the call, other processes
-    // still hold the memory.
+    // The bytes of the GPU that NVML attributed to no process before the call. Read only where the
+    // call may end shared memory. If the figure grows during the call, other processes still hold
+    // the memory.
     let left = announced
         .leaving
         .and_then(|at| call.process.device(at).ok());

@@ -9,11 +9,9 @@
 use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
-/// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 where
-/// `libgpulimit.so` was built without frame pointers. On aarch64, the pointer of the first frame
-/// points to a record inside that frame, and this function returns the end of the record. Parts of
-/// the frame may lie above the record. The only effect is that a jump out of a hook may go
-/// unnoticed in these parts.
+/// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 in a
+/// build without frame pointers. On aarch64, returns the end of a record inside the first frame.
+/// Parts of the frame may lie above the record, and a jump out of a hook may go unnoticed there.
 #[inline(never)]
 pub fn start_of_library_frames() -> usize {
     if !cfg!(frame_pointers) {
@@ -27,8 +25,8 @@ pub fn start_of_library_frames() -> usize {
         #[cfg(target_arch = "aarch64")]
         asm!("mov {}, x29", out(reg) frame, options(nomem, nostack, preserves_flags));
     }
-    // The loop ends: the function that called into `libgpulimit.so` lies in the program or another
-    // library.
+    // The loop always ends, because the program or another library has called into
+    // `libgpulimit.so`.
     loop {
         // SAFETY: `frame` is the record of a frame of this library, which begins with the caller's
         // frame pointer and the return address: first of this function, then of each caller in the
@@ -65,9 +63,8 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// The addresses that the test records in a callback from the C library. They are the starts of
-    /// this library's frames, as the callback and functions further down the stack find them, and
-    /// the address of a local variable.
+    /// Two results of `start_of_library_frames`, from a callback of the C library and from further
+    /// down the stack, and the address of a local variable of the callback.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

@@ -1,16 +1,16 @@
 //! The re-entrancy guard: a driver call that the driver or gpulimit makes from inside a hook goes
 //! straight to the driver.
 //!
-//! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted the hook;
-//! the hook then runs no code at its end. So the guard does not store a flag. It stores the address
-//! of a word in the stack frame of the thread's current hook. That word holds its own address. A
-//! call from further up the stack cannot be inside that hook. A call from further down the stack is
-//! inside that hook under two conditions: the word still holds its own address, and it lies above
-//! the place where the call entered `libgpulimit.so`. Otherwise the program has left the hook, and
-//! the call is handled like any other call.
+//! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted the hook.
+//! The hook then runs no code at its end, so a flag would stay set. Instead, the guard stores the
+//! address of a word in the stack frame of the thread's current hook. That word holds its own
+//! address. A call from further up the stack cannot be inside that hook. A call from further down
+//! the stack is inside that hook under two conditions: the word still holds its own address, and it
+//! lies above the place where the call entered `libgpulimit.so`. Otherwise the program has left the
+//! hook, and the call is handled like any other call.
 //!
-//! On another stack (of a signal handler or a fiber) the comparison of stack addresses shows
-//! nothing. A driver call from another stack goes straight to the driver. A handler might wait for
+//! On another stack (of a signal handler or a fiber), a comparison of stack addresses shows
+//! nothing. A driver call from there goes straight to the driver, because a handler might wait for
 //! ever for a lock that the interrupted hook holds.
 #![allow(unsafe_code)]
 
@@ -53,8 +53,8 @@ impl Drop for Inside<'_> {
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The guard uses the lowest word of `room`. After a jump out of the hook, the program may
-        // make a call from a little further down the stack. That call then enters `libgpulimit.so`
+        // The guard uses the lowest word of `room`. After a jump out of the hook, the program's
+        // next call may come from a little further down the stack. It still enters `libgpulimit.so`
         // above the guard's word, which shows that the program has left the hook.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
@@ -62,8 +62,8 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }
-        // SAFETY: writes to a local variable. `is_abandoned` alone reads it, through an address of
-        // which the compiler knows nothing; so the write is volatile.
+        // SAFETY: writes to a local variable. The write is volatile, because only `is_abandoned`
+        // reads the variable, through an address of which the compiler knows nothing.
         unsafe { word.write_volatile(here) };
         inside.set(here);
         let _inside = Inside(inside);
@@ -82,8 +82,9 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // Frames of `libgpulimit.so` differ in size. So the word of the earlier hook may lie inside
-        // the frames of this call, at a place that no code has overwritten yet.
+        // The word of an abandoned hook may be intact, in a part of this call's frames that no code
+        // has overwritten yet. It then lies below the place where this call entered
+        // `libgpulimit.so`.
         return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
@@ -113,9 +114,8 @@ fn is_one_stack(before: usize, here: usize) -> bool {
 
 /// Returns whether a word can be read at `address`.
 fn is_readable(address: usize) -> bool {
-    // SAFETY: the kernel writes nothing. It reads a signal set at `address` if it can, and then
-    // fails with `EINVAL`, because -1 is no valid operation; where it cannot read, it fails with
-    // `EFAULT`.
+    // SAFETY: the kernel writes nothing. If it can read a signal set at `address`, it fails with
+    // `EINVAL`, because -1 is no valid operation. If it cannot, it fails with `EFAULT`.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
@@ -136,7 +136,7 @@ mod tests {
     fn nested_calls_pass_until_the_outer_hook_ends() {
         let outer = alone(|| {
             assert_eq!(alone(|| ()), None);
-            assert_eq!(alone(|| ()), None, "after a nested call too");
+            assert_eq!(alone(|| ()), None, "a nested call ended the outer hook");
         });
         assert_eq!(outer, Some(()));
         assert_eq!(alone(|| 7), Some(7));

@@ -123,9 +123,9 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a memory page with the line into the pipe behind standard error. This function unmaps the
-/// page in this process before it returns. So the reader of the pipe finds the page unchanged.
-/// Returns the error number, 0 on success.
+/// Puts a memory page with the line into the pipe behind standard error, and unmaps the page in
+/// this process. So the reader of the pipe finds the page unchanged. Returns the error number, 0 on
+/// success.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: makes a new anonymous private mapping of at least the line's length.
     let page = unsafe {

@@ -1,10 +1,11 @@
 //! The `dlsym` of `libgpulimit.so`: a naked function that returns a hook or jumps to the C
 //! library's `dlsym`.
 //!
-//! The C library's `dlsym` identifies its caller by the return address, for `RTLD_NEXT` and
-//! namespaces. So gpulimit must not call it on behalf of the program. gpulimit's `dlsym` asks
-//! [`decide`] for the address of a hook. Where `decide` returns null, gpulimit's `dlsym` jumps to
-//! the C library's `dlsym`, with all argument registers unchanged.
+//! The C library's `dlsym` identifies its caller by the return address, because the results of
+//! `RTLD_NEXT` and of linker namespaces depend on the caller. So gpulimit must not call it on
+//! behalf of the program. Instead gpulimit's `dlsym` asks [`decide`] for the address of a hook.
+//! Where `decide` returns null, gpulimit's `dlsym` jumps to the C library's `dlsym`, with all
+//! argument registers unchanged.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -14,10 +15,10 @@ use crate::driver::dlsym::REAL;
 use crate::driver::dlsym::{real, real_dlsym};
 
 /// Returns the address of the hook if `name` in `handle` is a hooked function of the driver; null
-/// if the C library's `dlsym` is to answer the program.
+/// if the C library's `dlsym` must answer.
 ///
 /// The program may call `dlsym` before constructors run, inside an allocator, or in a forked child.
-/// Of a name that cannot belong to the driver, this function therefore reads only the first bytes.
+/// So this function reads only the first bytes of a name that cannot belong to the driver.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
     if handle.is_null() || name.is_null() {
@@ -37,9 +38,8 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
         return std::ptr::null();
     }
     if handle == libc::RTLD_NEXT {
-        // Only the C library's `dlsym` can tell which library calls it and where the search with
-        // `RTLD_NEXT` begins. That search may find the driver's function, so the driver's symbols
-        // are redirected first.
+        // Only the C library's `dlsym` can tell where a search with `RTLD_NEXT` begins. That search
+        // may find the driver's function, so the driver's symbols are redirected first.
         let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }

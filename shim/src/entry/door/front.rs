@@ -3,13 +3,14 @@
 //!
 //! The dynamic linker searches the libraries of `LD_PRELOAD` before those of /etc/ld.so.preload. So
 //! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` in front of gpulimit's, and
-//! `LD_PRELOAD=libcuda.so.1` puts the driver's functions in front of the hooks. The start hook then
-//! changes the symbol tables of the C library and the drivers so that they name gpulimit's
-//! functions. It also changes the pointers that the linker has already bound. All these changes are
-//! made in the memory of this process only. Any other library that wraps `dlsym` stays in front:
-//! programs call the wrapper. When the wrapper looks up the C library's `dlsym`, it finds
-//! gpulimit's. gpulimit's `dlsym` does not call itself without end, because it reaches the C
-//! library by a stored address.
+//! `LD_PRELOAD=libcuda.so.1` puts the driver's functions in front of the hooks. In such a process,
+//! the start hook changes the symbol tables of the C library and the drivers so that they name
+//! gpulimit's functions. It also changes the pointers that the linker has already bound. Only the
+//! memory of this process changes.
+//!
+//! Any other library that wraps `dlsym` stays in front, and programs call the wrapper. When the
+//! wrapper looks up the C library's `dlsym`, it finds gpulimit's. gpulimit's `dlsym` reaches the C
+//! library by a stored address, so it never calls itself.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -53,8 +54,8 @@ fn replace() {
         let Some(object) = Object::of(info) else {
             return false;
         };
-        // `dlinfo` identifies the C library, or its libdl: libraries that wrap the other two
-        // functions do not define it.
+        // The library that defines `dlinfo` is the C library, or its libdl. Libraries that wrap
+        // `dlsym` and `dlopen` do not define it.
         if object.address_of(c"dlinfo").is_some() {
             let pair = object
                 .address_of(c"dlsym")
@@ -68,8 +69,8 @@ fn replace() {
     };
     crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
-    // Finds out which drivers are loaded, and makes their tables of addresses. This is done before
-    // `any_object` runs, because no library may be loaded inside `any_object`.
+    // Looks up the loaded drivers and their addresses now, because no library may be loaded inside
+    // `any_object`.
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {

@@ -38,11 +38,10 @@ impl Hooked {
         self.library
     }
 
-    /// Returns the address of the hook of the driver function at `real`, an address from the
-    /// dynamic linker or the driver; `None` where that function has no hook.
+    /// Returns the address of the hook of the driver function at the address `real`; `None` where
+    /// `real` is not a hooked function.
     ///
-    /// Does not load the driver's library: while that library is not loaded, `real` belongs to
-    /// another library.
+    /// Never loads the driver's library: while it is not loaded, `real` belongs to another library.
     pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
         if !self.library.loaded() {
             return None;
@@ -75,18 +74,18 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Changes the symbol table of the driver's library so that its names lead to the hooks. The
-    /// change is meant for libraries that the dynamic linker binds straight to the driver. The
-    /// driver's library must be loaded.
+    /// Changes the symbol table of the driver's library so that its names lead to the hooks, even
+    /// for a library that the dynamic linker binds straight to the driver. The driver's library
+    /// must be loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.library.open(libc::RTLD_NOW);
         // One thread at a time changes the symbol table, because the first thread to finish makes
-        // the table's pages read-only again. A thread that holds this lock never waits for the
-        // dynamic linker. The lock belongs to this process. A child process that is forked while
-        // the lock is held has a lock of its own, and redirects the symbols again.
+        // its pages read-only again. A thread never waits for the dynamic linker while it holds
+        // this lock. A child process that is forked meanwhile has a lock of its own, and redirects
+        // the symbols again.
         let redirecting = &Process::current().redirecting;
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {
