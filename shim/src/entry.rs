@@ -1,6 +1,6 @@
-//! The ways into `libgpulimit.so`: the exports (made from the hook table), the doors (functions
-//! that hand out addresses of exports), the start hook, and the functions that `gpulimit doctor`
-//! calls.
+//! The ways into `libgpulimit.so`: the exports, the doors, the start hook, and the functions that
+//! `gpulimit doctor` calls. The exports are made from the hook table. The doors are the functions
+//! that hand out addresses of exports.
 
 mod door;
 mod exports;

@@ -52,8 +52,8 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
 /// `image` is the address of a NUL-terminated text or of a binary.
 unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     (0..).zip(with).all(|(offset, wanted)| {
-        // SAFETY: the caller promises a text or a binary. This byte exists: all bytes before it are
-        // equal to those of `with`, so none of them is the NUL that ends a text.
+        // SAFETY: the caller promises a text or a binary. This byte exists, because all bytes
+        // before it are equal to those of `with`. None of them is the NUL that ends a text.
         unsafe { (image as *const u8).add(offset).read() == wanted }
     })
 }

@@ -1,6 +1,6 @@
 //! `libgpulimit.so`: the preloaded library that stands between a program and the CUDA driver.
 //!
-//! Read `table` (the hooked functions), then one file of `handler` (what a hook does), then
+//! Read `table` (the hooked functions) first, then one file of `handler` (what a hook does), then
 //! `account` (the memory that this process holds). ARCHITECTURE.md describes how these modules fit
 //! together.
 #![cfg_attr(

@@ -1,27 +1,26 @@
 //! The hook table: every function of the driver that gpulimit hooks, and every other driver
 //! function that gpulimit calls.
 //!
-//! The hook table is the only place that names CUDA and NVML symbols. Two macros read it:
-//! `driver/functions.rs` makes a typed call of each driver function, `entry/exports.rs` makes the
-//! exported function that programs call instead of each hooked function. This file names types and
-//! handlers but does not import them: the modules of the two macros import them. CONTRIBUTING.md
-//! says how to add a hook.
+//! The hook table is the only place that names CUDA and NVML symbols. Two macros read it. The one
+//! in `driver/functions.rs` makes a typed call of each driver function. The one in
+//! `entry/exports.rs` makes the functions that programs call instead of the hooked functions. Their
+//! modules import the types and handlers that this file names. CONTRIBUTING.md says how to add a
+//! hook.
 //!
-//! A `library` names its soname, `missing` (the status that a function returns where this version
-//! of the driver lacks it) and `broken` (the status that a hook returns when its handler has
-//! panicked).
+//! A `library` names its soname and two statuses. `missing` is the status of a function that this
+//! version of the driver lacks. `broken` is the status of a hook whose handler has panicked.
 //!
-//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`, followed by at most one of `as` and
-//! `given`, and at most one of `unless` and `known by`:
+//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`. It may end with `as` or `given`, and
+//! after that with `unless` or `known by`:
 //!
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
 //! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
 //!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
 //! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
 //!   The handler may call the function more than once, and with other arguments than the program's.
-//! - `given (a, b)`: `HANDLER` gets the call, and the driver's function with the program's
-//!   arguments bound to it. Of these arguments `HANDLER` itself gets only `a` and `b`. So functions
-//!   that differ in their other arguments share a handler.
+//! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
+//!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
+//!   arguments can share a handler.
 //! - `as hot`: programs call the function by the million. The path to the handler is compiled into
 //!   the export. The thread stays cancellable: only the slow paths of the handler put cancellation
 //!   off.

@@ -14,8 +14,8 @@ pub struct In<T>(*const T);
 
 /// The address of a code image (a cubin, PTX or fatbin), or 0. Same ABI as `const void *`.
 ///
-/// An `Image` comes only from a CUDA call of the program, so gpulimit may read the memory behind
-/// the address until that call returns.
+/// An `Image` comes only from a CUDA call of the program. gpulimit may read the memory behind the
+/// address until that call returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);
@@ -107,17 +107,16 @@ impl<T: Copy> Out<T> {
     /// Returns the value that the pointer leads to; `None` for a null pointer. Call only after the
     /// function that writes this value has succeeded.
     pub fn read(self) -> Option<T> {
-        // SAFETY: the caller of a CUDA function promises the driver that a non-null out-pointer is
-        // valid for one T until the call returns.
+        // SAFETY: the program promises the driver that a non-null out-pointer is valid for one T
+        // until the call returns.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
     /// Writes `value` through the pointer; does nothing where the pointer is null.
     pub fn write(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the caller of a CUDA function promises the driver that a non-null out-pointer
-            // is valid for one T until the call returns, and that the called function may write
-            // through it.
+            // SAFETY: the program promises the driver that a non-null out-pointer is valid for one
+            // T until the call returns. The called function may write through it.
             unsafe { self.0.write_unaligned(value) }
         }
     }
@@ -154,8 +153,8 @@ impl<T: Copy> In<T> {
 
     /// Returns the value that the pointer leads to; `None` for a null pointer.
     pub fn read(self) -> Option<T> {
-        // SAFETY: the caller of a CUDA function promises the driver that a non-null in-pointer is
-        // valid for one T until the call returns.
+        // SAFETY: the program promises the driver that a non-null in-pointer is valid for one T
+        // until the call returns.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 }

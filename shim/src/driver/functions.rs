@@ -113,8 +113,8 @@ macro_rules! functions {
                     return $missing;
                 }
             }
-            // SAFETY: `address` is the address of the driver's function of this name, and the row
-            // of the hook table has the types of NVIDIA's header. The pointers among the arguments
+            // SAFETY: `address` is the address of the driver's function of this name. The row of
+            // the hook table has the types of NVIDIA's header. The pointers among the arguments
             // come from the program's own call or from `Out::of`.
             unsafe {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;

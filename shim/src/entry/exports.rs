@@ -14,8 +14,8 @@ use crate::handler::{
 };
 use crate::table::table;
 
-/// Makes the exported `extern "C"` function of every hooked function in the hook table, and the
-/// rows of each driver library as data.
+/// Makes the exported `extern "C"` function of each hooked function. Also makes the table rows of
+/// each driver library as data.
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident (

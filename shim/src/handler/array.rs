@@ -100,8 +100,7 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
             // A sparse array, or an array with deferred mapping, takes no memory. Memory that is
-            // mapped into the array later has a handle of its own, and is charged when that handle
-            // is made.
+            // mapped into the array later is charged when its own handle is made.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
@@ -137,8 +136,8 @@ fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     call.process.arrays.required(device.ordinal, shape, ask)
 }
 
-/// Makes an array of this shape with deferred mapping (the twin), asks the driver how many bytes
-/// the twin requires, and destroys it.
+/// Asks the driver for the bytes of the twin: makes an array of this shape with deferred mapping,
+/// queries its size, and destroys it.
 fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     let twin = Array3dDescriptor {
         flags: shape.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,

@@ -90,9 +90,8 @@ pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) ->
     load_module(call, needs(call, image), module, real)
 }
 
-/// `cuLibraryLoadData`: With eager loading, charged like `cuModuleLoadData`. With lazy loading, the
-/// hook remembers the variables of the CUDA library, and charges them before the call that loads
-/// them.
+/// `cuLibraryLoadData`: With eager loading, charged like `cuModuleLoadData`. With lazy loading,
+/// remembers the variables of the CUDA library, which are charged before the call that loads them.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open_library(call, needs(call, code), library, real)
 }

@@ -63,8 +63,8 @@ fn make(
             // the first thread makes it.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
-                // Every member of the group can write the context size in the ledger, so the size
-                // found there may be too small.
+                // Every member of the group can write the context size in the ledger, so the stored
+                // size may be too small.
                 hint.set(match device.book.context_hint() {
                     0 => 0,
                     known => known.max(device.least_context),
@@ -138,8 +138,8 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 /// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // This process need not wait where the group has room for a context of any size, or where the
-    // group has no other member that could measure a context.
+    // No wait is needed where the group has room for a context of any size, or where no other
+    // member of the group could measure one.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()
@@ -168,8 +168,8 @@ fn is_primary_active(ordinal: Ordinal) -> bool {
     asked == SUCCESS && active != 0
 }
 
-/// Uncharges all memory that was in `context`, a context of `device` that has ended, except memory
-/// that other processes may still use. Returns the memory that stays charged.
+/// Uncharges all memory of the ended context `context` on `device`, except memory that other
+/// processes may still use. Returns the memory that stays charged.
 fn uncharge_contents(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let shared = drain(call, context);
     if device.contexts.count() <= 1 {
@@ -323,8 +323,8 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
 /// the context sleep while they wait for the GPU: a cancelled thread may end in such a sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // The context's flags are noted before the driver's call, because other threads may wait in the
-    // context as soon as the flags are set.
+    // Notes the flags before the driver's call, because other threads may wait in the context as
+    // soon as the flags are set.
     note_flags(flags);
     real.call()
 }

@@ -24,8 +24,8 @@ use crate::handler::payment::Payment;
 const HEAP: u64 = 8 << 20;
 
 /// `cuCtxSetLimit`: Charges the memory for a larger stack limit before the call, because the driver
-/// takes that memory at once. Charges a larger device `malloc` heap before the call, too, although
-/// the GPU takes it only when a kernel first needs it. Other limits take no memory (measured).
+/// takes that memory at once. Charges a larger device `malloc` heap before the call, too: the GPU
+/// takes it when a kernel first needs it. Other limits take no memory (measured).
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,

@@ -177,14 +177,14 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload`: Before the call, charges what the graph's memory nodes need in
-/// addition to the memory that the GPU keeps for graphs. Uncharges the unused part after the call.
+/// `cuGraphLaunch`, `cuGraphUpload`: The GPU keeps memory for graphs. Before the call, charges what
+/// the graph's memory nodes need beyond that memory. Uncharges the unused part after the call.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
             // Sets the lowest bit of the handle in the table of recent launches, so that the next
-            // launch does not find its own handle there. That launch would otherwise go straight to
+            // launch of this graph is not found there. Otherwise that launch would go straight to
             // the driver, without a charge for the memory nodes.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),

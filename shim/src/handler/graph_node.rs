@@ -50,9 +50,9 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
     // The driver tells the graphs of a conditional node only when the node is added (measured). The
-    // function that tells them later, `cuGraphNodeGetParams`, exists only since CUDA 13.5. Graphs
-    // with conditional nodes can be neither copied nor put into other graphs, so a record of this
-    // one node suffices.
+    // function that tells them later, `cuGraphNodeGetParams`, exists only since CUDA 13.5. A record
+    // of this one node suffices, because graphs with conditional nodes cannot be copied or put into
+    // other graphs.
     let is_conditional = || {
         params
             .read()

@@ -140,7 +140,7 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // gpulimit does not know some kernels of the graph, so from now on it does not know what a
+        // gpulimit does not know some kernels of the graph. From now on it does not know what a
         // launch of the graph needs.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);

@@ -56,8 +56,8 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
 /// `cuGreenCtxDestroy`: If the primary context ends with its last green context, uncharges the
 /// primary context after the call.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // The green context is forgotten before the driver's call, because the driver may give its
-    // handle to another green context at once.
+    // Forgets the green context before the driver's call, because the driver may give its handle to
+    // another green context at once.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();
     };
@@ -72,7 +72,7 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
 
 /// `cuGreenCtxStreamCreate`: Charged like `cuStreamCreate`.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
-    // The driver makes a stream of a green context without a current context, so the stream is
+    // The driver makes a stream of a green context even without a current context. So the stream is
     // charged on the device of the green context.
     let Some(known) = call.process.greens.get(green) else {
         return measured::unknown(call, &|_| RESERVE, real, None);

@@ -44,8 +44,8 @@ fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     status
 }
 
-/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a module whose handle
-/// is known, so that later hooks may ask the driver about these functions.
+/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
+/// that later hooks may ask the driver about these functions.
 pub fn functions(
     call: Call,
     real: &dyn Real,
@@ -67,8 +67,8 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a CUDA library whose
-/// handle is known, so that later hooks may ask the driver about these kernels.
+/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known CUDA library, so
+/// that later hooks may ask the driver about these kernels.
 pub fn kernels(
     call: Call,
     real: &dyn Real,

@@ -1,6 +1,6 @@
-//! Linear memory that one process allocates and other processes open (CUDA IPC). The owner of the
-//! memory is the process that allocated it. The memory is charged to the owner until the owner
-//! frees it, and after that to the process that has it open.
+//! Linear memory that one process allocates and other processes open (CUDA IPC). The memory is
+//! charged to the process that allocated it until that process frees it. After that, it is charged
+//! to the process that has it open.
 
 use gpulimit_ledger::Category;
 
@@ -25,8 +25,8 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // The memory is marked as shared before the driver's call, because another thread may free it
-    // as soon as the IPC handle exists.
+    // Marks the memory as shared before the driver's call, because another thread may free it as
+    // soon as the IPC handle exists.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();

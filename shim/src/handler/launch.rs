@@ -75,8 +75,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
         {
             return Ok(real.call());
         }
-        // If the group has less than `FIRST` bytes left, gpulimit charges what is left and makes
-        // the launch all the same, because most programs need less than `FIRST`.
+        // If the group has less than `FIRST` bytes left, charges what is left and launches all the
+        // same: most programs need less than `FIRST`.
         let more = if launched.has_begun() {
             0
         } else {
@@ -102,8 +102,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
             Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // The driver loads the CUDA libraries of a graph's kernels when it makes the graph
-            // executable, so the launch of the graph loads no library.
+            // A graph launch loads no CUDA library: the driver has loaded the libraries of the
+            // graph's kernels when it made the graph executable.
             Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
@@ -135,8 +135,8 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
 }
 
 /// Returns whether gpulimit knows the launched handle and the stream. The driver may crash on an
-/// invalid handle, so gpulimit asks it about an unknown handle only after the driver has accepted
-/// the launch.
+/// invalid handle. So gpulimit asks the driver about an unknown handle only after the driver has
+/// accepted the launch.
 fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     let handles = &call.process.handles;
     let code = match what {
@@ -158,8 +158,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // Where the function's CUDA library is not loaded yet, the launch takes more than local
-            // memory, and how much more is unknown.
+            // If the function's CUDA library is not loaded yet, the launch takes more than local
+            // memory. How much more is unknown.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
@@ -209,8 +209,8 @@ fn context_of(call: Call, stream: Stream) -> Option<Context> {
     (context != 0).then_some(context)
 }
 
-/// Returns the context whose memory a launch in `stream` takes, like [`context_of`], for a stream
-/// that the driver has just accepted.
+/// Like [`context_of`], returns the context whose memory a launch in `stream` takes. The driver has
+/// just accepted the stream.
 fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     if stream::is_known(stream) {
         return context_of(call, stream);

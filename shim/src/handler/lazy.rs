@@ -162,8 +162,8 @@ impl Lazy {
         }
     }
 
-    /// Returns the `Lazy` of a driver call that loads `library` in `context`, or else the CUDA
-    /// library that `kernel` belongs to.
+    /// Returns the `Lazy` of a driver call that loads `library` in `context`. If `library` is
+    /// `None`, the call loads the CUDA library of `kernel`.
     pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,

@@ -225,8 +225,8 @@ fn conclude_growth(
     let is_there = |measured: Measured| {
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
-    // The driver may make the local memory later: dropped local memory may come back only with a
-    // later kernel, and local memory for a graph may come only with the graph's launch.
+    // The driver may make the local memory later. Dropped local memory may come back only with a
+    // later kernel. Local memory for a graph may come only with the graph's launch.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;

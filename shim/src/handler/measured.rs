@@ -17,8 +17,8 @@ use crate::refusal::Refused;
 
 /// Runs `real`, the driver's function, with `estimate` bytes paid ahead. If the call took more
 /// memory than the group has left, `undo` undoes the call, and the program gets the code for out of
-/// memory. If `undo` is `None`, the memory stays taken, and further growth is refused until the
-/// group is below its limit again.
+/// memory. Without `undo`, the memory stays taken, and the group refuses further growth until it is
+/// below its limit again.
 pub fn run(
     call: Call,
     device: &'static Device,

@@ -99,8 +99,8 @@ fn note_managed(
     }
 }
 
-/// Returns the device of a pool that was made without a hook, if that pool is the default or
-/// current pool of a device. The driver hands out such a pool whenever a program asks for it.
+/// Returns the device of a pool that was made without a hook, if it is the default or current pool
+/// of a device. The driver hands out such a pool whenever a program asks for it.
 fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
@@ -158,8 +158,8 @@ fn allocate_unknown(
         };
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
-                // Measures the memory of a pool that gpulimit does not count by itself. It counts
-                // as memory of the driver.
+                // gpulimit does not count this pool by itself, so it measures the pool's memory as
+                // memory of the driver.
                 device.measure();
             }
             drop(charged);
@@ -265,7 +265,7 @@ struct Allocation {
 
 impl Allocation {
     /// Runs `real`, the driver's function, after the pool's possible growth was paid. Returns the
-    /// driver's status, and whether all memory of the pool is paid then.
+    /// driver's status, and whether all memory that the pool then has is paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -375,8 +375,8 @@ fn pay(
     if pool.borrow(growth) {
         return Ok(());
     }
-    // The pool can give back only memory that is not in use by work on the GPU, so wait for the
-    // work in this stream.
+    // The pool can give back only memory that no work on the GPU uses, so wait for the work in this
+    // stream.
     if pool.unused() >= growth {
         await_work(call.symbol, stream, until);
     }
@@ -518,8 +518,8 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     if let Some(known) = known {
         known.retire();
     }
-    // The pool is noted as destroyed before the driver's call, because the driver may give its
-    // handle to another pool at once.
+    // Notes the pool as destroyed before the driver's call, because the driver may give its handle
+    // to another pool at once.
     if known.is_some() {
         call.process.pools.note_destroyed(pool);
     }

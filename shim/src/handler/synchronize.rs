@@ -13,8 +13,8 @@ fn synchronized(call: Call, all: bool) {
 }
 
 /// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges, after the call, the memory that pools no
-/// longer reserve. Asks the driver about the pools only if memory of any pool was allocated or
-/// freed since the last synchronise call.
+/// longer reserve. Asks the driver about the pools only if pool memory was allocated or freed since
+/// the last synchronise call.
 pub fn work(call: Call) {
     synchronized(call, false);
 }

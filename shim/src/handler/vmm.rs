@@ -89,10 +89,10 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 }
 
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
-/// process may hold it after its last handle and mapping in this process are gone.
+/// process may hold it longer than this process does.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // The memory is marked as shared before the driver's call, because another thread may release
-    // the memory as soon as the file descriptor exists.
+    // Marks the memory as shared before the driver's call, because another thread may release it as
+    // soon as the file descriptor exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -125,9 +125,9 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function that removes memory from the record of this process's memory. Use it before a
-/// driver call that may free the memory. Otherwise a measurement during the call would count too
-/// little memory as the driver's own.
+/// Returns a function that removes memory from the record of this process's memory. Call that
+/// function before a driver call that may free the memory. Otherwise a measurement during the
+/// driver call would count too little memory as the driver's own.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -136,8 +136,8 @@ fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Returns a function that puts memory back into the record of this process's memory, after a
-/// driver call that did not free the memory.
+/// Returns a function that puts memory back into the record of this process's memory. Call that
+/// function after a driver call that did not free the memory.
 fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {

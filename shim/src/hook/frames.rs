@@ -63,8 +63,8 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// Two results of `start_of_library_frames`, from a callback of the C library and from further
-    /// down the stack, and the address of a local variable of the callback.
+    /// Three addresses: the result of `start_of_library_frames` in a callback of the C library, its
+    /// result further down the stack, and a local variable of the callback.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

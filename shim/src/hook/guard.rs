@@ -82,15 +82,14 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // The word of an abandoned hook may be intact, in a part of this call's frames that no code
-        // has overwritten yet. It then lies below the place where this call entered
-        // `libgpulimit.so`.
+        // The word of an abandoned hook may be intact, in a part of this call's frames that was not
+        // overwritten yet. It then lies below the place where this call entered `libgpulimit.so`.
         return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
 }
 
-/// Returns whether this thread runs a signal handler on an alternate signal stack, and the address
+/// Returns whether this thread runs a signal handler on an alternate stack while the address
 /// `before` lies on another stack.
 fn is_on_signal_stack(before: usize) -> bool {
     // SAFETY: `stack_t` consists of integers and a pointer, for which zero is valid.
@@ -162,7 +161,7 @@ mod tests {
     fn an_abandoned_hook_does_not_count() {
         let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
         assert_ne!(place, 0);
-        // Sets the guard to the state that a jump out of the hook leaves.
+        // Leaves the guard as a jump out of the hook would leave it.
         INSIDE.set(place);
         assert_eq!(alone(|| 7), Some(7), "from further up");
         let mut word = MaybeUninit::<usize>::uninit();

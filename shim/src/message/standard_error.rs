@@ -183,8 +183,8 @@ fn is_terminal() -> bool {
     unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
 }
 
-/// Opens the terminal behind standard error once more, with a file description of its own, so that
-/// only writes of gpulimit are non-blocking.
+/// Opens the terminal behind standard error once more. The new file description is gpulimit's own,
+/// so only gpulimit's writes are non-blocking.
 fn open_terminal() -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: passes a NUL-terminated path.

@@ -74,9 +74,9 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Changes the symbol table of the driver's library so that its names lead to the hooks, even
-    /// for a library that the dynamic linker binds straight to the driver. The driver's library
-    /// must be loaded.
+    /// Changes the symbol table of the driver's library so that its names lead to the hooks. Even a
+    /// library that the dynamic linker binds straight to the driver then gets the hooks. The
+    /// driver's library must be loaded.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;

@@ -1,5 +1,5 @@
-//! Changes the symbol tables of other libraries, and pointers that the dynamic linker has bound, so
-//! that they lead to the functions of `libgpulimit.so`.
+//! Makes symbols of other libraries, and pointers that the dynamic linker has already bound, lead
+//! to the functions of `libgpulimit.so`.
 //!
 //! The dynamic linker may bind a library straight to the driver, past every preloaded library.
 //! Therefore the driver's symbol table is changed: every lookup of a hooked name in libcuda then
@@ -255,9 +255,9 @@ const POINTERS: [u32; 3] = [1, 6, 7];
 #[cfg(target_arch = "aarch64")]
 const POINTERS: [u32; 3] = [257, 1025, 1026];
 
-/// Calls `look` for the program and its libraries, in the order in which the dynamic linker loaded
-/// them, until `look` returns true. Returns whether `look` ever returned true. `look` must not
-/// panic or load libraries.
+/// Calls `look` for the program and each of its libraries, in the dynamic linker's load order,
+/// until `look` returns true. Returns whether `look` ever returned true. `look` must not panic or
+/// load libraries.
 pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool {
     unsafe extern "C" fn step(
         info: *mut libc::dl_phdr_info,
@@ -295,8 +295,7 @@ fn page() -> usize {
 /// `hash` is the DT_GNU_HASH table of a loaded library.
 unsafe fn gnu_count(hash: *const u32) -> usize {
     // SAFETY: the caller promises a DT_GNU_HASH table. It has four words, the Bloom filter in words
-    // of 8 bytes, the buckets, and chains of hashes, in which the last hash of a chain has bit 0
-    // set.
+    // of 8 bytes, the buckets, and chains of hashes. Bit 0 is set in the last hash of each chain.
     unsafe {
         let (buckets, offset, bloom) = (*hash, *hash.add(1), *hash.add(2));
         let first = hash.add(4 + 2 * bloom as usize);

@@ -31,8 +31,9 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Pays for a block: with the spare block of this thread, or else by a charge, another thread's
-    /// spare block, or a block lent from the driver's reserve.
+    /// Pays for a block, in the first way that works: the spare block of this thread, a charge,
+    /// another thread's spare block, a block lent from the driver's reserve, or a charge that waits
+    /// for room.
     #[inline]
     pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         let spare = device.spares.own();
