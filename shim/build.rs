@@ -1,7 +1,6 @@
 //! Sets how `libgpulimit.so` is linked.
 //!
-//! Every program of a session loads the library, so the dynamic linker must have little work with
-//! it.
+//! Every program of a session loads the library, so loading it must be fast.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

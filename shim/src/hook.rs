@@ -94,8 +94,8 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
 }
 
 /// Does the work of [`enter`]. Compiled once for all hooks, because there are many hooks and a
-/// program calls few of them often. Takes a pointer and a function instead of a `dyn Fn`: with `dyn
-/// Fn`, the dynamic linker would have to relocate a vtable per closure type in every program.
+/// program calls few of them often. Takes a pointer and a function, not a `dyn Fn`: otherwise
+/// the dynamic linker would have to relocate a vtable per closure type in every program.
 ///
 /// # Safety
 /// `call` may be called with `hook`.
@@ -129,9 +129,9 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
 /// Runs a hook. Inlined into the exported functions that programs call by the million; other hooks
 /// run through [`enter`] or [`after`].
 ///
-/// First answers other members of the group, which may ask this process for memory that it holds
-/// unused. Calls of memory pools do not answer, because they must cost next to nothing. The
-/// synchronise calls answer in their handlers.
+/// First answers requests of other members of the group for memory that this process holds unused.
+/// Calls of memory pools do not answer, because they must cost next to nothing. The synchronise
+/// calls answer in their handlers.
 ///
 /// `undisturbed` puts off the cancellation of the thread, because a cancelled thread could end in
 /// the driver or in gpulimit.
