@@ -1,8 +1,8 @@
-//! The atomic operations of this crate; only this module uses `std::sync::atomic` directly.
+//! The atomic operations of this crate. Only this module uses `std::sync::atomic` directly.
 //!
-//! The ledger file consists of `AtomicU64` words of `std`. Under `--cfg loom` the ledger consists
-//! of the words that `model` defines, and a model checker schedules the operations on these words
-//! one by one. The charge algorithm is generic over [`Word`], so that it can also run on loom's own
+//! Normally the ledger file consists of `AtomicU64` words of `std`. Under `--cfg loom` it consists
+//! of words that the module `model` defines. A model checker then controls every operation on these
+//! words. The charge algorithm is generic over [`Word`], so that it can also run on loom's own
 //! atomics.
 
 #[cfg(all(test, loom))]
@@ -19,7 +19,7 @@ pub(super) trait Word {
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
     /// Subtracts from the word and returns the word's previous value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
-    /// Issues a memory fence; for a word of a model, the fence of the model checker.
+    /// Issues a memory fence. In a model, the model checker simulates the fence.
     fn fence(order: Ordering);
 }
 

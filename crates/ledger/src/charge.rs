@@ -1,94 +1,94 @@
-//! The charge algorithm: a process first publishes its request for memory, and then checks the sum
-//! of all charges against the limit. The algorithm uses neither a lock nor a shared total.
+//! The charge algorithm. A process first publishes its request for memory. Then it compares the sum
+//! of all charges with the limit. The algorithm uses neither a lock nor a shared total.
 //!
-//! A process *publishes* a request: in one step it adds the requested units of memory to its own
-//! word in the ledger, both as charged and as undecided. Only then does the process read the sum
-//! over all slots. If two processes race for the last bytes, at least one of them therefore sees
-//! the request of the other. If both see the request of the other, both withdraw their requests and
-//! look at the words again.
+//! Each process has its own word in the ledger, which counts its charged memory. To *publish* a
+//! request, the process adds the requested memory to its word. It marks this memory as undecided in
+//! the same step. Only then does the process read the words of all slots. If two processes race for
+//! the last bytes, at least one of them sees the request of the other. If both see the request of
+//! the other, both withdraw their requests and try again.
 //!
-//! The code is generic over the kind of the words. The model checker loom therefore runs the same
-//! code on words of its own.
+//! The code is generic over the type of the words, so that the model checker loom can run it on its
+//! own words.
 
 use super::atomic::{Ordering, Word};
 
-/// Bytes per unit of a word.
+/// Bytes per unit: the ledger counts memory in units of 4 KiB.
 pub(super) const UNIT: u64 = 4096;
-/// Largest request in units of 4 KiB (4 TiB).
+/// Largest request, in units of 4 KiB: 4 TiB.
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// Largest number of charged units in a word (8 TiB). A word with more charged units receives no
-/// further charge. Otherwise concurrent requests of one process could overflow from the charged
-/// half of the word into the undecided half. Even so, three threads that request 4 TiB each at the
-/// same time could cause an overflow.
+/// Largest number of charged units in one ledger word (8 TiB). A request that would exceed this
+/// number is refused. The lower half of the word counts charged units, the upper half counts
+/// undecided units. Without this bound, concurrent requests of one process could overflow the lower
+/// half. Three threads that request 4 TiB each at the same time can still overflow it.
 const WORD_MAX: u64 = 1 << 31;
-/// Number of additional looks at a level's words before a request is refused. Additional looks are
-/// needed if successive looks differ, because memory may be moving between slots.
+/// How often a refused request reads the charges of a group again before the refusal is final. Two
+/// readings that differ prove nothing, because memory may have moved between slots meanwhile.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// Number of looks that may find undecided requests of other processes in the way. After so many
-/// looks the algorithm checks whether these processes are alive.
+/// A request may find undecided requests of other processes in its way. When it has found them this
+/// often, it checks whether those processes are dead.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
-/// Largest number of times that a request makes its own process give back idle memory.
+/// How often one request may make its own process give back idle memory.
 const RECLAIMS: u32 = 16;
 
-/// Returns the charged units of a word, including undecided units.
+/// Returns the charged units that a ledger word counts, including undecided units.
 #[inline]
 pub(super) const fn charged(word: u64) -> u64 {
     word & 0xffff_ffff
 }
 
-/// Returns the undecided units of a word.
+/// Returns the undecided units that a ledger word counts.
 #[inline]
 pub(super) const fn undecided(word: u64) -> u64 {
     word >> 32
 }
 
-/// Returns the granted units of a word. The subtraction never underflows, whatever the ledger file
-/// contains.
+/// Returns the granted units: charged units minus undecided units. A damaged ledger word gives 0
+/// instead of an underflow.
 #[inline]
 pub(super) const fn granted(word: u64) -> u64 {
     charged(word).saturating_sub(undecided(word))
 }
 
-/// Returns the number to add to a word to publish a request of `n` units: `n` charged and `n`
-/// undecided units.
+/// Returns the number that publishes a request of `n` units when it is added to a ledger word. It
+/// adds `n` charged units and `n` undecided units.
 #[inline]
 const fn published(n: u64) -> u64 {
     n | n << 32
 }
 
-/// One device in the ledger of one level, as the charging process sees it. The first level is the
-/// process's own group, the last level is the root group.
+/// One device in the ledger of one group. A process charges its own group first and the root group
+/// last.
 pub(super) trait Rung {
     type Word: Word;
     /// Returns this process's own word in the ledger.
     fn own(&self) -> &Self::Word;
-    /// Returns the word that holds `high_water`: a sum over the slots reads this number of slots.
+    /// Returns the word that holds `high_water`: the number of slots that a sum has to read.
     fn high_water(&self) -> &Self::Word;
-    /// Returns the words of the slots with an index below `high_water`, including this process's
-    /// own.
+    /// Returns the words of all slots with an index below `high_water`, including this process's
+    /// word.
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// Returns the limit in units, minus the units that are protected for other groups. Call this
-    /// method before reading the words whose sum is compared with the limit.
+    /// Returns the group's limit minus the memory that is protected for other groups, in units.
+    /// Call this method before adding up the charges, because the sum is compared with the result.
     fn max(&self) -> u64;
-    /// Returns whether the mapping of the ledger was replaced by private zeros. Call this method
-    /// after reading words: if the result is true, the words were not those of the ledger.
+    /// Returns true if the ledger file was truncated, so that the kernel replaced its mapping by
+    /// zeros. Call this method after reading words. If it returns true, discard the values read.
     fn is_lost(&self) -> bool {
         false
     }
-    /// Raises the peaks after a grant. `total` is the number of units that are granted to all
-    /// processes, and `own` is the number of those units that are granted to this process.
+    /// Raises the recorded peaks after a grant. `total` is the granted units of all processes, and
+    /// `own` is the granted units of this process.
     fn note(&self, total: u64, own: u64);
-    /// Begins a change of this process's own word. Call before the change, and call one of the next
-    /// three methods after it. Returns false if another process has changed this process's word.
-    /// The method has then repaired the word, and the caller may not grant a request.
+    /// Begins a change of this process's word. Call before the change, and call `withdrawn`,
+    /// `added` or `taken` after it. Returns false if another process has changed this process's
+    /// word. The word is then already repaired, but the caller must not grant a request.
     fn begin(&self) -> bool;
-    /// Ends a change that left the own word as it was at [`Self::begin`].
+    /// Ends a change whose net effect on this process's word is zero.
     fn withdrawn(&self);
-    /// Ends a change that added `n` units to the own word.
+    /// Ends a change that added `n` units to this process's word.
     fn added(&self, n: u64);
-    /// Ends a change that took `n` units from the own word.
+    /// Ends a change that took `n` units from this process's word.
     fn taken(&self, n: u64);
 }
 
@@ -96,51 +96,50 @@ pub(super) trait Rung {
 pub(super) trait Surroundings<R> {
     /// Gives back idle memory of this process; returns false if this process has none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the slots of dead processes at a level. The method reports freed memory only for a
-    /// bounded time: the slow path repeats while memory is freed, and must end.
+    /// Cleans the slots of dead processes in the ledger of one group. The caller repeats its
+    /// attempt as long as memory is freed. Implementations report freed memory for a bounded time
+    /// only, so that the caller's loop ends.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other processes of a level to give back their idle memory. Returns false if no
-    /// memory was given back, or if the time for asking is over.
+    /// Asks the other members of a group to give back idle memory. Returns false if no memory came
+    /// back, or if the time for asking is used up.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
-    /// Waits for a short random time, so that requests of other processes can be decided. Returns
-    /// false if the time for such waits is over.
+    /// Waits for a short random time, so that other processes can finish their requests. Returns
+    /// false if the time for such waits is used up.
     fn back_off(&mut self) -> bool;
-    /// Waits a moment for the slots of dead processes to drain. Returns false if the time for
-    /// draining is over.
+    /// Waits a moment, so that the driver can free the memory of dead processes. Returns false if
+    /// the time for such waits is used up.
     fn wait_for_drain(&mut self) -> bool;
 }
 
-/// The result of cleaning the slots of dead processes at a level.
+/// The result of cleaning the slots of dead processes in the ledger of one group.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Reaped {
-    /// Whether the cleaning freed memory or withdrew a dead process's undecided request.
+    /// Whether the cleaning freed memory, or withdrew the undecided request of a dead process.
     pub freed: bool,
-    /// Units that will be freed soon without an action of this process. They lie in slots that
-    /// drain, or in slots that another process is cleaning.
+    /// Units that will soon be free without an action of this process. Either the driver is still
+    /// freeing them, or another process is cleaning their slot.
     pub pending: u64,
 }
 
-/// The level that refused a request, and the units granted at that level.
+/// The index of the group that refused a request, and the units granted in that group.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Refusal {
     pub level: usize,
     pub charged: u64,
 }
 
-/// A counter of the memory that a process has charged but does not use.
+/// A counter of memory that a process has charged but does not use.
 ///
-/// Both methods are called while the units of the request are undecided in the process's words.
-/// Therefore `settled` can read a word and this counter together. It sees the request in both of
-/// them or in neither.
+/// The counter changes while the request is undecided in the ledger. A reader of both therefore
+/// sees the request in both of them or in neither.
 pub trait Idle {
-    /// Adds the bytes of a granted request to the counter, because the process does not use them
-    /// yet.
+    /// Adds a granted request to the counter, because the process does not use the memory yet.
     fn add(&self);
-    /// Removes the bytes of a request from the counter, because the process gives them back unused.
+    /// Removes a request from the counter, because the process gives the memory back unused.
     fn remove(&self);
 }
 
-/// A counter that counts nothing. For requests whose bytes are used as soon as they are charged.
+/// A counter that counts nothing, for memory that is used as soon as it is charged.
 impl Idle for () {
     #[inline]
     fn add(&self) {}
@@ -149,11 +148,10 @@ impl Idle for () {
     fn remove(&self) {}
 }
 
-/// Makes one attempt to charge `n` units at every level. On failure, returns the level at which the
-/// request exceeded the limit.
+/// Tries once to charge `n` units in every group. On failure, returns the index of the group whose
+/// limit the request exceeded.
 ///
-/// The function is not `inline`. Otherwise the library would contain a copy of the function for
-/// each crate that calls it.
+/// Not `inline`, so that the library contains the function only once.
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
@@ -161,8 +159,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     idle: &I,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
-        // The idle counter changes after the fence of the last level. A process that sees the
-        // change of the counter therefore also sees the request.
+        // The idle counter changes after the last memory fence. A process that sees the change of
+        // the counter therefore also sees the request.
         idle.add();
         return Ok(());
     };
@@ -172,13 +170,13 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
         return Err(level);
     }
     let max = rung.max();
-    // Release order is for memory that moves from another slot to this slot. A process that sees
-    // the memory in this slot then also sees that the memory has left the other slot.
+    // `Release` order is needed for memory that moves from another slot to this slot. A process
+    // that sees the memory in this slot then also sees that it has left the other slot.
     own.fetch_add(published(n), Ordering::Release);
-    // If two processes publish requests, the process whose fence comes second sees the request of
-    // the other process. `high_water` is also read after the fence. A process that then has no slot
-    // below `high_water` has not published a request yet. It will see this request after it has
-    // published its first request.
+    // When two processes publish requests, the process with the later fence sees the request of the
+    // other. `high_water` is also read after the fence. If it does not include the slot of some
+    // process, that process has not published a request yet. That process will see this request
+    // when it publishes its first one.
     R::Word::fence(Ordering::SeqCst);
     let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
@@ -188,12 +186,13 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
     match attempt(above, level + 1, n, idle) {
         Ok(()) => {
-            // The request stays undecided until it fits at all levels. If the request were decided
-            // earlier and withdrawn later, another process could count the request as granted in
-            // between. That process could then be refused for memory that nobody gets.
+            // The request stays undecided until it fits in all groups. Otherwise another process
+            // might count it as granted, although a parent group refuses it afterwards. The other
+            // process could then be refused although the memory is free.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
-            // The peak does not include undecided units of other processes or other threads.
+            // The peak counts granted units and this request, but not the undecided units of
+            // others.
             let others = seen.undecided.saturating_sub(n);
             rung.note(
                 seen.charged.saturating_sub(others),
@@ -209,11 +208,10 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
 }
 
-/// Charges `n` units that the driver has already handed out, even if the limit does not allow them.
+/// Charges `n` units that the driver has already handed out, even above the limit.
 pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
-        // The driver has already handed out the memory, so the charge is made whatever `begin`
-        // returns.
+        // The process has the memory already, so the charge is made even if `begin` returns false.
         rung.begin();
         if word_is_full(rung, n) {
             rung.withdrawn();
@@ -224,7 +222,7 @@ pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// Gives back `n` units at every level, or all granted units if these are fewer.
+/// Uncharges `n` units in every group, or all granted units if there are fewer.
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
@@ -233,8 +231,8 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
-/// Gives back `n` units at every level, as [`uncharge`] does. The units were charged ahead and not
-/// used, so the function also removes them from `idle`.
+/// Uncharges `n` units that were charged ahead and never used. Also removes them from the counter
+/// `idle`.
 pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let Some((rung, above)) = rungs.split_first() else {
         R::Word::fence(Ordering::SeqCst);
@@ -246,17 +244,17 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // The order is SeqCst for the reason that `take_out` gives: the units must be gone from the
-    // word before the caller checks for waiting processes.
+    // `SeqCst` has the same reason as in `take_out`. The caller checks for waiting processes next,
+    // and the units must be gone from the word before that check.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }
 
-/// Reads a word together with a figure that belongs to it, such as the counter [`Idle`]. The owner
-/// of the word changes both during one request. The function repeats its look until both values are
-/// from one moment, and calls `again` between two looks, to let time pass. If `again` returns
-/// false, the function returns the last values, although they may be from different moments. This
-/// happens if the owner of the word was stopped in the middle of a request.
+/// Reads a ledger word and a related figure, such as the counter [`Idle`], as of one moment. The
+/// owner of the word changes both during a request. Therefore the function reads again until the
+/// values agree, and calls `again` between two readings to let time pass. If `again` returns false,
+/// the last values are returned. They may then be inconsistent: the owner may have been stopped in
+/// the middle of a request.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -278,15 +276,15 @@ pub(super) fn settled<W: Word>(
     }
 }
 
-/// Takes `n` units out of a word, or all granted units if these are fewer. Returns the number of
-/// units taken.
+/// Takes `n` units out of a ledger word, or all granted units if there are fewer. Returns the
+/// number of units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // The number of granted units is outdated only if another thread gives back more than it has
-    // charged, at the same time. A correct caller never does that.
+    // The number read here can be outdated only if another thread uncharges more than it has
+    // charged. A correct caller never does that.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
-    // The order SeqCst takes the units out before the caller checks for waiting processes. A
-    // process that begins to wait after this check therefore finds the units gone from the word.
+    // The caller checks for waiting processes after this subtraction. `SeqCst` ensures that a
+    // process that begins to wait after the check finds the units gone from the word.
     word.fetch_sub(n, Ordering::SeqCst);
     n
 }
@@ -296,14 +294,14 @@ fn word_is_full<R: Rung>(rung: &R, n: u64) -> bool {
     charged(rung.own().load(Ordering::Relaxed)) + n > WORD_MAX
 }
 
-/// The totals over the words of one level, in units.
+/// The sums over the words of one ledger, in units.
 struct Total {
     /// Includes undecided units.
     charged: u64,
     undecided: u64,
 }
 
-/// Adds up the words of a level in one pass, and calls `each` for every word.
+/// Adds up the words of all slots in one pass, and calls `each` for every word.
 #[inline]
 fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     let high_water = rung.high_water().load(Ordering::Relaxed);
@@ -321,15 +319,16 @@ fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     sum
 }
 
-/// The result of one pass over a level's words. The words are not from one moment: memory may move
-/// between slots during the pass.
+/// The result of reading the words of all slots once. The words are read one after the other, and
+/// memory may move between slots meanwhile.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Look {
     /// Charged units, including undecided units.
     pub charged: u64,
     /// Undecided units.
     pub undecided: u64,
-    /// A hash of the words: if two passes read different words, the hashes very probably differ.
+    /// A hash of all words read. Two readings with the same hash have very probably read the same
+    /// words.
     hash: u64,
 }
 
@@ -339,7 +338,7 @@ impl Look {
     }
 }
 
-/// Reads the words of a level without publishing a request.
+/// Reads the words of all slots without publishing a request.
 pub(super) fn look<R: Rung>(rung: &R) -> Look {
     R::Word::fence(Ordering::SeqCst);
     let mut hash = 0_u64;
@@ -353,11 +352,12 @@ pub(super) fn look<R: Rung>(rung: &R) -> Look {
     }
 }
 
-/// The verdict on a request after one look at a level.
+/// The verdict on a request after reading the charges of a group once.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 enum Verdict {
     Fits,
-    /// The request fits unless undecided requests of other processes are granted first.
+    /// The request fits now, but will not fit if the undecided requests of other processes are
+    /// granted.
     Contended,
     Over,
 }
@@ -372,12 +372,11 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
     }
 }
 
-/// The slow path of a charge, taken when the first attempt found that the request exceeds the limit
-/// of `level`.
+/// The slow path of a charge, for a request that exceeded the limit of the group `level` at first.
 ///
-/// The loop of the slow path always ends. After the first round there are at most [`RECLAIMS`]
-/// rounds that reclaim idle memory. All other rounds need the consent of `surroundings`, which
-/// consents for a bounded time only. A request that still does not fit is then refused.
+/// The loop always ends. At most [`RECLAIMS`] rounds reclaim idle memory of this process. Every
+/// other round asks `surroundings` for more time, and `surroundings` gives a bounded time only. If
+/// the request still does not fit, it is refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -414,8 +413,8 @@ pub(super) fn contend<R: Rung>(
             },
             Verdict::Contended => {
                 contended += 1;
-                // An undecided request in the way may belong to a dead process. Such a request
-                // stays undecided until the dead process's slot is cleaned.
+                // An undecided request in the way may belong to a dead process. It then stays
+                // undecided until another process withdraws it.
                 if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
                     continue;
                 }
@@ -442,9 +441,9 @@ pub(super) fn contend<R: Rung>(
                         }
                         continue;
                     }
-                    // One of the looks found room for the request, so the request is tried again.
-                    // It first backs off as if undecided requests were in the way. The time of all
-                    // back-offs is bounded, because room may come and go forever.
+                    // There was room for the request while the charges were read again. The request
+                    // is therefore tried again after a back-off. The total time of back-offs is
+                    // bounded, because room may come and go forever.
                     Confirmed::Not => {}
                 }
             }
@@ -466,10 +465,10 @@ enum Confirmed {
     Not,
 }
 
-/// Confirms that a request must be refused, with at least two looks at the level's words. One look
-/// may count memory twice if the memory moves from a low slot to a high slot during the look. Two
-/// equal looks show that no memory moved. While successive looks differ, the function looks again,
-/// up to [`LOOKS`] times. Memory that keeps moving therefore does not cause a refusal by itself.
+/// Confirms that a request does not fit, by reading the words of all slots at least twice. One
+/// reading may count memory twice if the memory moves from a low slot to a high slot meanwhile. Two
+/// equal readings show that no memory moved. If the readings differ, the function reads again, at
+/// most [`LOOKS`] times.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

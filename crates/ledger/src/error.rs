@@ -52,18 +52,17 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// The GPU table is full.
+    /// The ledger's table of GPUs has no free entry.
     NoDevice {
         /// The ledger.
         path: PathBuf,
     },
-    /// The ledger was opened for reading only, so that it cannot be changed.
+    /// The ledger was opened for reading only, but the operation would change it.
     ReadOnly {
         /// The ledger.
         path: PathBuf,
     },
-    /// The group has living members, or a process is just joining it, so the group cannot be
-    /// removed.
+    /// The group cannot be removed, because a process is a member of it or is just joining it.
     InUse {
         /// The ledger.
         path: PathBuf,
@@ -81,7 +80,8 @@ impl LedgerError {
         }
     }
 
-    /// Returns the error of a failed operation that reserves or writes space on the file system.
+    /// Returns the error of an operation that needs space on the file system. A full file system
+    /// becomes [`Self::NoSpace`].
     pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
@@ -122,7 +122,7 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // The early return above has already written the message of this error.
+            // Returned early above, with a message of its own.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))

@@ -1,9 +1,9 @@
 //! The most recent events of a group, in a ring buffer in the group's ledger.
 //!
-//! Each writer draws an event number, and writes the event to the ring entry for that number
-//! without a lock. Each entry has a stamp that tells which event it holds. A writer may die
-//! halfway, or other writers may go once around the ring while it writes. The entry then has a
-//! wrong stamp, and readers skip it.
+//! A writer takes the next event number, which selects an entry of the ring. It then writes the
+//! event to this entry without a lock. Each entry has a stamp that names its event. A writer may
+//! die halfway, or slow writers may collide in one entry. The stamp then does not match, and
+//! readers skip the entry.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
@@ -60,7 +60,7 @@ impl EventKind {
     }
 }
 
-/// The content of an event, which gets a number when it is recorded in the ring buffer.
+/// The content of an event. The event gets its number when it is recorded in the ring buffer.
 #[derive(Copy, Clone, Debug)]
 pub struct Happening {
     /// The kind of the event.
@@ -69,7 +69,7 @@ pub struct Happening {
     pub device: Option<DeviceIndex>,
     /// The process that the event happened to.
     pub process: Identity,
-    /// Bytes that were requested, waited for or uncharged; for an event of changed limits, the new
+    /// Bytes that were requested, waited for or uncharged. If the limits were changed, the new
     /// `max`.
     pub bytes: u64,
     /// Bytes charged in the group at the time of the event.
@@ -85,8 +85,7 @@ pub struct Event {
     pub number: u64,
     /// The time of the event by the wall clock, in microseconds since 1970.
     pub time_us: u64,
-    /// The event's content. The command of the process is cut off after 32 bytes, and the start
-    /// time of the process is not stored.
+    /// The event's content. The command is cut off after 32 bytes, and the start time is always 0.
     pub what: Happening,
 }
 
@@ -96,8 +95,8 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     let number = ring.head.fetch_add(1, Ordering::Relaxed);
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     entry.stamp.store(0, Ordering::Relaxed);
-    // The stamp was cleared before this fence, and the event is written after it. A reader that
-    // sees a word of the new event therefore also sees the cleared stamp.
+    // The stamp is cleared before this fence, and the event is written after it. A reader that sees
+    // any part of the new event therefore also sees that the stamp was cleared.
     fence(Ordering::Release);
     let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
     let process = &happening.process;
@@ -141,8 +140,8 @@ pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
         .collect()
 }
 
-/// Reads the event with this number from its ring entry. `None` if the entry holds another event or
-/// is being written.
+/// Reads the event with this number from the ring buffer. Returns `None` if a newer event has taken
+/// its entry, or if the entry is being written.
 fn one(ring: &Ring, number: u64) -> Option<Event> {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     let stamp = number.wrapping_add(1);
@@ -277,7 +276,7 @@ mod tests {
         ring.entries[2].what.store(99, Ordering::Relaxed);
         assert_eq!(numbers(&scratch.events(0)), [0, 3]);
         scratch.readonly().record(&happening(4));
-        assert_eq!(scratch.events(0).len(), 2, "a reader does not write");
+        assert_eq!(scratch.events(0).len(), 2, "a reader records no event");
     }
 
     #[test]

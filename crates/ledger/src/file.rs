@@ -1,4 +1,4 @@
-//! The ledger as a file. A ledger is created completely or not at all, and is checked when it is
+//! The ledger as a file. A ledger is created completely or not at all. It is checked when it is
 //! opened, before it is mapped.
 
 use super::layout::{self, FILE_SIZE, MAGIC, PREFACE};
@@ -47,12 +47,11 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Creates a ledger file with exactly this mode. Succeeds if any file with this name exists
-/// already; opening the ledger will check that file. Fails on a file system that does not keep the
-/// file locks of living processes.
+/// Creates a ledger file with exactly this mode. Does nothing if a file with this name exists;
+/// opening the ledger checks that file. Fails on a file system that drops file locks too early.
 ///
-/// The complete file gets its final name by link(2). A process that dies before the link leaves a
-/// file with a temporary name behind, `.NAME.<pid>.<n>.new`.
+/// The complete file gets its final name by link(2). If the process dies before that, a temporary
+/// file named `.NAME.<pid>.<n>.new` is left behind.
 pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
@@ -64,8 +63,7 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         lock::are_kept(file, &other)
     });
     let made = filled.and_then(|kept| kept.then(|| name(&temporary, path)).transpose());
-    // If removing the temporary name fails, the ledger keeps the temporary name as a second,
-    // useless name.
+    // If this fails, the ledger file keeps the temporary name as a harmless second name.
     let _ = fs::remove_file(&temporary);
     match made.map_err(error)? {
         Some(()) => Ok(()),
@@ -73,12 +71,12 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
 }
 
-/// Number of temporary names that are tried for a new ledger. Each name contains a fresh number, so
-/// the first name is nearly always free.
+/// How many temporary names are tried for a new ledger. The first name is nearly always free,
+/// because each name contains a fresh number.
 const DRAFTS: u32 = 1_000;
 
-/// Creates a temporary file in the directory of the ledger. The pid alone does not make the
-/// temporary name unique, because processes in other pid namespaces may have the same pid.
+/// Creates a temporary file in the ledger's directory. Its name needs more than the pid, because a
+/// process in another pid namespace may have the same pid.
 fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let pid = std::process::id();
@@ -90,7 +88,7 @@ fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, F
             Err(error) => return Err(error),
         }
     }
-    // All of the tried names exist, or the file system claims that every name exists.
+    // Every tried name exists, or the file system falsely claims so.
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
@@ -102,7 +100,7 @@ fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns a number for temporary file names, different for each call in this process.
+/// Returns a number for a temporary file name. Each call in this process returns another number.
 fn serial() -> u64 {
     use super::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -118,11 +116,11 @@ fn fill(file: &File, mode: u32) -> io::Result<()> {
         *bytes = word.to_ne_bytes();
     }
     file.write_all_at(&bytes, 0)?;
-    // The mode is set after opening, because open(2) applies the umask to its mode.
+    // The mode is set after the file was created, because open(2) applies the umask to its mode.
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// Opens the file at a ledger's path, which may be any file, to query the file's locks.
+/// Opens any file at the path of a ledger, only to query its file locks.
 pub(super) fn describe(path: &Path) -> io::Result<Description> {
     options(false).open(path)
 }
@@ -204,8 +202,8 @@ impl Place {
     }
 
     /// Returns whether the path still leads to the opened file. Returns false if the path leads to
-    /// another file, or if the file or a directory of the path is missing. Returns true after all
-    /// other errors, because they prove nothing.
+    /// another file or is missing. Returns true after any other error, because the file may still
+    /// be there.
     pub(super) fn is_current(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(metadata) => FileId::of(&metadata) == self.id,
@@ -279,7 +277,8 @@ mod tests {
     fn drafts_get_different_numbers() {
         let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
         assert_eq!(numbers.len(), 1_000);
-        // The numbers must also differ from those of a later process with the same pid.
+        // Numbers are also unique across processes, because they contain the time. A later process
+        // may get the same pid.
         assert!(serial() >> 16 >= os::boot_ms() - 60_000);
     }
 
@@ -337,7 +336,7 @@ mod tests {
         assert_eq!(
             why(false),
             "the file is not a regular file",
-            "opening does not wait for a writer"
+            "opening a pipe does not wait for a writer"
         );
     }
 
@@ -356,7 +355,7 @@ mod tests {
         assert!(!place.is_current() && is_replaced(), "another file");
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&kept, &path).expect("linked");
-        assert!(!place.is_current() && is_replaced(), "a link to it");
+        assert!(!place.is_current() && is_replaced(), "the path is a link");
         fs::rename(&kept, &path).expect("moved back");
         assert!(place.is_current() && !is_replaced());
         fs::remove_dir_all(&folder.0).expect("removed");

@@ -1,15 +1,12 @@
 //! The table of the GPUs that processes of a group have used. Entries are inserted without a lock
 //! and never removed.
 //!
-//! The identity of a GPU consists of three words in its table entry. Each of these words is written
-//! once, by compare-and-swap, and the words are written in order. Suppose that a process finds an
-//! unfinished entry whose written words match its own GPU. The process then writes the next word,
-//! whichever process began the entry. Therefore a process that dies halfway blocks no other
-//! process, and two processes that insert the same GPU end at the same entry. A process skips an
-//! entry only if one of the entry's words is set and differs from the word of its own GPU. Such a
-//! word never changes again, so all processes skip the same entries, and each GPU is in the table
-//! once. If a process dies while it inserts a GPU, the entry stays unfinished until another process
-//! inserts the same GPU.
+//! A table entry identifies its GPU by three words. A process sets each word once, by
+//! compare-and-swap, from first to last. Any process with the same GPU continues an unfinished
+//! entry. Therefore a process that dies halfway blocks no other process, and two processes with the
+//! same GPU get the same entry. A process skips an entry only if one of its words belongs to
+//! another GPU. Words that are set never change, so all processes skip the same entries, and each
+//! GPU is in the table once.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::GpuEntry;
@@ -35,8 +32,8 @@ fn words(id: &DeviceId) -> [u64; 3] {
     words
 }
 
-/// Returns the identity of the GPU in a table entry; `None` if the entry is empty, incomplete or
-/// invalid.
+/// Returns the identity of the GPU in a table entry. Returns `None` if the entry is empty,
+/// incomplete or invalid.
 fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
     let mut uuid = [0; 16];
@@ -54,8 +51,8 @@ fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     (words(&id) == read).then_some(id)
 }
 
-/// Writes the identity `wanted` into a table entry. Returns false if a word of the entry is set and
-/// differs from `wanted`: the entry then belongs to another GPU.
+/// Writes the identity `wanted` into a table entry. Returns false if the entry belongs to another
+/// GPU: one of its words is set and differs from `wanted`.
 fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     id.iter().zip(wanted).all(|(word, wanted)| {
         match word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire) {
@@ -78,7 +75,7 @@ impl Ledger {
         let index = known
             .or_else(|| self.position(|entry| put(&entry.id, wanted)))
             .ok_or_else(|| LedgerError::NoDevice { path: path() })?;
-        // All processes write the same capacity, so it does not matter which of them writes last.
+        // All processes write the same capacity, so their order does not matter.
         let entry = &self.header().gpus[index.get()];
         entry.capacity.store(capacity, Ordering::Relaxed);
         Ok(index)
@@ -116,9 +113,8 @@ impl Ledger {
         identity(&self.header().gpus[index.get()])
     }
 
-    /// Returns the bytes of GPU memory that a CUDA context took on the device, as a process of the
-    /// group last measured it. Returns 0 if no process has measured it. The figure is only a hint,
-    /// because any process of the group can write it.
+    /// Returns the bytes that a CUDA context takes on the device; 0 if no process has measured it.
+    /// The figure is only a hint, because any process of the group can write it.
     pub fn context_hint(&self, index: DeviceIndex) -> u64 {
         let entry = &self.header().gpus[index.get()];
         entry.context.load(Ordering::Relaxed)
@@ -164,8 +160,8 @@ mod tests {
             for (word, value) in half.iter().zip(one).take(written) {
                 word.store(value, Ordering::Relaxed);
             }
-            assert!(put(&half, one), "the same GPU completes it");
-            assert!(put(&half, one), "and finds the entry again");
+            assert!(put(&half, one), "the same GPU completes its entry");
+            assert!(put(&half, one), "the same GPU finds its entry again");
             assert!(!put(&half, alike), "another GPU skips the entry");
         }
         let half = entry();
@@ -173,16 +169,16 @@ mod tests {
         half[1].store(one[1], Ordering::Relaxed);
         assert!(
             put(&half, alike),
-            "a GPU with the same first words may take the entry"
+            "a GPU whose first two words match may take the entry"
         );
-        assert!(!put(&half, one), "and the first GPU skips it");
+        assert!(!put(&half, one), "the first GPU then skips the entry");
     }
 
     #[test]
     fn racing_processes_agree_on_the_entry_of_each_gpu() {
         let table: Vec<_> = (0..MAX_DEVICES).map(|_| entry()).collect();
-        // The first two words of all these identities are equal, so that all these GPUs compete for
-        // the same entries.
+        // The identities differ only in the last word, so all these GPUs compete for the same
+        // entries.
         let gpus: Vec<_> = (0..MAX_DEVICES as u8)
             .map(|last| {
                 let mut uuid = [9; 16];

@@ -20,24 +20,23 @@ use std::mem::{offset_of, size_of};
 /// The first word of a ledger file: the bytes "gpulimit".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 
-/// Number of devices for which one slot's words share a cache line.
+/// Number of devices whose words share a cache line in one slot.
 pub(super) const LINE_DEVICES: usize = 8;
-/// Number of blocks into which the devices are divided. A slot's words for the devices of one block
-/// share a cache line.
+/// Number of blocks of devices. In each slot, the words of one block's devices share a cache line.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
-/// Number of 64-bit words in a slot for the name of the owner's program.
+/// Length of the name of the owner's program in a slot, in 64-bit words.
 pub(super) const COMMAND_WORDS: usize = 8;
-/// Number of 64-bit words in a slot for the name of the owner's group.
+/// Length of the name of the owner's group in a slot, in 64-bit words.
 pub(super) const BELOW_WORDS: usize = 72;
 /// Number of events in the ring buffer.
 pub(super) const EVENTS: usize = 95;
-/// Number of 64-bit words in an event for the name of the process's program.
+/// Length of the program's name in an event, in 64-bit words.
 pub(super) const EVENT_COMMAND_WORDS: usize = 4;
 
 const PAGE: usize = 4096;
 
-/// The description of the file format at the beginning of the ledger file. It is written only once,
-/// before the file gets its name.
+/// The description of the file format, at the beginning of the ledger file. Written once, before
+/// the file gets its final name.
 #[repr(C, align(64))]
 pub(super) struct Preface {
     pub magic: AtomicU64,
@@ -50,7 +49,7 @@ pub(super) struct Preface {
     pub file_size: AtomicU64,
 }
 
-/// The values in the [`Preface`] of a ledger of this format, in the order of its fields.
+/// The content of the [`Preface`] in this version of the format, in the order of its fields.
 pub(super) const PREFACE: [u64; 8] = [
     MAGIC,
     version::LEDGER,
@@ -76,13 +75,13 @@ impl Preface {
         ]
     }
 
-    /// Returns whether the preface has the values of this format.
+    /// Returns whether the preface is that of this version of the format.
     pub fn is_whole(&self) -> bool {
         self.words().map(|word| word.load(Ordering::Relaxed)) == PREFACE
     }
 
-    /// Writes the values of this format into the preface. Only for models; a ledger file has these
-    /// values from its creation.
+    /// Writes the preface of this version. Only models need this; a real ledger file gets its
+    /// preface when it is created.
     #[cfg(all(test, loom))]
     pub fn write(&self) {
         for (word, value) in self.words().into_iter().zip(PREFACE) {
@@ -94,38 +93,38 @@ impl Preface {
 /// Length of the ledger file in bytes.
 pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
 
-/// Words by which the processes of a group signal each other. They lie in the one cache line that
-/// every charge reads anyway, and are rarely written.
+/// Words with which the processes of a group signal each other. They are rarely written, and share
+/// the one cache line that every charge reads anyway.
 #[repr(C, align(64))]
 pub(super) struct Signals {
-    /// Number of slots that have ever been claimed: every slot with a living owner has an index
-    /// below this number. Never decreases.
+    /// Number of slots that have ever been claimed. The slot of every living process has a lower
+    /// index. Never decreases.
     pub high_water: AtomicU64,
-    /// Counts changes of the child groups of this group: created groups, removed groups, and
-    /// changes of a child group's protection.
+    /// Number of changes of the child groups: a group was created or removed, or its protection
+    /// changed.
     pub children: AtomicU64,
-    /// Not 0 if a process may be waiting for memory. A process that gives memory back then wakes
-    /// the waiting processes. Each waiter changes the value.
+    /// Not 0 if a process may be waiting for memory. Processes that give memory back then wake the
+    /// waiting processes. Every process that begins to wait changes the value.
     pub waiting: AtomicU64,
-    /// Counts how often memory was given back while a process may have been waiting for memory. The
-    /// low half is a futex.
+    /// Number of times that memory was given back while a process may have been waiting for it.
+    /// Waiting processes sleep on the low half, which is a futex.
     pub returned: AtomicU64,
-    /// Counts how often the processes of the group were asked for unused memory.
+    /// Number of times that the group's processes were asked to give back unused memory.
     pub asked: AtomicU64,
-    /// Counts the requests that have begun to wait in line. A waiter draws the count as its number,
-    /// and lower numbers go first.
+    /// Number of requests that have begun to wait for memory. A new waiter takes the next number,
+    /// and waiters with lower numbers go first.
     pub tickets: AtomicU64,
-    /// Time when the processes of the group were last asked for unused memory, in milliseconds of
-    /// the boot clock.
+    /// Time when the group's processes were last asked to give back unused memory, in milliseconds
+    /// since boot.
     pub asked_at: AtomicU64,
     spare: AtomicU64,
 }
 
-/// An event of a group in the ring buffer: see `events`.
+/// One entry of the ring buffer: an event of the group. See `events`.
 #[repr(C, align(64))]
 pub(super) struct EventEntry {
-    /// The event's number plus 1; 0 while the event is being written, and if the entry was never
-    /// used.
+    /// The event's number plus 1. The stamp is 0 in an unused entry, and while the event is
+    /// written.
     pub stamp: AtomicU64,
     /// Time of the event by the wall clock, in microseconds since 1970.
     pub time: AtomicU64,
@@ -154,7 +153,7 @@ pub(super) struct Ring {
 /// One GPU or MIG instance that a process of the group has used.
 #[repr(C, align(64))]
 pub(super) struct GpuEntry {
-    /// The identity of the device, in three words that are each written once: see `gpu_table`.
+    /// The identity of the device, in three words. Each word is written once: see `gpu_table`.
     pub id: [AtomicU64; 3],
     /// Bytes of memory that the device has in total.
     pub capacity: AtomicU64,
@@ -168,33 +167,32 @@ pub(super) struct GpuEntry {
 pub(super) struct Header {
     pub preface: Preface,
     pub signals: Signals,
-    /// For each device, the time at which a process last recorded that the usage was above `high`,
-    /// the group's soft limit. In milliseconds of the boot clock.
+    /// For each device, the last recorded time at which usage was above `high`, the group's soft
+    /// limit. In milliseconds since boot.
     pub above_high: [AtomicU64; MAX_DEVICES],
     spare_low: [AtomicU64; 16],
-    /// The peak of each device: the largest usage in bytes that a granted request saw.
+    /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.
     pub refusals: [AtomicU64; MAX_DEVICES],
     pub gpus: [GpuEntry; MAX_DEVICES],
-    /// Number of requests for each device that have waited since the group was created. The total
-    /// time of their waits is in `waited_ms`.
+    /// Number of requests for each device that have waited. The total waiting time is in
+    /// `waited_ms`.
     pub waits: [AtomicU64; MAX_DEVICES],
     pub waited_ms: [AtomicU64; MAX_DEVICES],
     spare_high: [AtomicU64; 64],
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices. The low half of each word counts charged units, the
-/// high half counts undecided units. A unit is 4 KiB.
+/// The words of one slot for eight devices, in units of 4 KiB. The low half of a word counts
+/// charged units, the high half counts undecided units.
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
-/// The words of all slots for eight devices, which form one block of the ledger file.
+/// One block of the ledger file: the words of all slots for eight devices.
 pub(super) type Block = [WordLine; MAX_SLOTS];
 
-/// The owner of a slot. The process that claims or cleans the slot writes these words while it
-/// holds the slot's claim lock.
+/// The owner of a slot. Only a process that holds the slot's claim lock writes these words.
 #[repr(C, align(64))]
 pub(super) struct Owner {
     /// The pid of the slot's owner; 0 if the slot has no owner.
@@ -202,14 +200,13 @@ pub(super) struct Owner {
     pub pid_ns: AtomicU64,
     pub start_time: AtomicU64,
     pub uid: AtomicU64,
-    /// Time when the owner claimed the slot, in milliseconds of the boot clock.
+    /// Time when the owner claimed the slot, in milliseconds since boot.
     pub birth: AtomicU64,
-    /// Time at which a process first found that the slot's owner is dead, in milliseconds of the
-    /// boot clock; 0 if no process has found that yet.
+    /// Time at which another process first found the slot's owner dead, in milliseconds since boot.
+    /// 0 if no process has found it dead.
     pub dead_since: AtomicU64,
-    /// The key (`child_key`) of the child group that contains the slot's owner. The owner may be in
-    /// this child group or in any group below the child group. The key is 0 if the owner is in the
-    /// ledger's group itself.
+    /// A key that tells in which child group the slot's owner is, or below which child group: see
+    /// `child_key`. 0 if the owner is in the ledger's own group.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
@@ -224,34 +221,34 @@ pub(super) struct DeviceStats {
     pub peak: AtomicU64,
     /// Number of refused requests of the owner.
     pub refusals: AtomicU64,
-    /// Largest number of bytes that the slot's owner can give back when other members need memory.
+    /// Largest number of bytes that the slot's owner can give back on request.
     pub reclaimable: AtomicU64,
-    /// Two counts of memory in units of 4 KiB: see `orphans`. The high half counts units that other
-    /// processes may also hold. The low half counts orphans: units that have left the owner and are
+    /// Two counts in units of 4 KiB: see `orphans`. The high half counts charged memory that other
+    /// processes may also hold. The low half counts orphans: memory that has left the owner, but is
     /// still charged in this slot.
     pub left: AtomicU64,
 }
 
-/// A request of the slot's owner that waits in line for memory.
+/// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
 pub(super) struct Waiting {
-    /// The number of the waiting request, from [`Signals::tickets`], counted from 1; 0 if the owner
-    /// does not wait.
+    /// The request's number in the line of waiting requests: see [`Signals::tickets`]. Counted from
+    /// 1; 0 if the owner does not wait.
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
-    /// Time when the owner last checked its place in line, in milliseconds of the boot clock. Other
-    /// waiters skip an owner that has not checked for long.
+    /// Time when the owner last checked its place in the line, in milliseconds since boot. If this
+    /// is long ago, other processes skip the owner.
     pub seen: AtomicU64,
     spare: [AtomicU64; 5],
 }
 
-/// The page of the ledger file that holds all data of a slot except the words that count charges.
+/// The page of a slot in the ledger file. It holds all data of the slot except its charges.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,
     pub waiting: Waiting,
-    /// Name of the owner's group, relative to the ledger's group, padded with zeros.
+    /// Name of the owner's group relative to the ledger's group, padded with zeros.
     pub below: [AtomicU64; BELOW_WORDS],
     spare: [AtomicU64; 32],
     pub stats: [DeviceStats; MAX_DEVICES],
@@ -288,7 +285,7 @@ pub(super) const fn slot_offset(slot: usize) -> u64 {
     (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
 }
 
-/// Every slot has words for each block of devices. Returns the file offset of these words.
+/// Returns the file offset of the words that count a slot's charges on one block of devices.
 pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
     (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
 }

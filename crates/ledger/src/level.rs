@@ -1,5 +1,5 @@
-//! Charging of memory at all levels of a path of groups, with the waiting and reclaiming that a
-//! full group requires.
+//! Charging of memory in a group and all its parent groups. If a group is full, a request waits and
+//! reclaims memory.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, Idle, Reaped, Rung, Surroundings, UNIT};
@@ -11,75 +11,74 @@ use super::usage;
 use super::{DeviceIndex, Slot, Witness, os, wait};
 use std::time::{Duration, Instant};
 
-/// One level of the path from the process's group up to the root group.
+/// One group whose limit a process must keep: its own group, a parent group, or the root group.
 #[derive(Copy, Clone, Debug)]
 pub struct Level<'a> {
-    /// This process's slot in the ledger of the level.
+    /// This process's slot in the group's ledger.
     pub slot: &'a Slot,
-    /// The device's index in the level's ledger.
+    /// The device's index in the group's ledger.
     pub device: DeviceIndex,
-    /// The limit of the level's group in bytes; `u64::MAX` if unlimited.
+    /// The group's limit in bytes; `u64::MAX` if unlimited.
     pub max: u64,
-    /// The source that tells how many bytes are protected for the child groups of the level's
-    /// group; `None` if no memory is protected.
+    /// Tells how many bytes are protected for the child groups of this group. `None` if no memory
+    /// is protected.
     pub protection: Option<&'a dyn Protection>,
-    /// Whether the best-effort protection `low` is respected too.
+    /// Whether requests also leave memory free that has only the best-effort protection `low`.
     pub keeps_low: bool,
 }
 
-/// The caller's means of making room in a full group. Used on the slow path only.
+/// The caller's means of making room in a full group. Used only if the first attempt fails.
 pub trait Pressure {
-    /// Gives back memory that this process holds but does not use, and uncharges it. Returns false
-    /// if this process has no such memory. `device` is the device's index at the first level, the
-    /// process's own group.
+    /// Gives back and uncharges memory that this process holds but does not use. Returns false if
+    /// this process has no such memory. `device` is the device's index in the process's own group.
     fn reclaim(&self, device: DeviceIndex) -> bool;
-    /// Returns the witness that knows which memory the driver still holds for dead processes.
+    /// Returns the source that knows how much memory the driver still holds for dead processes.
     fn witness(&self) -> &dyn Witness;
-    /// Returns whether the limits of the levels have changed since the request began. A waiting
-    /// request is then refused, so that the caller can repeat the request with the new limits.
+    /// Returns whether a limit has changed since the request began. A waiting request is then
+    /// refused, so that the caller can repeat it under the new limits.
     fn is_outdated(&self) -> bool {
         false
     }
-    /// Returns whether another thread has made the same request, so that this request is needless.
-    /// A needless request stops waiting, and no process is killed for it.
+    /// Returns whether another thread has made the same request meanwhile. This request then stops
+    /// waiting, and no process is killed for it.
     fn is_needless(&self) -> bool {
         false
     }
-    /// Tells the user which action the charge is about to take to make room for the request.
+    /// Tells the user what will be done to make room for the request.
     fn tell(&self, _line: std::fmt::Arguments<'_>) {}
 }
 
-/// A refusal: the level that has no room for the request, with its figures.
+/// The group that has no room for a request, with its figures.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Refused {
-    /// Index into the levels.
+    /// Index of the refusing group: 0 is the process's own group.
     pub level: usize,
-    /// Bytes granted at the refusing level.
+    /// Bytes granted in the refusing group.
     pub charged: u64,
-    /// The limit of the refusing level in bytes.
+    /// The limit of the refusing group in bytes.
     pub max: u64,
 }
 
-/// Charges `bytes` of GPU memory, rounded up to 4 KiB, at every level or at none. Call before
-/// asking the driver for the memory.
+/// Charges `bytes` of GPU memory, rounded up to 4 KiB, in all groups or in none. Call before asking
+/// the driver for the memory.
 ///
-/// A grant takes no lock, makes no system call and does not allocate. A refusal is final. The
-/// request then does not fit beside the granted memory, no slot of a dead process is left to clean,
-/// and this process has no idle memory to give back. A refusal may take time for two reasons.
-/// First, another process may be stopped in the middle of a charge or a cleaning that stands in the
-/// way. The refusal then takes up to a second. Second, the memory of dead processes may be large
-/// enough to make room. The refusal then comes after their slots have drained, which takes a second
-/// without a witness, and 30 s at most. If another process has lowered this process's charge in the
-/// ledger, no request of this process is granted for a second.
+/// A grant takes no lock, makes no system call and does not allocate. A refusal is final: the
+/// request does not fit, the slots of dead processes are cleaned, and this process has no idle
+/// memory left to give back.
 ///
-/// `levels` must not contain the same slot and device twice.
+/// A refusal takes up to a second if another process was stopped while charging or cleaning. It
+/// takes longer if the memory of dead processes would make room. The request then waits until the
+/// driver has freed that memory: about a second without a witness, at most 30 s with one.
+///
+/// If another process has lowered this process's charge in the ledger, all requests of this process
+/// are refused for a second. `levels` must not contain the same slot and device twice.
 #[inline]
 pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Result<(), Refused> {
     charge_ahead(levels, bytes, pressure, &())
 }
 
-/// Charges `bytes` as [`charge()`] does, and adds them to `idle` at the moment of the grant,
-/// because the process does not use them yet.
+/// Charges `bytes` that the process does not use yet. Works as [`charge()`] does, and counts the
+/// bytes in `idle` at the moment of the grant.
 pub fn charge_ahead(
     levels: &[Level<'_>],
     bytes: u64,
@@ -99,29 +98,28 @@ pub fn charge_ahead(
     }
 }
 
-/// Charges `bytes` as [`charge()`] does, but makes only one attempt, without reclaiming or waiting.
-/// May fail because of the undecided request of another process, even if that request is withdrawn
-/// later.
+/// Charges `bytes` as [`charge()`] does, but tries only once, without reclaiming or waiting. Can
+/// fail because another process has an undecided request, even if that request is later withdrawn.
 #[inline]
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
     try_charge_ahead(levels, bytes, &())
 }
 
-/// Charges `bytes` as [`try_charge`] does, and adds them to `idle` at the moment of the grant.
+/// Charges `bytes` as [`try_charge`] does, and counts them in `idle` at the moment of the grant.
 #[inline]
 pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?Sized)) -> bool {
     let n = bytes.div_ceil(UNIT);
     n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
 }
 
-/// Charges `bytes` that the driver has taken without a prior charge, whatever the limit. Usage may
-/// then be above the limit. Further requests are refused until usage is below the limit again.
+/// Charges `bytes` that the driver has already taken, even above the limit. While usage is above
+/// the limit, further requests are refused.
 pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
 
-/// Updates the peaks with the present usage. Call when the process begins to use bytes that it
-/// charged ahead.
+/// Raises the recorded peaks to the present usage. Call when the process begins to use bytes that
+/// it charged ahead.
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
         let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
@@ -129,11 +127,11 @@ pub fn note_usage(levels: &[Level<'_>]) {
     }
 }
 
-/// Uncharges `bytes`, rounded up to 4 KiB, at every level. Call after the driver has freed the
+/// Uncharges `bytes`, rounded up to 4 KiB, in all groups. Call after the driver has freed the
 /// memory.
 ///
-/// Because each call rounds up, bytes that were charged together must be uncharged together or in
-/// multiples of 4 KiB.
+/// Each call rounds up. Therefore uncharge bytes together if they were charged together, or
+/// uncharge multiples of 4 KiB.
 #[inline]
 pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     charge::uncharge(levels, bytes.div_ceil(UNIT));
@@ -142,8 +140,8 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
-/// Uncharges `bytes` that were charged ahead and not used. Works as [`uncharge`] does, and at the
-/// same moment removes the bytes from `idle`.
+/// Uncharges `bytes` that were charged ahead and never used. Works as [`uncharge`] does, and
+/// removes the bytes from `idle` at the same moment.
 pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
     for level in levels {
@@ -173,8 +171,8 @@ fn slow(
     })
 }
 
-/// Returns the first level whose limit is smaller than the request. Waiting cannot help a request
-/// that exceeds such a limit.
+/// Returns the first group whose limit is smaller than the request. Waiting cannot help such a
+/// request.
 fn unreachable_level(levels: &[Level<'_>], n: u64) -> Option<usize> {
     levels.iter().position(|level| n > level.max / UNIT)
 }
@@ -209,8 +207,7 @@ impl Rung for Level<'_> {
     {
         let index = self.device.get();
         let block = &self.slot.ledger().content().words[index / LINE_DEVICES];
-        // A faulty process may have written a `high_water` above the number of slots into the
-        // ledger file. All slots are then read.
+        // A faulty process may have written a `high_water` that is larger than the number of slots.
         let high_water = (high_water as usize).min(block.len());
         block[..high_water]
             .iter()
@@ -233,9 +230,8 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
-        // Memory that this process has charged ahead does not count as usage, so it is subtracted.
-        // The idle memory of other processes is not subtracted, because reading their figures here
-        // would cost too much.
+        // Memory that this process has charged ahead is not usage, so it is subtracted. The idle
+        // memory of other processes is not subtracted, because reading it here would cost too much.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let peaks = &self.slot.ledger().header().peaks;
@@ -266,8 +262,8 @@ impl Rung for Level<'_> {
     }
 }
 
-/// Raises a peak to at least a value. The function reads the peak before it writes, because most
-/// calls need no write, and without a write the processors can share the cache line.
+/// Raises a peak to `bytes` if it is lower. Most calls need no write. They only read, so that
+/// processors can share the cache line.
 #[inline]
 fn raise(peak: &AtomicU64, bytes: u64) {
     if bytes > peak.load(Ordering::Relaxed) {
@@ -275,35 +271,35 @@ fn raise(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// How long a request waits while other processes stand in the way, with undecided requests or by
-/// cleaning dead processes' slots. A request is undecided for about a microsecond. If a request is
-/// undecided for longer, its process was descheduled or stopped.
+/// How long a request waits for other processes that have an undecided request or are cleaning a
+/// slot. Normally a request is undecided for about a microsecond. If it takes longer, its process
+/// was descheduled or stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request waits after it has asked other processes for unused memory. These processes
-/// give memory back at their next call into the driver, which may come much later.
+/// How long a request waits after it has asked other processes for unused memory. They give memory
+/// back at their next call into the driver, which may come much later.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
-/// How long a request waits for dead processes' slots to drain. This is slightly more than the
-/// longest time that a slot takes to drain.
+/// How long a request waits for the driver to free the memory of dead processes. Slightly longer
+/// than a dead process's slot can stay charged.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are exiting but still hold their file lock. Some of
-/// these processes only look as if they were exiting, because their first thread has ended but
-/// others run on. Therefore this bound is separate from the bound for draining.
+/// How long a request waits for processes that are exiting but still hold their file lock. This
+/// bound is short, because some of them only look as if they were exiting: their first thread has
+/// ended, but other threads run on.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The state of one request on the slow path.
+/// The state of one request while it tries to make room in a full group.
 struct Contention<'a> {
     leaf: Option<DeviceIndex>,
     pressure: &'a dyn Pressure,
     random: Random,
     since: Instant,
     backing_off_since: Option<Instant>,
-    /// Time since which every look at the slots has found other processes cleaning slots.
+    /// Time since which other processes have been cleaning slots without a pause.
     busy_since: Option<Instant>,
     back_offs: u32,
-    /// The part of [`ASK_PATIENCE`] that the request has used up.
+    /// The part of [`ASK_PATIENCE`] that the request has already used.
     asked_for: Duration,
 }
 
@@ -333,8 +329,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
-        // The ledger cannot be opened if the program has used up its descriptors. Without a
-        // descriptor, this process cannot find out which processes are dead.
+        // Opening fails if the program has no free descriptor. This process then cannot find out
+        // which processes are dead.
         let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
@@ -357,8 +353,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         };
         Reaped {
             // Freed memory is reported for a bounded time only. Otherwise the request might never
-            // end: processes may die all the time, and other requests may take the memory that each
-            // of them leaves.
+            // end: processes may die all the time, and other requests may take the memory that
+            // becomes free.
             freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }
@@ -368,12 +364,13 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let ledger = level.slot.ledger();
         let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
-        // The units that the request lacks. The other processes are asked only if they can give
-        // back that many units together. Less memory would not help the request.
+        // The units that the request lacks. Other processes are asked only if together they can
+        // give back that many units. Less memory would not help.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
-            // The level has room now, so the request is tried again. The number of such retries is
-            // bounded, because a process whose word is saturated cannot use the room.
+            // The group has room now, so the request is tried again. The number of retries is
+            // bounded: if this process's word is saturated, the request fails even though there is
+            // room.
             self.asked_for += ASK_STEP;
             return true;
         }
@@ -386,8 +383,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             if charge::look(level).granted() < before.granted() {
                 return true;
             }
-            // The idle memory has become too small for the request: a process with idle memory has
-            // ended, or has begun to use that memory.
+            // The others can no longer give back enough. A process with idle memory has ended, or
+            // has begun to use that memory.
             if reclaimable() < lacking {
                 return false;
             }

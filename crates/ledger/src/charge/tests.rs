@@ -1,14 +1,15 @@
-//! Tests of the charge algorithm: one process at one or two levels, while the test writes the other
-//! processes' words.
+//! Tests of the charge algorithm in one or two groups. The test itself writes the ledger words of
+//! the other processes.
 
 use super::*;
 use crate::atomic::AtomicU64;
 use std::cell::{Cell, RefCell};
 
-/// An action that the test runs before the n-th pass over the words of a level.
+/// An action that the test runs each time before the ledger's words are read. Its first argument
+/// counts the readings.
 type Script<'a> = Box<dyn FnMut(u32, &[AtomicU64]) + 'a>;
 
-/// A level whose words the test writes; slot 0 belongs to the process under test.
+/// A ledger whose words the test writes. Slot 0 belongs to the process under test.
 struct Plain<'a> {
     words: Vec<AtomicU64>,
     high_water: AtomicU64,
@@ -16,8 +17,8 @@ struct Plain<'a> {
     trusted: bool,
     looks: Cell<u32>,
     script: RefCell<Script<'a>>,
-    /// Number of times that a change of the process's own word was begun, number of times that one
-    /// was ended, and the sum of the changes in units.
+    /// Calls that began a change of the process's word, calls that ended one, and the sum of the
+    /// changes in units.
     begun: Cell<u32>,
     ended: Cell<u32>,
     kept: Cell<i64>,
@@ -107,7 +108,7 @@ impl Rung for Plain<'_> {
     }
 }
 
-/// Test surroundings of a request that give scripted answers and count the calls. Without a script,
+/// Test surroundings that give scripted answers to a request and count the calls. Without a script,
 /// every answer is false.
 #[derive(Default)]
 struct Around<'a> {
@@ -187,7 +188,7 @@ fn an_exact_fit_is_granted_and_a_failed_attempt_leaves_no_trace() {
     assert_eq!(
         level[0].noted.get(),
         Some((10, 7)),
-        "the sum and the process's own part"
+        "the units of all processes and of this one"
     );
     assert_eq!(attempt(&level, 0, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 7);
@@ -202,7 +203,7 @@ fn undecided_requests_of_others_stand_in_the_way() {
     assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
 }
 
-/// An idle counter that records the values of the process's own words whenever the counter changes.
+/// An idle counter for tests. At each change it records the words of the process under test.
 struct Watch<'a>(&'a [Plain<'static>], RefCell<Vec<(&'static str, Vec<u64>)>>);
 
 impl<'a> Watch<'a> {
@@ -235,7 +236,7 @@ fn the_idle_counter_changes_while_all_levels_are_undecided() {
     let levels = [Plain::new(10, &[2]), Plain::new(9, &[1, 3])];
     let idle = Watch::over(&levels);
     assert_eq!(attempt(&levels, 0, 6, &idle), Err(1));
-    assert_eq!(idle.told(), [], "a refused request was never granted");
+    assert_eq!(idle.told(), [], "a refused request is not counted");
     let idle = Watch::over(&levels);
     assert_eq!(attempt(&levels, 0, 5, &idle), Ok(()));
     assert_eq!(idle.told(), [("add", vec![word(7, 5), word(6, 5)])]);
@@ -274,7 +275,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
         naps.get() < 100
     };
     assert_eq!(settled(&own, || 4, decides), (9, 4));
-    assert_eq!(naps.get(), 6, "two equal looks are needed");
+    assert_eq!(naps.get(), 6, "two equal readings are needed");
     own.store(word(7, 3), Ordering::Relaxed);
     let mut left = 3;
     let stopped = || {
@@ -284,7 +285,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
     assert_eq!(
         settled(&own, || 4, stopped),
         (word(7, 3), 4),
-        "gives up after a bound"
+        "returns the last values when the time is over"
     );
     let figure = Cell::new(0);
     let moves = || {
@@ -295,7 +296,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
     assert_eq!(
         settled(&own, moves, || true),
         (9, 4),
-        "read when the figure no longer moves"
+        "returns when the figure no longer changes"
     );
 }
 
@@ -335,14 +336,15 @@ fn a_word_is_bounded() {
     assert_eq!(
         level[0].own_word(),
         WORD_MAX - 2,
-        "units that would carry are not charged"
+        "units that would overflow the word are not charged"
     );
     assert_eq!(attempt(&level, 0, 1, &()), Ok(()));
     add_unchecked(&level, 1);
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
     assert!(level[0].is_balanced());
-    // The process's word is saturated, so the process cannot use room in the group.
+    // The process's word is saturated. The request is therefore refused although the group has
+    // room.
     let mut around = Around::default();
     assert_eq!(
         contend(&level, 1, 0, &mut around, &()),
@@ -362,7 +364,7 @@ fn unchecked_units_are_charged_and_given_back_whatever_the_limit() {
     assert_eq!((levels[0].own_word(), levels[1].kept.get()), (3, 3));
     uncharge(&levels, 4);
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (0, 0));
-    assert_eq!(levels[0].kept.get(), 0, "at most the charged units");
+    assert_eq!(levels[0].kept.get(), 0, "uncharges at most what is charged");
     assert!(levels.iter().all(Plain::is_balanced));
     let undecided = AtomicU64::new(word(5, 3));
     assert_eq!(
@@ -382,8 +384,8 @@ fn a_look_sums_the_words_and_detects_movement() {
         (12, 3, 9)
     );
     assert_eq!(before, look(&level));
-    // The words go through all distributions of eight units over four slots, so the sum is always
-    // the same.
+    // Every distribution of eight units over four slots is tried. The sum is always the same, so
+    // only the hash can differ.
     let mut hashes = Vec::new();
     for first in 0..=8 {
         for second in 0..=8 - first {
@@ -458,7 +460,7 @@ fn own_idle_memory_is_reclaimed_a_bounded_number_of_times() {
     };
     assert!(
         contend(&level, 1, 0, &mut around, &()).is_err(),
-        "it says so only"
+        "no memory came back"
     );
     assert_eq!(around.reclaims, RECLAIMS);
 }
@@ -497,7 +499,7 @@ fn pending_memory_is_waited_for_if_it_makes_room() {
     };
     assert_eq!(request(4, 4), (1, 0), "just enough");
     assert_eq!(request(4, 3), (0, 1), "not enough");
-    assert_eq!(request(4, 20), (1, 0), "more than there is");
+    assert_eq!(request(4, 20), (1, 0), "more than is charged");
     let mut around = Around {
         reap: Some(Box::new(|_| pending(4))),
         drain: Some(Box::new(|waits| {
@@ -564,7 +566,7 @@ fn dead_slots_are_cleaned_once_more_when_the_time_is_over() {
             level: 0,
             charged: 4
         }),
-        "reports granted units, not undecided ones"
+        "the refusal reports granted units only"
     );
     assert_eq!((around.back_offs, around.reaps), (1, 1));
     let mut around = Around {
@@ -586,23 +588,23 @@ fn the_level_with_the_worst_verdict_refuses() {
     };
     let (free, contended, full) = ([0, 0], [0, word(9, 9)], [0, 9]);
     assert_eq!(named(&free, &free, &free), Ok(()));
-    assert_eq!(named(&free, &full, &full), Err(1), "the lowest full level");
+    assert_eq!(named(&free, &full, &full), Err(1), "the first full group");
     assert_eq!(
         named(&contended, &free, &full),
         Err(2),
-        "a full level before a contended one"
+        "a full group before a contended group"
     );
     assert_eq!(named(&full, &contended, &free), Err(0));
     assert_eq!(
         named(&free, &contended, &contended),
         Err(1),
-        "the lowest contended level"
+        "the first contended group"
     );
 }
 
 #[test]
 fn memory_that_moves_during_a_look_causes_no_refusal() {
-    // While the memory moves, each look counts it twice and sees another total.
+    // While the memory moves, each reading of the words counts it twice and gets another sum.
     for moves in 2..20 {
         let level = [Plain::new(10, &[0, 9, 0]).before_each_look(|look, words| {
             let (one, other) = if look < moves {
@@ -634,7 +636,8 @@ fn memory_that_moves_forever_is_looked_at_a_bounded_number_of_times() {
 
 #[test]
 fn room_that_comes_and_goes_is_waited_for_as_long_as_undecided_requests_are() {
-    // The memory is gone at the first look of each round, and is charged again at the second look.
+    // In each round, the group is full at the first reading of the words and has room at the
+    // second.
     let level = [Plain::new(10, &[0, 9]).before_each_look(|look, words| {
         words[1].store(if look % 2 == 1 { 9 } else { 0 }, Ordering::Relaxed);
     })];

@@ -1,4 +1,5 @@
-//! Tests of requests at several levels. The test itself writes the words of the other processes.
+//! Tests of requests in several groups. The test itself writes the ledger words of the other
+//! processes.
 
 use super::*;
 use crate::lock::{self, Bytes};
@@ -70,7 +71,7 @@ fn a_refusal_names_the_level_whose_limit_is_too_small() {
     assert_eq!(request(6 * UNIT, [10, 5]), refused(1, 5));
     assert_eq!(request(8 * UNIT, [8, 20]), refused(0, 8));
     assert_eq!(request(8 * UNIT, [20, 9]), refused(1, 9));
-    // The request has more units than a word can hold, whatever the limits are.
+    // The request has more units than a ledger word can count.
     assert_eq!(request((1 << 42) + 1, [1 << 40, 5]), refused(1, 5));
     assert_eq!(
         request((1 << 42) + 1, [1 << 40, 1 << 41]),
@@ -99,7 +100,7 @@ fn peaks_exclude_idle_memory() {
         (own_peak(&slot, device), scratch.usage(device).peak),
         (10 * UNIT, 15 * UNIT)
     );
-    // Memory that was charged ahead becomes usage when the process uses it.
+    // Memory that was charged ahead counts as usage once the process uses it.
     slot.publish_idle(device, 8 * UNIT);
     charge(&path, 12 * UNIT, &Knows(None)).expect("no limit");
     assert_eq!(
@@ -181,12 +182,12 @@ fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 100 * UNIT)];
     charge(&path, 7 * UNIT, &Knows(None)).expect("room");
-    // Refused requests, uncharged memory and unchecked charges of this process must not be mistaken
-    // for changes by another process.
+    // The process's own changes must not be mistaken for changes by another process: refused
+    // requests, uncharged memory and unchecked charges.
     assert!(!try_charge(&path, 100 * UNIT));
     uncharge(&path, 4 * UNIT);
     charge_unchecked(&path, 2 * UNIT);
-    charge(&path, UNIT, &Knows(None)).expect("nobody has changed anything");
+    charge(&path, UNIT, &Knows(None)).expect("no other process has changed the charge");
     uncharge(&path, UNIT);
     scratch
         .word(slot.index(), scratch.device)
@@ -199,7 +200,7 @@ fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     assert_eq!(scratch.charged(scratch.device), 5 * UNIT);
 }
 
-/// A process that gives memory back the first time that it is asked.
+/// A test process that gives memory back only the first time it is asked.
 struct Once<'a>(&'a Level<'a>, Cell<u32>);
 
 impl Pressure for Once<'_> {
@@ -237,11 +238,11 @@ fn drained_slots_of_the_dead_make_room() {
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 10 * UNIT)];
     scratch.dead(&stranger(1), 8, 0);
-    charge(&path, 10 * UNIT, &Knows(Some(false))).expect("the dead hold nothing");
+    charge(&path, 10 * UNIT, &Knows(Some(false))).expect("the dead process's memory is free");
     uncharge(&path, 10 * UNIT);
-    // The slot of the dead process does not drain at once, but while the request waits.
+    // Now the dead process's memory is freed only while the request waits.
     scratch.dead(&stranger(1), 8, 0);
-    charge(&path, 10 * UNIT, &Knows(None)).expect("after the grace time");
+    charge(&path, 10 * UNIT, &Knows(None)).expect("granted after the grace time");
 }
 
 #[test]
@@ -299,8 +300,8 @@ fn a_request_with_outdated_limits_does_not_wait() {
         "still draining"
     );
     assert_eq!(outdated.0.get(), 1);
-    // An undecided request of a living process keeps this request waiting. When the limits are
-    // outdated, this request is refused too.
+    // An undecided request of a living process makes this request wait. It is refused at once,
+    // because the limits are outdated.
     let alive = scratch.join();
     scratch
         .word(dead, scratch.device)
@@ -321,8 +322,8 @@ fn a_request_waits_a_bounded_time_for_a_stopped_one() {
         .word(frozen.index(), scratch.device)
         .store(8 << 32 | 8, Ordering::Relaxed);
     let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("in the way");
-    assert_eq!(refused.charged, 0, "an undecided request is not granted");
-    // An undecided request of another process is decided while this request waits.
+    assert_eq!(refused.charged, 0, "undecided units are not counted");
+    // Now the other process withdraws its request while this request waits.
     let decides = Decides(scratch.word(frozen.index(), scratch.device), Cell::new(3));
     charge(&path, 3 * UNIT, &decides).expect("it was withdrawn");
 }
@@ -332,15 +333,15 @@ fn a_request_waits_a_bounded_time_for_an_exiting_process() {
     let scratch = Scratch::new();
     let (slot, ending) = (scratch.join(), scratch.join());
     let path = [level(&slot, scratch.device, 10 * UNIT)];
-    // Another process has the pid of the exiting process now, but the exiting process's file lock
-    // still exists.
+    // The exiting process still holds its file lock, but its pid already belongs to another
+    // process.
     let owner = &scratch.content().slots[ending.index()].owner;
     owner.start_time.store(1, Ordering::Relaxed);
     let word = scratch.word(ending.index(), scratch.device);
     word.store(8, Ordering::Relaxed);
     charge(&path, 3 * UNIT, &Decides(word, Cell::new(3))).expect("it has ended");
     word.store(8, Ordering::Relaxed);
-    let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("it ends and ends");
+    let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("exiting takes forever");
     assert_eq!(refused.charged, 11 * UNIT);
 }
 
@@ -371,7 +372,8 @@ fn a_process_with_a_saturated_word_does_not_ask_others() {
     assert_eq!(scratch.asked(), 0);
 }
 
-/// Withdraws another process's request at the n-th call that asks whether the limits are outdated.
+/// A test helper that withdraws another process's request. It does so at the n-th call that asks
+/// whether the limits are outdated.
 struct Decides<'a>(&'a AtomicU64, Cell<u32>);
 
 impl Pressure for Decides<'_> {
@@ -392,7 +394,7 @@ impl Pressure for Decides<'_> {
     }
 }
 
-/// Sets the flag on drop.
+/// A guard that sets the flag to true when it is dropped.
 struct Sets<'a>(&'a AtomicBool);
 
 impl Drop for Sets<'_> {
@@ -401,9 +403,9 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// Runs a request for `request` units beside a member that holds 10 units and offers `reclaimable`
-/// of them. The member gives the offered units back if `gives`. Returns whether the request was
-/// granted, and how often the member was asked.
+/// Runs a request for `request` units beside a member that holds 10 units. The member offers
+/// `reclaimable` units, and gives them back if `gives`. Returns whether the request was granted,
+/// and how often the member was asked.
 fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     let scratch = Scratch::new();
     let (slot, other) = (scratch.join(), scratch.join());
@@ -413,13 +415,12 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     other.publish_reclaimable(device, reclaimable * UNIT);
     let done = AtomicBool::new(false);
     let granted = std::thread::scope(|scope| {
-        // The flag is also set if the request panics, so that the member's thread ends.
+        // The guard sets the flag even if the request panics, so that the member's thread ends.
         let _done = Sets(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
-                    // The member gives the memory back at its next call into the driver, which
-                    // comes later.
+                    // A real member gives memory back later, at its next call into the driver.
                     std::thread::sleep(Duration::from_millis(30));
                     uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
                     other.publish_reclaimable(device, 0);
@@ -439,12 +440,12 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
 
 #[test]
 fn others_are_asked_only_if_they_can_give_what_is_lacking() {
-    // A member has a tenth of a second to give memory back; on a busy machine the member does not
-    // always get to run in that time.
+    // A member has a tenth of a second to give memory back. On a busy machine it may not run in
+    // that time, so the test tries up to 20 times.
     assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
     assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
-    assert_eq!(ask(true, 4, 7), (false, 0), "asking would not suffice");
-    assert_eq!(ask(false, 4, 6), (false, 1), "the member does not answer");
+    assert_eq!(ask(true, 4, 7), (false, 0), "too little idle memory");
+    assert_eq!(ask(false, 4, 6), (false, 1), "the member gives nothing");
     assert_eq!(ask(true, 4, 2), (true, 0), "there is room");
 }
 
@@ -477,7 +478,7 @@ fn readers_never_see_idle_memory_as_used() {
     std::thread::scope(|scope| {
         for slot in &slots {
             scope.spawn(|| {
-                // Only one of the two concurrent requests fits.
+                // The limit has room for only one of the two concurrent requests.
                 let path = [level(slot, device, 2 * USED + 10 * UNIT)];
                 for round in 0.. {
                     let bytes = (1 + round % 10) * UNIT;
@@ -495,15 +496,15 @@ fn readers_never_see_idle_memory_as_used() {
                 }
             });
         }
-        // The guard ends the threads even if an assertion fails.
+        // This guard ends the threads even if an assertion fails.
         let _end = End(&looks);
         while !enough() {
             let start = std::time::Instant::now();
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // The reader may have waited so long that it gave up and returned an inconsistent
-            // value. The cause is a thread that was suspended in the middle of a request.
+            // Skip this reading if it took long. A thread was then suspended in the middle of a
+            // request, and the reader may have returned inconsistent values.
             if start.elapsed() >= Duration::from_millis(50) {
                 continue;
             }
