@@ -1,15 +1,13 @@
 //! The ledger: the shared file that records how much memory of each GPU the processes of a group
 //! have charged.
 //!
-//! Each process charges only in its own slot of the file, and the file holds no shared total. A
-//! dying process therefore leaves no half-finished change of a total behind, and a process that is
-//! stopped while charging holds no lock. The group's usage is the sum over all slots. A kernel file
-//! lock, which ends with its process, marks a slot as owned. Charging takes no lock. Claiming a
-//! slot takes a lock, and so does cleaning a dead process's slot (`lock`). The ledger counts bytes
-//! per device; it knows nothing of CUDA.
+//! Each process writes its charges only to its own slot of the file. The group's usage is the sum
+//! over all slots; the file holds no shared total. A process that dies while charging therefore
+//! leaves no total half changed. Charging takes no lock. Claiming a slot takes a lock, and so does
+//! cleaning a dead process's slot (`lock`). A kernel file lock marks a slot as owned, and ends with
+//! its process. The ledger counts bytes per device; it knows nothing of CUDA.
 
-// Models have their own versions of `file`, `lock` and `os`. These do not use the items that only
-// real files need.
+// Models replace `file`, `lock` and `os`, so that some items for real files are unused there.
 #![cfg_attr(all(test, loom), allow(dead_code))]
 
 mod atomic;
@@ -66,12 +64,12 @@ use lock::Bytes;
 use reap::Fate;
 use std::path::Path;
 
-/// Number of GPUs and MIG instances for which one ledger can count memory.
+/// Largest number of GPUs and MIG instances in one ledger.
 pub const MAX_DEVICES: usize = 32;
-/// Number of processes that can own a slot of one ledger at once.
+/// Largest number of processes that own a slot of one ledger at the same time.
 pub const MAX_SLOTS: usize = 4096;
 
-/// A category of GPU memory by its use, for display.
+/// A kind of GPU memory, by its use. For display only.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 #[repr(usize)]
 pub enum Category {
@@ -83,19 +81,18 @@ pub enum Category {
     Vmm,
     /// Arrays and mipmaps.
     Arrays,
-    /// Memory that the allocation nodes of CUDA graphs take.
+    /// Memory that CUDA graphs allocate.
     Graphs,
     /// Managed memory, which migrates between host and GPU.
     Managed,
-    /// Memory that the driver takes without a request for a number of bytes: contexts, modules,
-    /// stacks, streams.
+    /// Memory that the driver takes on its own: contexts, modules, stacks, streams.
     Driver,
 }
 
 impl Category {
     /// The number of categories.
     pub const COUNT: usize = 7;
-    /// All categories, in the order of their figures in the ledger file.
+    /// All categories, in the order of the ledger file.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Linear,
         Self::Pools,
@@ -126,7 +123,7 @@ impl Category {
 pub struct DeviceIndex(u8);
 
 impl DeviceIndex {
-    /// Returns the index as a [`DeviceIndex`]; `None` if it is not below [`MAX_DEVICES`].
+    /// Converts a number into a [`DeviceIndex`]; `None` if it is not below [`MAX_DEVICES`].
     fn new(index: usize) -> Option<Self> {
         (index < MAX_DEVICES).then_some(Self(index as u8))
     }
@@ -135,11 +132,11 @@ impl DeviceIndex {
         (0..MAX_DEVICES as u8).map(Self)
     }
 
-    /// Returns the index as a number: the position in the GPU table.
+    /// Returns the device's position in the GPU table, as a number.
     #[inline]
     pub const fn get(self) -> usize {
-        // The index is always below `MAX_DEVICES`, so the remainder does not change it. The
-        // remainder only shows the compiler that it can leave out a check of bounds.
+        // The index is always below `MAX_DEVICES`. The remainder changes nothing, but lets the
+        // compiler leave out a bounds check.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -157,85 +154,79 @@ pub struct DeviceEntry {
     pub index: DeviceIndex,
     /// The device's identity.
     pub id: DeviceId,
-    /// Bytes of memory that the device has in total.
+    /// The device's total memory in bytes.
     pub capacity: u64,
-    /// Bytes that a CUDA context took on the device when a process of the group last measured one;
-    /// 0 if unknown.
+    /// Bytes that a CUDA context takes on the device, as a process of the group last measured it; 0
+    /// if unknown.
     pub context_bytes: u64,
 }
 
 /// The result of cleaning the slots of dead processes once.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Cleaned {
-    /// Number of dead processes' slots that were cleaned.
+    /// Number of cleaned slots.
     pub cleaned: usize,
-    /// Number of dead processes' slots that were not cleaned, because the driver may still hold
-    /// memory of these processes.
+    /// Number of dead processes' slots that still drain: the driver may still hold memory of these
+    /// processes.
     pub draining: usize,
 }
 
-/// A ledger file, mapped into this process. No descriptor of the file stays open.
+/// A ledger file that is mapped into this process. No descriptor of the file stays open.
 ///
-/// Forked children do not inherit the mapping: a child that accesses it dies of SIGSEGV. A forked
-/// child must open the ledger itself.
+/// A forked child does not inherit the mapping, and dies of SIGSEGV if it uses the ledger. The
+/// child must open the ledger anew.
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
 }
 
 impl Ledger {
-    /// Creates a ledger file, completely and with exactly this mode, unless a file with this name
-    /// exists.
+    /// Creates a ledger file with exactly this mode, unless a file with this name exists.
     ///
-    /// The ledger is first written under a temporary name in the same directory, which begins with
-    /// a dot. A process that is killed while it creates the ledger leaves the temporary file
-    /// behind.
+    /// The file is written under a temporary name in the same directory, which begins with a dot.
+    /// If the process is killed meanwhile, the temporary file is left behind.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
 
-    /// Opens a ledger for reading and writing, as a process does that charges memory.
+    /// Opens a ledger for reading and writing. Every process that charges memory needs this.
     pub fn open(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, true)?;
         Ok(Self { place, map })
     }
 
-    /// Opens a ledger for reading only. Methods that would change the ledger then return an error
-    /// or do nothing.
+    /// Opens a ledger for reading only. Methods that change the ledger then fail or do nothing.
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
         Ok(Self { place, map })
     }
 
-    /// Returns whether a file that begins with these bytes is a ledger, of this format or another
-    /// one.
+    /// Returns whether a file that begins with these bytes is a ledger of any format version.
     pub fn begins_with(head: [u8; 8]) -> bool {
         u64::from_ne_bytes(head) == layout::MAGIC
     }
 
-    /// Returns whether the ledger at this path has a living member; false if that cannot be
-    /// determined. The function also works for a ledger of another format, although this program
-    /// cannot open such a ledger. Living members hold a lock on some byte of the file in every
-    /// format.
+    /// Returns whether the ledger at this path has a living member; false if that is unknown. Works
+    /// for ledgers of every format version, because living members always lock a byte of the file.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
             .unwrap_or(false)
     }
 
-    /// Returns the path under which the ledger was opened.
+    /// Returns the path that was used to open the ledger.
     pub fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// Returns whether the ledger's path no longer leads to the opened file: the group was removed,
+    /// Returns whether the opened ledger file is gone from its path. The group was then removed,
     /// and perhaps created again.
     pub fn is_unlinked(&self) -> bool {
         !self.place.is_current()
     }
 
-    /// Returns an error if the mapped ledger file was truncated or overwritten. The content of the
-    /// file then cannot be relied on, and no request is granted.
+    /// Returns an error if the ledger file was truncated or overwritten. Its content is then
+    /// unreliable, and no request is granted.
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
@@ -247,14 +238,13 @@ impl Ledger {
         }
     }
 
-    /// Returns a number that changes whenever a child group of this group is created or removed, or
-    /// the limits of a child group change. Costs one load.
+    /// Returns a number that changes when the protection of a child group changes. Creating or
+    /// removing a protected child group changes it too. Costs one load.
     pub fn children(&self) -> u64 {
         self.signals().children.load(Ordering::Acquire)
     }
 
-    /// Tells the members that a child group of this group was created or removed, or that the
-    /// limits of a child group changed.
+    /// Tells the members that a child group's protection has changed.
     pub fn children_changed(&self) {
         if self.map.writable() {
             self.signals().children.fetch_add(1, Ordering::AcqRel);
@@ -266,10 +256,9 @@ impl Ledger {
         self.signals().asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the other members to give back memory that they hold but do not use. The members do so
-    /// at their next call into the driver. Does not ask the members, and returns false, if they
-    /// were asked less than 200 ms ago. Members that give memory back all the time would not be
-    /// able to work.
+    /// Asks the members to give back memory that they hold but do not use. They do so at their next
+    /// call into the driver. Does nothing and returns false if the members were asked less than 200
+    /// ms ago: a member that is asked all the time cannot work.
     pub fn ask_members(&self) -> bool {
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
@@ -282,12 +271,12 @@ impl Ledger {
         true
     }
 
-    /// Returns whether any process may be waiting in line for memory of this group. Costs one load.
+    /// Returns whether a process may be waiting for memory of this group. Costs one load.
     pub fn has_waiters(&self) -> bool {
         self.signals().waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Records in the group's statistics that a request has waited for this long.
+    /// Adds a request that has waited for this long to the group's statistics.
     pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
         if self.map.writable() {
             let header = self.header();
@@ -297,8 +286,8 @@ impl Ledger {
         }
     }
 
-    /// Records that usage of the device is above the group's `high`. Returns true if that was not
-    /// already recorded within the last second.
+    /// Records that usage of the device is above `high`, the group's soft limit. Returns true at
+    /// most once a second.
     pub fn note_above_high(&self, device: DeviceIndex) -> bool {
         let noted = &self.header().above_high[device.get()];
         let now = os::boot_ms();
@@ -311,21 +300,22 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// Adds an event to the ring buffer, where it replaces the oldest event. Does nothing if the
-    /// ledger was opened for reading only.
+    /// Adds an event to the ring buffer; it replaces the oldest event. Does nothing if the ledger
+    /// was opened for reading only.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
             events::record(&self.header().ring, happening);
         }
     }
 
-    /// Returns the events from number `since` on that are still in the ring buffer, oldest first.
+    /// Returns the events with number `since` or higher, oldest first. Older events than the ring
+    /// buffer holds are missing.
     pub fn events(&self, since: u64) -> Vec<Event> {
         events::read(&self.header().ring, since)
     }
 
-    /// Cleans the slots of dead processes whose memory the driver has freed. Does nothing if the
-    /// ledger was opened for reading only or was removed.
+    /// Cleans the slots of dead processes, if the driver has freed their memory. Does nothing if
+    /// the ledger was removed or was opened for reading only.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
         if !self.map.writable() {
@@ -348,26 +338,25 @@ impl Ledger {
         done
     }
 
-    /// Returns whether any slot of the ledger has a living owner; true if that cannot be
-    /// determined. Costs a few system calls.
+    /// Returns whether the group has a living member; true if that is unknown. Costs a few system
+    /// calls.
     pub fn has_live(&self) -> bool {
         self.is_locked(Bytes::OWNERS)
     }
 
-    /// Returns whether the slot with this index has a living owner; true if that cannot be
-    /// determined.
+    /// Returns whether the slot with this index has a living owner; true if that is unknown.
     pub fn is_held(&self, slot: usize) -> bool {
         self.is_locked(Bytes::owner(slot))
     }
 
-    /// Returns whether a process holds a file lock on one of these bytes; true if that cannot be
-    /// determined.
+    /// Returns whether a process has locked one of these bytes of the file; true if that is
+    /// unknown.
     fn is_locked(&self, bytes: Bytes) -> bool {
         let file = self.place.open(false);
         file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))
     }
 
-    /// Returns the device and inode by which `/proc/PID/maps` identifies the ledger file.
+    /// Returns the ledger file as `/proc/PID/maps` names it: by device number and inode.
     pub fn mapped_file(&self) -> std::io::Result<MappedFile> {
         maps::at(std::ptr::from_ref(self.content()).addr())
     }
@@ -378,7 +367,7 @@ impl Ledger {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Returns the metadata of the ledger file, which show the file's owner and mode.
+    /// Returns the metadata of the ledger file, such as its owner and its mode.
     #[cfg(not(all(test, loom)))]
     pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
         match self.place.open(false) {
@@ -403,9 +392,9 @@ impl Ledger {
         &self.header().signals
     }
 
-    /// Returns the number of slots that have ever been claimed. The index of every living member's
-    /// slot is lower than this number. The number is capped at [`MAX_SLOTS`], because any member
-    /// can write any number into the file.
+    /// Returns the number of slots that have ever been claimed. Every living member's slot has a
+    /// lower index. Any member can write a wrong number into the file, so the result is capped at
+    /// [`MAX_SLOTS`].
     #[inline]
     fn high_water(&self) -> usize {
         let named = self.signals().high_water.load(Ordering::Acquire);
@@ -418,7 +407,7 @@ impl Ledger {
         &self.content().words[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
     }
 
-    /// Returns whether a slot has charges or undecided requests on any device.
+    /// Returns whether a slot has granted or undecided units on any device.
     fn has_words(&self, slot: usize) -> bool {
         DeviceIndex::all().any(|device| self.word(slot, device).load(Ordering::Relaxed) != 0)
     }

@@ -1,10 +1,10 @@
-//! File locks of the ledger; only this module takes such locks. They are open file description
-//! locks. Each slot has two bytes: a lock on the first means "this slot has an owner", and a lock
-//! on the second means "this slot is being claimed or cleaned".
+//! File locks of the ledger. Only this module takes such locks, and none of its functions waits for
+//! a lock. Each slot has two bytes that can be locked. The owner byte is locked while the slot has
+//! a living owner. The claim byte is locked while the slot is being claimed or cleaned.
 //!
-//! POSIX record locks belong to a process; these locks belong to an open file description.
-//! Therefore they also exclude other threads of the same process, and closing another descriptor of
-//! the file does not drop them. No function of this module waits for a lock.
+//! The locks belong to an open file description, not to a process as POSIX record locks do.
+//! Therefore they also exclude other threads of the same process. Closing another descriptor of the
+//! file does not drop them.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
@@ -14,10 +14,10 @@ use gpulimit_base::pages::Pages;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// An open file description, the kernel object to which a file lock belongs.
+/// An open file description: the kernel object that owns a file lock.
 pub(super) use std::fs::File as Description;
 
-/// A range of bytes of the ledger file that are locked.
+/// A range of bytes of the ledger file that can be locked.
 #[derive(Copy, Clone)]
 pub(super) struct Bytes {
     start: usize,
@@ -25,7 +25,7 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
-    /// Returns the byte whose lock means that the slot has a living owner.
+    /// Returns the owner byte of a slot. It is locked while the slot has a living owner.
     pub(super) const fn owner(slot: usize) -> Self {
         Self {
             start: slot,
@@ -33,7 +33,7 @@ impl Bytes {
         }
     }
 
-    /// Returns the byte whose lock means that a process is claiming or cleaning the slot.
+    /// Returns the claim byte of a slot. It is locked while a process claims or cleans the slot.
     pub(super) const fn claim(slot: usize) -> Self {
         Self {
             start: MAX_SLOTS + slot,
@@ -41,16 +41,14 @@ impl Bytes {
         }
     }
 
-    /// Returns the owner bytes of all slots: the bytes whose locks mean that a slot has a living
-    /// owner.
+    /// The owner bytes of all slots. They are locked while the slots have living owners.
     pub(super) const OWNERS: Self = Self {
         start: 0,
         len: MAX_SLOTS,
     };
-    /// All bytes of a ledger file, also of a file of another format.
+    /// All bytes of a ledger file of any format version.
     pub(super) const ALL: Self = Self { start: 0, len: 0 };
-    /// The claim bytes of all slots: the bytes whose locks mean that a slot is being claimed or
-    /// cleaned.
+    /// The claim bytes of all slots. They are locked while the slots are being claimed or cleaned.
     pub(super) const CLAIMS: Self = Self {
         start: MAX_SLOTS,
         len: MAX_SLOTS,
@@ -68,22 +66,21 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
     lock.l_start = bytes.start as libc::off_t;
     lock.l_len = bytes.len as libc::off_t;
     interrupted::again(|| {
-        // SAFETY: these commands read and write one `flock`, which `lock` is.
+        // SAFETY: these commands read and write the one `flock` that `lock` is.
         match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
             0 => Ok(lock),
             _ => Err(io::Error::last_os_error()),
         }
     })
     .map_err(|error| match error.raw_os_error() {
-        // Here EINVAL has only one cause: the kernel does not know the command, because it is too
-        // old for open file description locks.
+        // The kernel does not know the command, because it is too old for these locks. EINVAL has
+        // no other cause here.
         Some(libc::EINVAL) => io::Error::other(NO_LOCKS),
         _ => error,
     })
 }
 
-/// Takes a lock for the open file description `file`. Returns false if another description holds a
-/// lock on any of the bytes.
+/// Locks bytes of the file. Returns false if another open file description has locked any of them.
 pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
         Ok(_) => Ok(true),
@@ -94,22 +91,22 @@ pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     }
 }
 
-/// Releases a lock. Closing the file does not suffice, because a child that was forked meanwhile
-/// may hold the open file description open.
+/// Unlocks bytes of the file. Closing the file is not enough: a child that was forked meanwhile may
+/// keep the open file description alive.
 pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
-/// Returns whether another open file description holds a lock on any of the bytes. `file` may be
-/// open for reading only.
+/// Returns whether another open file description has locked any of the bytes. `file` may be open
+/// for reading only.
 pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     control(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Tests the file system: returns whether it keeps a lock if the descriptor is closed while the
-/// file is still mapped. `other` is another open file description of the same file. No other
-/// process may hold locks on this file.
+/// Tests whether the file system keeps a lock after the descriptor is closed, as long as the file
+/// is mapped. `other` is another open file description of the same file. No other process may lock
+/// this file meanwhile.
 pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
     if !try_lock(&file, Bytes::owner(0))? {
         return Ok(true);
@@ -121,18 +118,16 @@ pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<boo
 
 /// A mapping that keeps an open file description and its locks alive without a descriptor.
 ///
-/// The kernel drops the open file description when the mapping ends: on drop, exec or death of the
-/// process. A forked child does not inherit the mapping.
+/// The locks end when the mapping ends: on drop, on exec, or when the process dies. A forked child
+/// does not inherit the mapping.
 pub(super) struct Anchor {
     _page: Unforked,
 }
 
 impl Anchor {
-    /// Maps a page of `file`, so that the descriptor of `file` can be closed without losing its
-    /// locks.
+    /// Maps a page of `file`. The descriptor of `file` can then be closed without losing its locks.
     pub(super) fn new(file: &Description) -> io::Result<Self> {
-        // The mapped page is never accessed; the mapping only holds a reference to the open file
-        // description.
+        // The page is never accessed; it only keeps the open file description alive.
         let page = Unforked::new(Pages::unreadable(file)?)?;
         Ok(Self { _page: page })
     }
@@ -162,7 +157,7 @@ mod tests {
             for held in [Bytes::owner(slot), Bytes::claim(slot)] {
                 assert!(
                     take(held) && take(held),
-                    "a description can lock a byte again"
+                    "the owner of a lock can take it again"
                 );
                 assert!(!is_locked(&one, held).expect("asked"));
                 for at in [0, 1, last] {

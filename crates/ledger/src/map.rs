@@ -1,7 +1,7 @@
 //! The memory mapping of the ledger file, and a memory page that detects forked children.
 //!
-//! A process that may write the ledger file can also truncate it. The mappings of all other
-//! processes are then [lost](Mapping::is_lost).
+//! Any process that may write the ledger file can also truncate it. All other processes then
+//! [lose](Mapping::is_lost) their mappings.
 #![allow(unsafe_code)]
 
 use super::atomic::{AtomicU64, Ordering};
@@ -11,12 +11,11 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 
-/// A mark in memory that detects whether this memory was copied by a fork.
+/// A mark in memory that tells a process from its forked children.
 ///
-/// The kernel wipes the mark's page in a forked child, also after a raw clone. A child of vfork, or
-/// of clone with CLONE_VM, shares the memory of its parent process and therefore counts as the
-/// parent. Kernels before 4.14 cannot wipe pages. On these kernels the mark holds the pid of the
-/// process that made it, and compares this pid with the caller's.
+/// The kernel wipes the page of the mark in a forked child. A child that shares the memory of its
+/// parent, as after vfork, counts as the parent. Linux before 4.14 cannot wipe pages, so the mark
+/// then compares the pid of its creator with the pid of the caller.
 pub(super) struct Birthmark {
     pages: Pages,
     pid: u64,
@@ -39,13 +38,12 @@ impl Birthmark {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped as long as `self` lives, aligned, zeroed by the kernel, and
-        // used only as this word.
+        // SAFETY: the page is aligned, zeroed by the kernel and mapped as long as `self` lives. It
+        // is used only as this word.
         unsafe { self.pages.start().cast().as_ref() }
     }
 
-    /// Returns whether this process made the mark. Returns false if this process is a forked child,
-    /// and a parent process made the mark.
+    /// Returns true in the process that made the mark, and false in its forked children.
     pub(super) fn is_ours(&self) -> bool {
         match self.word().load(Ordering::Relaxed) {
             Self::WIPES => true,
@@ -57,8 +55,7 @@ impl Birthmark {
 
 /// Mapped pages that a forked child does not inherit.
 pub(super) struct Unforked {
-    // The pages are not unmapped in a forked child, because another mapping of the child may have
-    // their addresses.
+    // Not unmapped in a forked child: the child may have mapped something else at their addresses.
     pages: ManuallyDrop<Pages>,
     mark: Birthmark,
 }
@@ -83,7 +80,7 @@ impl Drop for Unforked {
     }
 }
 
-/// The mapped content of the ledger file, shared with all members. Forked children do not inherit
+/// The mapped content of the ledger file, which all members share. A forked child does not inherit
 /// the mapping.
 pub(super) struct Mapping {
     own: Unforked,
@@ -91,13 +88,14 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the whole ledger file. The caller has checked that the file's length is [`FILE_SIZE`].
+    /// Maps the whole ledger file. The caller has checked that the file is [`FILE_SIZE`] bytes
+    /// long.
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
         let own = Unforked::new(Pages::of_file(file, FILE_SIZE as usize, writable)?)?;
         Ok(Self { own, writable })
     }
 
-    /// Maps private memory that is zero, as the ledger of a model.
+    /// Maps private memory full of zeros, which serves as the ledger of a model.
     #[cfg(all(test, loom))]
     pub(super) fn of_memory() -> io::Result<Self> {
         let own = Unforked::new(Pages::private(FILE_SIZE as usize)?)?;
@@ -107,13 +105,13 @@ impl Mapping {
         })
     }
 
-    /// Returns the mapped content of the ledger. Every bit pattern is valid, and no value is
-    /// trusted. The caller must not write the content unless [`Self::writable`].
+    /// Returns the mapped content of the ledger. Callers must expect any value in it, and must not
+    /// write to it unless [`Self::writable`] is true.
     #[inline]
     pub(super) fn content(&self) -> &Content {
-        // SAFETY: the mapping has the size of `Content` (`FILE_SIZE`), is page-aligned, and lives
-        // as long as `self`. `Content` consists only of atomics, for which every value is valid and
-        // concurrent writes are allowed.
+        // SAFETY: the mapping has the size of `Content`, is page-aligned, and lives as long as
+        // `self`. `Content` consists of atomics only. They accept every value and concurrent
+        // writes.
         unsafe { self.own.pages.start().cast().as_ref() }
     }
 
@@ -121,14 +119,14 @@ impl Mapping {
         self.writable
     }
 
-    /// Returns whether the ledger file was truncated. The mapped content then consists of private
-    /// zeros. Costs one load as long as no mapping of this process was ever lost.
+    /// Returns whether the ledger file was truncated. The mapped content is then private memory
+    /// full of zeros. Costs one load unless this process has ever lost a mapping.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         lost::any() && self.own.pages.is_lost()
     }
 
-    /// Returns whether the mapping exists in this process; false in a forked child.
+    /// Returns true in the process that made the mapping, and false in its forked children.
     pub(super) fn is_ours(&self) -> bool {
         self.own.mark.is_ours()
     }
@@ -144,7 +142,7 @@ mod tests {
         assert!(mark.is_ours());
         mark.word().store(0, Ordering::Relaxed);
         assert!(!mark.is_ours(), "wiped, as in a forked child");
-        // On kernels before Linux 4.14 the mark has this value and compares pids.
+        // On Linux before 4.14 the mark has this value, and compares pids.
         mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
         assert!(mark.is_ours());
         mark.pid += 1;

@@ -1,15 +1,16 @@
-//! Detection of a ledger's members by the memory mappings that `/proc/PID/maps` shows.
+//! Finds the members of a ledger by the memory mappings in `/proc/PID/maps`.
 //!
-//! Only the mappings prove who is a member. Any process that may charge in a ledger can write false
-//! owners into the ledger's slots. But no process can create a mapping in another process.
+//! Only a mapping proves that a process is a member. The owners written in the ledger prove
+//! nothing, because any member can write false owners. But no process can create a mapping in
+//! another process.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// A file as `/proc/PID/maps` identifies it: by device number and inode. On some file systems
-/// `stat` reports another device number for the same file.
+/// A file as `/proc/PID/maps` names it: by device number and inode. On some file systems, `stat`
+/// reports another device number for the same file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
 
@@ -20,21 +21,20 @@ impl fmt::Display for MappedFile {
 }
 
 impl From<String> for MappedFile {
-    /// Parses the text that [`fmt::Display`] writes for such a file.
+    /// Parses the text that [`fmt::Display`] writes for a mapped file.
     fn from(text: String) -> Self {
         Self(text)
     }
 }
 
-/// The files in `/proc` that show a process's mappings: the `maps` file of the process, followed by
-/// those of its threads. The `maps` file of the process is empty once the process's first thread
-/// has ended.
+/// The files in `/proc` that list a process's mappings: the `maps` file of the process, then those
+/// of its threads. The threads' files are needed because the `maps` file of the process is empty
+/// once its first thread has ended.
 #[derive(Debug)]
 pub struct Mappings(Vec<PathBuf>);
 
 impl Mappings {
-    /// Returns the `maps` files of the process with this number in `/proc`. Does not wait for the
-    /// process.
+    /// Returns the `maps` files of the process with this number in `/proc`. Never blocks.
     pub fn of(number: u32) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{number}"));
         let mut files = vec![process.join("maps")];
@@ -45,7 +45,7 @@ impl Mappings {
     }
 }
 
-/// A line of `maps`.
+/// A parsed line of a `maps` file.
 struct Line<'a> {
     start: usize,
     end: usize,
@@ -80,11 +80,11 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Number of bytes that are read of each line of a `maps` file. Only a line with a long path is
-/// longer; the end of the path is then not read.
+/// Number of bytes that are kept of each line of a `maps` file. In a longer line, only the end of a
+/// long path is lost.
 const LONGEST_LINE: usize = 256;
 
-/// Calls `take` with the parsed beginning of each line of a `maps` file. Does not allocate.
+/// Calls `take` with each parsed line of a `maps` file. Does not allocate.
 fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result<()> {
     let (mut line, mut length) = ([0; LONGEST_LINE], 0);
     let mut buffer = [0; 4096];
@@ -116,9 +116,9 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
 struct Seen {
     /// Whether the process has mapped the ledger's content for writing.
     content: bool,
-    /// Whether the process has mapped a page of the ledger without read or write access. Such a
-    /// mapping keeps the lock of a slot. A process that only reads the ledger, such as the
-    /// controller, has no such mapping.
+    /// Whether the process has mapped a page of the ledger without read or write access. This page
+    /// keeps the file lock of a slot. A process that only reads the ledger, such as the controller,
+    /// has no such page.
     anchor: bool,
 }
 
@@ -146,11 +146,10 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 }
 
 impl MappedFile {
-    /// Returns whether a process is a member of this ledger. A member has two mappings: one of the
-    /// ledger's content for writing, and one of a page without access, which keeps the lock of a
-    /// slot.
+    /// Returns whether a process is a member of this ledger. A member has mapped the ledger's
+    /// content for writing, and a page without access that keeps its slot's lock.
     ///
-    /// Waits for the lock on that process's memory. The user of that process can hold this lock
+    /// Blocks while the process's memory map is locked, which the user of that process can prolong
     /// forever. Does not allocate.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!(
             member(content),
             Some(false),
-            "the controller has only the content"
+            "the controller has no page without access"
         );
         assert_eq!(member(anchor), Some(false));
         assert_eq!(member(&content.replace("rw-s", "r--s")), Some(false));
@@ -190,7 +189,7 @@ mod tests {
             assert_eq!(member(&maps), Some(false), "{other}");
         }
         assert_eq!(member(""), None, "a process without memory");
-        // One path exceeds the stored part of a line, and one path is not UTF-8.
+        // One path is longer than the kept part of a line, and one path is not UTF-8.
         let long = content.replace("/x", &format!("/{}", "x/".repeat(LONGEST_LINE)));
         assert_eq!(member(&format!("{long}{anchor}")), Some(true));
         let bytes = [content.as_bytes(), b"7f30-7f31 ---s 0 00:1b 12 /\xff\n"].concat();

@@ -1,15 +1,15 @@
-//! Orphans: charges for memory that has left the process that charged it, and that another process
-//! of the group may now hold.
+//! Orphans: charges for memory that has left the process that charged it. Another process of the
+//! group may hold this memory now.
 //!
-//! An orphan stays charged in the slot where it was charged. It counts against the limit like any
-//! other charge. The orphan stays until a process finds out where the memory is: either the member
-//! that holds the memory has charged it, or no member holds it. The process that finds this out
-//! uncharges the orphan. It does so even in another process's slot, because the slot's owner may be
-//! asleep. This is the only change that a process makes in the word of another living process. The
-//! change only lowers the word, at most by the amount that the owner has marked as orphaned. The
-//! process holds the slot's claim lock during the change, so that the slot cannot get another owner
-//! meanwhile. If the process dies in the middle of the change, the group stays overcharged until
-//! the slot's owner exits.
+//! An orphan stays charged in its slot and counts against the limit. It is uncharged by the process
+//! that finds out where the memory is. Either the member that holds the memory has charged it
+//! itself, or no member holds it.
+//!
+//! Any member may uncharge an orphan, even in the slot of another living process, which may be
+//! asleep. This is the only change that a process makes to another living process's charge. The
+//! change only lowers the charge, at most by the orphaned amount. Meanwhile the process holds the
+//! slot's claim lock, so that the slot cannot get another owner. If the process dies in the middle
+//! of the change, the group stays overcharged until the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -18,12 +18,12 @@ use super::{DeviceIndex, Ledger, Slot, wait};
 
 const HALF: u32 = 32;
 
-/// Returns the orphaned bytes in a slot's `left` word.
+/// Returns the orphaned bytes from the low half of a slot's word `left`.
 pub(super) fn orphaned(left: &AtomicU64) -> u64 {
     (left.load(Ordering::Acquire) & u64::from(u32::MAX)) * UNIT
 }
 
-/// The orphans of a group on one device, as read at one time.
+/// The orphans of a group on one device when they were read.
 #[derive(Clone, Debug, Default)]
 pub struct Orphans {
     /// The slots that have orphans, each with its orphaned bytes.
@@ -31,7 +31,7 @@ pub struct Orphans {
 }
 
 impl Orphans {
-    /// Returns the sum in bytes.
+    /// Returns the orphaned bytes of all slots together.
     pub fn total(&self) -> u64 {
         self.slots
             .iter()
@@ -40,8 +40,8 @@ impl Orphans {
 }
 
 impl Ledger {
-    /// Returns the orphans on a device, in the slots of living members and of dead members that are
-    /// not cleaned yet.
+    /// Returns the orphans on a device, including those of dead members whose slots are not
+    /// cleaned.
     pub fn orphans(&self, device: DeviceIndex) -> Orphans {
         let of_slot =
             |slot: usize| match orphaned(&self.content().slots[slot].stats[device.get()].left) {
@@ -53,8 +53,8 @@ impl Ledger {
         }
     }
 
-    /// Returns how many of the bytes charged in a slot may still be held by another process after
-    /// the slot's owner has freed them.
+    /// Returns the charged bytes of a slot that other processes may hold even after the slot's
+    /// owner has freed its memory.
     pub(super) fn may_leave(&self, slot: usize, device: DeviceIndex) -> u64 {
         let left = &self.content().slots[slot].stats[device.get()].left;
         let shared = (left.load(Ordering::Relaxed) >> HALF) * UNIT;
@@ -63,8 +63,8 @@ impl Ledger {
 }
 
 impl Slot {
-    /// Marks `bytes` of this slot's charge as memory that other processes may also hold. A negative
-    /// number removes such marks. `bytes` must be a multiple of 4 KiB.
+    /// Marks `bytes` of this slot's charge as shareable with other processes. A negative number
+    /// removes such marks. `bytes` must be a multiple of 4 KiB.
     pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
@@ -72,27 +72,26 @@ impl Slot {
             .fetch_add(units << HALF, Ordering::AcqRel);
     }
 
-    /// Returns the orphaned bytes of this slot: the bytes that are charged in this slot although
-    /// the memory has left this process.
+    /// Returns the orphaned bytes of this slot: the memory has left this process, but is still
+    /// charged.
     pub fn orphaned(&self, device: DeviceIndex) -> u64 {
         orphaned(&self.stats(device).left)
     }
 
-    /// Marks `bytes` of this slot's charge as orphaned: the memory has left this process, and any
-    /// member may uncharge it.
+    /// Marks `bytes` of this slot's charge as orphaned. The memory has left this process, and any
+    /// member may uncharge it from now on.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         let units = bytes.div_ceil(UNIT);
-        // As soon as the units are marked, another member may take them out of the word. This
-        // process must not mistake that change for an error. Therefore the units are removed from
-        // this process's own record before they are marked.
+        // The process's own record must change first. Once the units are marked, another member may
+        // uncharge them. This process must not mistake that for an error.
         self.begin(device);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Uncharges orphans until `keep` bytes of the `seen` orphans are left. Begins with the orphans
-    /// in this process's own slot. Skips slots whose orphans have changed since `seen` was read.
-    /// Returns the bytes uncharged.
+    /// Uncharges orphans until `keep` of the `seen` bytes are left, starting in this process's own
+    /// slot. Skips a slot if its orphans have changed since `seen` was read. Returns the bytes
+    /// uncharged.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
         let mut released = 0;
@@ -195,7 +194,7 @@ mod tests {
         assert_eq!(release(13 * UNIT), 0);
         assert_eq!(release(8 * UNIT), 4 * UNIT);
         assert_eq!(all(), [(10, 3), (6, 1), (10, 4)]);
-        // Only whole units of orphans are uncharged.
+        // Orphans are uncharged in whole units of 4 KiB only.
         assert_eq!(release(7 * UNIT + 1), 0);
         assert_eq!(release(4 * UNIT), 4 * UNIT);
         assert_eq!(all(), [(7, 0), (5, 0), (10, 4)]);
@@ -234,14 +233,14 @@ mod tests {
         assert_eq!(
             owner.release_orphans(device, &seen, 4 * UNIT),
             UNIT,
-            "a process gives its own orphans back without the lock"
+            "a process uncharges its own orphans without a lock"
         );
         lock::unlock(&file, Bytes::claim(owner.index())).expect("locks");
         assert_eq!(
             other.release_orphans(device, &scratch.orphans(device), 0),
             4 * UNIT
         );
-        // The lock can be taken again, which shows that the claim lock was released.
+        // The claim lock can be taken, so it was released.
         assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
     }
 
@@ -263,7 +262,7 @@ mod tests {
         assert_eq!(
             signals.returned.load(Ordering::Relaxed),
             1,
-            "no memory came back"
+            "nothing was uncharged, so no process is woken"
         );
     }
 }

@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Returns milliseconds since boot, never 0. All processes of a machine read the same clock, except
-/// for processes in another time namespace.
+/// Returns milliseconds since boot, never 0. All processes of a machine read the same clock, unless
+/// they are in different time namespaces.
 pub(super) fn boot_ms() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -21,7 +21,7 @@ pub(super) fn boot_ms() -> u64 {
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Returns the present time of the monotonic clock, with which waits are measured.
+/// Returns the time of the monotonic clock, which measures waits.
 pub(super) fn now() -> Instant {
     Instant::now()
 }
@@ -31,22 +31,21 @@ pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Lets other threads run for a moment. The length of the moment is not specified.
+/// Lets other threads run for a moment of unspecified length.
 pub(super) fn yield_now() {
     std::thread::yield_now();
 }
 
-/// Waits for an instant without giving up the processor to other threads.
+/// Waits for an instant without giving up the processor.
 pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Reserves space on the file system for these bytes of the ledger file, so that accessing the
-/// bytes cannot fail for lack of space.
+/// Reserves file system space for these bytes of the ledger file. Later accesses then cannot fail
+/// because the file system is full.
 ///
-/// Some file systems cannot reserve space. On these, `posix_fallocate` of the C library would write
-/// to the file instead, in a race with the members. Therefore this function does not call it, and
-/// leaves the space unreserved.
+/// Does nothing on a file system that cannot reserve space. `posix_fallocate` is not used, because
+/// it would write to the file there, in a race with the members.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open, and the call accesses no memory of this process.
@@ -72,7 +71,7 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the address of the low 32 bits of a word, because a futex of the kernel has 32 bits.
+/// Returns the address of the low 32 bits of a word. A futex has only 32 bits.
 fn low_half(word: &AtomicU64) -> *mut u32 {
     let word = word.as_ptr().cast::<u32>();
     if cfg!(target_endian = "little") {
@@ -82,8 +81,8 @@ fn low_half(word: &AtomicU64) -> *mut u32 {
     }
 }
 
-/// Sleeps while the low half of the word is `expected`, but at most for `time`. The word lies in a
-/// mapping that processes share.
+/// Sleeps while the low half of the word is `expected`, at most for `time`. Other processes may
+/// share the word.
 pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -101,9 +100,9 @@ pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
     };
 }
 
-/// Wakes all threads that sleep on the word. Returns their number.
+/// Wakes all threads that sleep on the word, and returns their number.
 pub(super) fn futex_wake_all(word: &AtomicU64) -> usize {
-    // SAFETY: the kernel uses only the address, which is that of a live word.
+    // SAFETY: the kernel uses only the address of the word, and the word is alive.
     let woken = unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -140,7 +139,7 @@ mod tests {
         let hang = Duration::from_secs(60);
         let began = now();
         futex_wait(&word, 6, hang);
-        assert!(began.elapsed() < hang, "the word has changed already");
+        assert!(began.elapsed() < hang, "a changed word prevents sleeping");
         assert_eq!(futex_wake_all(&word), 0, "no thread sleeps");
         futex_wait(&word, 7, Duration::from_millis(1));
         std::thread::scope(|scope| {
@@ -161,9 +160,9 @@ mod tests {
     #[test]
     fn space_is_reserved_where_the_file_system_can() {
         let open = |path, write| File::options().read(true).write(write).open(path);
-        // The test uses a file on a file system that cannot reserve space.
+        // The file system of this file cannot reserve space.
         let file = open("/proc/self/comm", true).expect("there");
-        reserve(&file, 0, 1).expect("as well as it can");
+        reserve(&file, 0, 1).expect("success without a reservation");
         let file = open("/proc/self/comm", false).expect("there");
         reserve(&file, 0, 1).expect_err("not open for writing");
     }

@@ -13,7 +13,7 @@ impl Ledger {
     }
 }
 
-/// Returns whether a slot certainly has no living owner; false if the file lock cannot be queried.
+/// Returns whether a slot has no living owner; false if its file lock cannot be queried.
 pub(super) fn is_dead(file: &Description, slot: usize) -> bool {
     matches!(lock::is_locked(file, Bytes::owner(slot)), Ok(false))
 }
@@ -28,8 +28,8 @@ impl Owner {
         self.pid.store(u64::from(process.pid), Ordering::Release);
     }
 
-    /// Returns the owner of a slot; `None` if the slot has no owner. If the caller does not hold
-    /// the claim lock, the result may have some fields of one owner and some of the next.
+    /// Returns the owner of a slot; `None` if it has none. Unless the caller holds the claim lock,
+    /// the owner may change meanwhile, and the result may mix two owners.
     pub(super) fn read(&self) -> Option<Identity> {
         let pid = self.pid.load(Ordering::Acquire) as u32;
         if pid == 0 {

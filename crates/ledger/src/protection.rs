@@ -1,25 +1,24 @@
-//! Protection of groups: memory that the growth of other groups must not take.
+//! Protection of child groups: memory that other groups must leave free.
 //!
-//! Memory of a group may be protected for a child group. Every slot in the group's ledger tells
-//! which child group contains the slot's owner. Therefore a process can compute from this ledger
-//! alone how much memory the members of a child group have charged. All processes outside the child
-//! group must leave the rest of its protected memory free.
+//! A group may have memory that is protected for one of its child groups. Processes outside the
+//! child group must leave free what the child group has not charged of this memory. Every slot in
+//! the group's ledger tells which child group its owner is in. Therefore this ledger alone shows
+//! how much the child group has charged.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
 use super::{DeviceIndex, Ledger};
 use std::fmt;
 
-/// A source that tells how much memory is protected for the child groups of a group.
+/// Tells how much memory of a group is protected for its child groups.
 pub trait Protection: fmt::Debug + Sync {
-    /// Some memory of the device is protected for child groups that do not contain this process.
-    /// Returns the bytes of this memory that the members of those child groups have not charged
-    /// yet. If `low` is true, the bytes include the best-effort protection `low`.
+    /// Returns the bytes that this process must leave free for child groups it is not in: their
+    /// protected memory, minus what they have charged. If `low` is true, the best-effort protection
+    /// `low` counts too.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
-/// Returns a key that identifies a group among all child groups of its parent group. The key is
-/// never 0.
+/// Returns a key for a group's name, to tell the child groups of one group apart. Never 0.
 pub fn child_key(name: &str) -> u64 {
     // The hash function FNV-1a.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -29,12 +28,12 @@ pub fn child_key(name: &str) -> u64 {
 }
 
 impl Ledger {
-    /// Returns the unused part of a child group's protected memory, in bytes. `bytes` of memory are
-    /// protected for the child group, and `child` is its [`child_key`]. The result is `bytes` minus
-    /// the bytes that the members of the child group have charged, and at least 0.
+    /// Returns the unused part of a child group's protected memory, in bytes. `child` is the
+    /// group's [`child_key`], and `bytes` of memory are protected for it. The result is `bytes`
+    /// minus the child group's charges, at least 0.
     ///
-    /// Call this method before publishing a request. If units are granted to the child group
-    /// afterwards, the request sees them in the sum over all slots.
+    /// Call this method before publishing a request. The request then sees everything that the
+    /// child group charges afterwards.
     pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
         let slots = &self.content().slots;
         let taken: u64 = (0..self.high_water())
@@ -83,7 +82,7 @@ mod tests {
         assert_eq!(
             untaken(10 * UNIT),
             4 * UNIT,
-            "undecided units do not count as taken"
+            "undecided units of the group do not count"
         );
         assert_eq!(untaken(5 * UNIT), 0, "the group has charged more");
         let elsewhere = scratch.untaken(scratch.other, child_key("alice"), UNIT);

@@ -1,5 +1,5 @@
-//! Random numbers, by which competing processes choose different slots and waiting times. The
-//! statistical quality of the numbers does not matter.
+//! Random numbers. They make competing processes choose different slots and waiting times. Their
+//! statistical quality does not matter.
 
 use super::os;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,8 +1,8 @@
-//! Cleaning of dead processes' slots. A slot first drains: its charge stays until the driver has
-//! freed the dead process's memory. Then the slot is zeroed.
+//! Cleaning the slots of dead processes. First a slot drains: its charge stays until the driver has
+//! freed the dead process's memory. Then the slot is emptied.
 //!
-//! A killed process's owner lock ends within milliseconds, but the driver needs up to 190 ms to
-//! free the process's memory (measured). The charge stays until the driver has freed the memory.
+//! Draining is needed because the driver frees memory late. The file lock of a killed process ends
+//! within milliseconds, but the driver needs up to 190 ms to free its memory (measured).
 
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
@@ -13,24 +13,23 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
 
-/// A source that tells which memory the driver still holds for dead processes.
+/// Knows how much memory the driver still holds for dead processes.
 pub trait Witness {
     /// Returns whether the driver still lists more than `covered` bytes of this dead process on the
-    /// device. Returns `None` if that cannot be determined; a grace time then decides. `covered` is
-    /// 0, unless the process has continued as another program (`exec`): then it is the number of
-    /// bytes that this other program has charged.
+    /// device. Returns `None` if that is unknown; the slot then drains for a grace time. `covered`
+    /// is 0 in general. If the process has become another program by `exec`, it is the number of
+    /// bytes that this program has charged.
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
-    /// Charges memory that a dead process has left to living members. Called when the driver has
-    /// freed the dead process's own memory. Living members may still hold up to `bytes` of memory
-    /// that the dead process shared with them. The method charges the part that members hold and
-    /// have not charged yet, and returns true. It returns false if that part cannot be determined.
+    /// Charges memory that a dead process shared with living members to those members. Called after
+    /// the driver has freed the dead process's own memory. Up to `bytes` may still be in use by
+    /// members that have not charged them. Returns false if that amount is unknown.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
 }
 
-/// A witness that knows nothing about dead processes, so that the grace time decides.
+/// A witness that knows nothing, so that slots of dead processes drain for the grace time.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct NoWitness;
 
@@ -40,10 +39,10 @@ impl Witness for NoWitness {
     }
 }
 
-/// Milliseconds after which a dead process's slot counts as drained if no witness can tell.
+/// Milliseconds for which a dead process's slot drains if no witness knows about its memory.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Milliseconds after which a dead process's slot counts as drained, whatever the witness says. A
-/// driver that still lists a dead process after this time is assumed to list it forever.
+/// Longest time in milliseconds for which a dead process's slot drains. A driver that still lists
+/// the process after this time is assumed to list it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
 /// The result of an attempt to clean one slot.
@@ -51,18 +50,18 @@ pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 pub(super) enum Fate {
     /// The slot has a living owner, or its file lock could not be queried.
     Live,
-    /// Another process is claiming or cleaning the slot, so it was not examined.
+    /// Another process is claiming or cleaning the slot.
     Busy,
     /// The slot was already empty before the attempt.
     Empty,
-    /// The driver may still hold the dead owner's memory, so the slot was not cleaned. The owner's
-    /// undecided requests were withdrawn.
+    /// The slot was not cleaned, because the driver may still hold the dead owner's memory. Only
+    /// the owner's undecided requests were withdrawn.
     Draining,
     Cleaned,
 }
 
-/// Cleans a slot if its owner is dead and the slot has drained. If a system call on the slot's
-/// locks fails, the slot stays as it is.
+/// Cleans a slot if its owner is dead and the driver has freed the owner's memory. If a system call
+/// on the slot's locks fails, the slot stays as it is.
 pub(super) fn reap(
     ledger: &Ledger,
     file: &Description,
@@ -78,8 +77,8 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // Once the claim lock is released, another process may claim the slot. Therefore the words are
-    // zeroed before. If releasing fails, closing the file releases the lock.
+    // The slot is already emptied, because another process may claim it once this lock is released.
+    // If this call fails, closing the file releases the lock.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
@@ -91,8 +90,8 @@ pub(super) fn reap_claimed(
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
-    // The owner is checked again, because another process may have claimed the slot before this
-    // process got the claim lock.
+    // The owner is checked again: another process may have claimed the slot before this process got
+    // the claim lock.
     if !is_dead(file, slot) {
         return Fate::Live;
     }
@@ -113,8 +112,8 @@ pub(super) fn reap_claimed(
     fate
 }
 
-/// Withdraws the undecided requests of a dead owner. A process asks the driver for memory only
-/// after its request is decided, so the driver holds no memory for an undecided request.
+/// Withdraws the undecided requests of a dead owner. The driver holds no memory for them: a process
+/// asks the driver for memory only after its request is granted.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
         let word = ledger.word(slot, device);
@@ -125,7 +124,7 @@ fn withdraw(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Records an event for each device on which the slot of a dead process has memory to give back.
+/// Records one event for each device on which the slot of a dead process is charged.
 fn record(ledger: &Ledger, slot: usize) {
     let Some(process) = ledger.owner(slot) else {
         return;
@@ -145,14 +144,13 @@ fn record(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Returns whether a dead owner's slot has drained. The first process that finds the owner dead
-/// stores the time. The caller holds the claim lock.
+/// Returns whether a dead owner's slot has drained. Stores the time if this process is the first to
+/// find the owner dead. The caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let now = os::boot_ms();
     let mut since = owner.dead_since.load(Ordering::Relaxed);
-    // A stored time in the future is wrong: a process with another boot clock has written it, or
-    // the file is damaged.
+    // A time in the future is wrong: another boot clock or a damaged file is the cause.
     if since == 0 || since > now {
         owner.dead_since.store(now, Ordering::Relaxed);
         since = now;
@@ -160,7 +158,7 @@ fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     has_drained(ledger, slot, witness, now - since)
 }
 
-/// Returns whether a slot has drained if its owner has been dead for `dead_ms` milliseconds.
+/// Returns whether a slot has drained whose owner was found dead `dead_ms` milliseconds ago.
 pub(super) fn has_drained(
     ledger: &Ledger,
     slot: usize,
@@ -184,8 +182,9 @@ pub(super) fn has_drained(
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
             // After `exec`, the driver lists the memory of the old and the new program under one
-            // pid. The new program may not yet have allocated all memory that it has charged. The
-            // listed bytes may then belong to the old program, so the grace time decides.
+            // pid. The listed bytes may belong to the old program even if the new program has
+            // charged as many, because it may not have allocated them yet. Therefore the grace time
+            // decides.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
@@ -194,11 +193,10 @@ pub(super) fn has_drained(
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
 }
 
-/// Returns the bytes that were charged by later programs of the process that owned the dead slot. A
-/// process that calls `exec` keeps its pid. The driver lists the memory of its old and its new
-/// program under this pid. When the old program's slot is examined, the new program's charge is
-/// therefore subtracted. The old program's charge is never subtracted for the new program's slot,
-/// even if both programs have ended.
+/// Returns the bytes that later programs of the same process have charged. A process keeps its pid
+/// in `exec`, and the driver lists the memory of all its programs under this pid. Later programs'
+/// charges are therefore subtracted when an older program's slot is examined. Older programs'
+/// charges are never subtracted for a later program's slot.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -211,8 +209,8 @@ fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: Devic
         .sum()
 }
 
-/// Returns whether all memory that the dead process shared with other processes is charged to the
-/// processes that now hold it. Not called if the group has no living member.
+/// Returns whether all memory that the dead process shared is charged to the processes that hold it
+/// now. Called only if the group has a living member.
 fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     DeviceIndex::all().all(|device| {
         let bytes = ledger.may_leave(slot, device);
@@ -224,7 +222,7 @@ fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     })
 }
 
-/// Empties a slot. Called by the slot's owner, or by a process that holds the slot's claim lock.
+/// Empties a slot. The caller owns the slot, or holds its claim lock.
 pub(super) fn zero(ledger: &Ledger, slot: usize) {
     let SlotPage {
         owner,
@@ -261,17 +259,17 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
 /// The result of cleaning all dead processes' slots that have charges on one device.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Swept {
-    /// Whether memory was freed or a dead process's request was withdrawn.
+    /// Whether a slot was cleaned, or a dead process's request was withdrawn.
     pub cleaned: bool,
-    /// Units granted to dead processes whose slots are draining.
+    /// Units that dead processes have charged and the driver may still be freeing.
     pub pending: u64,
-    /// Units granted in slots that another process is cleaning.
+    /// Units charged in slots that another process is cleaning.
     pub busy: u64,
 }
 
-/// Cleans all dead processes' slots that have a charge on the device, except the slot `own`. Some
-/// processes are exiting but still hold their file lock. If `await_ending` is true, the units of
-/// these processes count as pending.
+/// Cleans the slots of all dead processes that have a charge on the device, except the slot `own`.
+/// If `await_ending` is true, the units of exiting processes that still hold their file lock count
+/// as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,

@@ -1,20 +1,18 @@
 //! The record that a process keeps of its own charges on one device.
 //!
-//! Every process that may charge in a ledger can also write the words of other processes. A process
-//! therefore keeps its own count outside the file, and compares that count with its word at every
-//! charge and uncharge. If another process has lowered the word, the difference is added to the
-//! word again.
+//! Any member of a group can write the words of other processes in the ledger. A process therefore
+//! also counts its charges in its own memory. At every charge and uncharge, it compares this record
+//! with its word. If another process has lowered the word, the process adds the missing units
+//! again.
 //!
-//! A thread cannot change the word and the record in one step. The two can only be compared while
-//! no thread is between these two changes. The record itself shows whether that is so. Beside the
-//! units, it holds the number of threads that are between the two changes. It also counts how often
-//! a thread began a change.
+//! A thread cannot change the word and the record in one step. They can be compared only while no
+//! thread is in the middle of a change. Therefore the record also holds the number of such threads,
+//! and counts how often a change was begun.
 
 use super::atomic::{Ordering, Word};
 
-/// A record has three parts. Bits 0 to 31 are units. Bits 32 to 47 are the number of threads that
-/// have begun and not yet ended a change. Bits 48 to 63 count how often a thread began a change,
-/// and wrap around.
+/// A record has three parts. Bits 0 to 31 are units. Bits 32 to 47 are the number of threads in the
+/// middle of a change. Bits 48 to 63 count how often a change was begun, and wrap around.
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;
@@ -33,9 +31,9 @@ impl Record<loom::sync::atomic::AtomicU64> {
 }
 
 impl<W: Word> Record<W> {
-    /// Begins a change of the word. Call this method before changing the word. Returns how many
-    /// units the word lacks. Returns 0 if only this process has changed the word, or if the method
-    /// cannot determine what the word lacks. `charged` must read the units of the word with
+    /// Begins a change of this process's word in the ledger. Call it before changing the word.
+    /// Returns how many units are missing from the word because another process has lowered it.
+    /// Returns 0 if none are missing, or if that is unknown. `charged` must read the word with
     /// [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
@@ -49,14 +47,14 @@ impl<W: Word> Record<W> {
         let charged = charged();
         let lacks = (now & UNITS).saturating_sub(charged);
         if lacks > 0 && self.0.load(Ordering::Relaxed) != now {
-            // Another thread began a change of the word meanwhile, so the word and the record
-            // cannot be compared.
+            // Another thread has begun a change meanwhile, so the word and the record cannot be
+            // compared.
             return 0;
         }
         lacks
     }
 
-    /// Ends a change that left the word as it was.
+    /// Ends a change whose net effect on the word is zero.
     #[inline]
     pub(super) fn withdrawn(&self) {
         self.0.fetch_sub(THREAD, Ordering::AcqRel);
@@ -71,8 +69,7 @@ impl<W: Word> Record<W> {
     /// Ends a change that took `n` units from the word.
     #[inline]
     pub(super) fn taken(&self, n: u64) {
-        // The subtraction is capped at the recorded units. A larger subtraction would borrow from
-        // the bits that hold the number of threads.
+        // Never subtract more than the recorded units: that would change the number of threads.
         let n = n.min(self.0.load(Ordering::Relaxed) & UNITS);
         self.0.fetch_sub(THREAD + n, Ordering::AcqRel);
     }
@@ -95,7 +92,7 @@ mod tests {
         assert_eq!(
             record.begin(|| 7),
             0,
-            "additional units harm only this process"
+            "too many units in the word are no error"
         );
         record.taken(100);
         assert_eq!(record.begin(|| 0), 0);
@@ -103,7 +100,7 @@ mod tests {
         assert_eq!(
             record.begin(|| 1),
             2,
-            "units that were never added are not lacking"
+            "units that were never recorded are not missing"
         );
     }
 
@@ -117,7 +114,7 @@ mod tests {
         record.withdrawn();
         record.taken(10);
         assert_eq!(record.begin(|| 0), 0);
-        // Another thread begins a change of the word between the two looks at the record.
+        // Another thread begins a change between the two times that the record is read.
         record.added(10);
         let begins_meanwhile = || {
             record.begin(|| unreachable!("not asked"));

@@ -1,21 +1,21 @@
-//! Removal of a group without losing a process that is just joining the group.
+//! Removal of a group, safe against processes that are just joining the group.
 
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// A guard that prevents all processes from claiming a slot, until drop. A process that could not
-/// claim a slot finds afterwards that the ledger file is gone, and opens the group anew.
+/// A guard that keeps all processes from claiming a slot, until it is dropped. A process that
+/// waited for a slot then finds that the ledger file is gone, and opens the group anew.
 #[derive(Debug)]
 pub struct Removal {
     file: Description,
 }
 
 impl Ledger {
-    /// Prevents all processes from joining the group, if its ledger has no living member. The
-    /// caller may then remove the group's files.
+    /// Keeps all processes from joining the group, so that the caller can remove its files. Fails
+    /// if the group has a living member.
     ///
-    /// Dead members whose slots are still draining do not count as living; call [`Self::clean`]
-    /// first if their memory matters.
+    /// Dead members are ignored, even if the driver may still hold their memory. Call
+    /// [`Self::clean`] first if that matters.
     pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
         let path = &self.place.path;
         let error = |error| LedgerError::io(path, "lock", error);
@@ -25,8 +25,8 @@ impl Ledger {
             return Err(in_use());
         }
         let removal = Removal { file };
-        // The claim bytes are locked before the owner locks are checked. A process takes its owner
-        // lock only while it holds a claim lock, so no owner lock can appear after the check.
+        // The claim locks are taken before the owner locks are checked. A process needs a claim
+        // lock to take its owner lock. Therefore no owner lock can appear after the check.
         match lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? {
             true => Err(in_use()),
             false => Ok(removal),
@@ -36,8 +36,8 @@ impl Ledger {
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        // Closing the file does not always release the lock: a child that was forked meanwhile may
-        // hold the open file description open. Therefore the lock is released explicitly.
+        // Closing the file is not enough: a child that was forked meanwhile may keep the lock
+        // alive.
         let _ = lock::unlock(&self.file, Bytes::CLAIMS);
     }
 }

@@ -30,8 +30,8 @@ impl Scratch {
         let path = std::env::temp_dir().join(name);
         Ledger::create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));
-        // The two devices under test get indices above 1. A test then fails if the code uses an
-        // index where it needs a count.
+        // The tested devices get indices above 1. A test then fails if the code confuses an index
+        // with a count.
         for filler in 100..109 {
             ledger
                 .device(DeviceId::gpu([filler; 16]), 1)
@@ -50,15 +50,15 @@ impl Scratch {
         Ledger::open_readonly(&self.path).expect("open")
     }
 
-    /// Claims a slot for this process, which may own several slots in tests.
+    /// Claims a slot for this process. In tests, a process may own several slots.
     pub fn join(&self) -> Slot {
         self.ledger
             .claim(&Identity::of_self(), "")
             .expect("a free slot")
     }
 
-    /// Makes the slot of a dead process: the slot has an owner but no file lock. The process has
-    /// charged `units`, of which `undecided` are undecided.
+    /// Creates the slot of a dead process: it has an owner, but no file lock. The process has
+    /// charged `units`, including `undecided` units.
     pub fn dead(&self, identity: &Identity, units: u64, undecided: u64) -> usize {
         let slot = self.ledger.high_water();
         let page = &self.content().slots[slot];
@@ -89,13 +89,13 @@ impl Drop for Scratch {
 /// Returns the identity of a process that never existed, for tests.
 pub(super) fn stranger(pid: u32) -> Identity {
     Identity {
-        // This pid is larger than any that Linux assigns.
+        // This pid is higher than any pid that Linux assigns.
         pid: (1 << 23) + pid,
         ..Identity::of_self()
     }
 }
 
-/// Returns the one level at which a test charges.
+/// Returns the only group in which a test charges, with this limit in bytes.
 pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     Level {
         slot,
@@ -106,7 +106,8 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     }
 }
 
-/// A process without idle memory. Its witness gives the stored answer about dead processes.
+/// A test process without idle memory. The stored value answers whether the driver still holds
+/// memory of a dead process.
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {

@@ -1,4 +1,4 @@
-//! A process's slot in the ledger, and the way in which a process claims a slot.
+//! A process's slot in the ledger, and how a process claims a slot.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge;
@@ -21,24 +21,24 @@ use std::time::Duration;
 
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
-/// A kernel file lock marks the slot as owned. A mapping keeps the lock, not a descriptor.
-/// Therefore closing all descriptors does not lose the lock, and a forked child does not inherit
-/// the lock. The lock ends with exec, and with any death of the process. The slot must not be used
-/// in a forked child; dropping it in a forked child has no effect.
+/// A kernel file lock marks the slot as owned. A mapping keeps this lock alive, so that closing
+/// descriptors does not lose it. A forked child does not inherit the lock. The lock ends with exec,
+/// and with any death of the process. Do not use the slot in a forked child; dropping it there has
+/// no effect.
 ///
-/// Dropping the slot uncharges all memory of this process at once. Drop the slot only if the driver
-/// no longer holds memory for this process. If a process ends without dropping its slot, the slot
-/// drains first.
+/// Dropping the slot uncharges all memory of this process at once. Drop it only if the driver holds
+/// no more memory for this process. If a process ends without dropping its slot, its charge stays
+/// until the driver has freed its memory.
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
-    /// This process's own record of its charges on each device, in private memory.
+    /// This process's own record of its charges on each device. Other processes cannot change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Time until which no request of this process is granted, in milliseconds of the boot clock.
-    /// Set when another process has changed this process's word; otherwise 0. `u64::MAX` if the
-    /// ledger file is damaged.
+    /// All requests of this process are refused until this time, in milliseconds since boot. Set
+    /// when another process has changed this process's word; otherwise 0. `u64::MAX` if the ledger
+    /// file is damaged.
     distrust: AtomicU64,
-    // The mapping that keeps the owner lock. Dropped after the slot's words are zeroed.
+    // The mapping that keeps the owner lock. Dropped last, after the slot is emptied.
     _owner: Anchor,
 }
 
@@ -53,8 +53,7 @@ impl Slot {
         charge::granted(self.word(device).load(Ordering::Relaxed)) * charge::UNIT
     }
 
-    /// Sets the bytes of a category of memory. The figure is for display only; limits depend on
-    /// charges alone.
+    /// Sets the bytes of one category of memory. For display only; limits use charges alone.
     pub fn publish(&self, device: DeviceIndex, category: Category, bytes: u64) {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
@@ -64,15 +63,14 @@ impl Slot {
         self.stats(device).idle.store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the largest number of bytes that this process can give back when other processes ask
-    /// for idle memory.
+    /// Sets the largest number of bytes that this process can give back on request.
     pub fn publish_reclaimable(&self, device: DeviceIndex, bytes: u64) {
         self.stats(device)
             .reclaimable
             .store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns whether this process has no undecided request at this moment.
+    /// Returns whether this process has no undecided request on the device at this moment.
     pub fn is_decided(&self, device: DeviceIndex) -> bool {
         charge::undecided(self.word(device).load(Ordering::Acquire)) == 0
     }
@@ -81,7 +79,7 @@ impl Slot {
         &self.page().waiting
     }
 
-    /// Counts a refused request in the statistics of this process and of the group.
+    /// Counts a refused request in the statistics of the process and of the group.
     pub fn count_refusal(&self, device: DeviceIndex) {
         self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
         let group = &self.ledger.header().refusals;
@@ -98,15 +96,15 @@ impl Slot {
         &self.records[device.get()]
     }
 
-    /// Begins a change of this process's word: see [`charge::Rung::begin`].
+    /// Begins a change of this process's word in the ledger: see [`charge::Rung::begin`].
     #[inline]
     pub(super) fn begin(&self, device: DeviceIndex) -> bool {
         let word = self.word(device);
         let lacks = self
             .record(device)
             .begin(|| charge::charged(word.load(Ordering::Acquire)));
-        // `high_water` only grows, so a value that excludes this slot was written by a faulty or
-        // hostile process.
+        // `high_water` normally only grows. If it does not include this slot, a faulty or hostile
+        // process has lowered it.
         let hidden = self.high_water().load(Ordering::Relaxed) <= self.index as u64;
         if lacks == 0 && !hidden && self.distrust.load(Ordering::Relaxed) == 0 {
             return true;
@@ -115,14 +113,14 @@ impl Slot {
     }
 
     /// Repairs this process's word and `high_water` after another process has changed them. Returns
-    /// whether a request may be granted. After such a change no request is granted for a second,
-    /// for two reasons. The change made memory seem free, and other processes may have been granted
-    /// this memory. And the words of other processes may have been changed too.
+    /// whether a request may be granted. After such a change, all requests are refused for a
+    /// second. Other processes may have been granted the memory that seemed free, and their words
+    /// may have been changed too.
     #[cold]
     fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
-        // The ledger file stays damaged, so no request of this process is granted from now on.
-        // `high_water` is not repaired. While it is wrong, every member runs this code at its next
-        // request and detects the damage.
+        // A damaged ledger file stays damaged, so this process never gets a grant again.
+        // `high_water` is not repaired: as long as it is wrong, every member gets here and detects
+        // the damage.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -138,8 +136,8 @@ impl Slot {
         let until = self.distrust.load(Ordering::Relaxed);
         let over = until <= now;
         if over {
-            // Another thread may have detected a new change meanwhile. The exchange then fails and
-            // leaves the new time in place.
+            // If another thread has detected a new change meanwhile, this exchange fails and keeps
+            // the new time.
             let _ = self
                 .distrust
                 .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -147,7 +145,8 @@ impl Slot {
         over
     }
 
-    /// Returns whether this process has recently detected that another process changed its word.
+    /// Returns whether requests are refused because another process has changed this process's
+    /// word.
     pub fn distrusts(&self) -> bool {
         self.distrust.load(Ordering::Relaxed) > os::boot_ms()
     }
@@ -190,31 +189,28 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-/// The time for which no request of this process is granted after another process has changed its
-/// word.
+/// How long all requests of this process are refused after another process has changed its word.
 const DISTRUST_MS: u64 = 1_000;
 /// Number of random slots that a process tries to claim before it tries all slots in order.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
-/// A claiming process looks for slots with a dead owner before it raises `high_water`. It checks at
-/// most this number of slots.
+/// Largest number of slots that a process checks for a dead owner before it claims a new slot.
 const PROBES: u32 = 16;
-/// Number of times that a claiming process tries all slots, if some slots are only being claimed,
-/// cleaned or drained.
+/// How often a process tries all slots, as long as some of them may become free soon.
 const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 impl Ledger {
     /// Claims a slot for this process. Call once per process and ledger, not once per thread.
-    /// `below` is the name of the process's group relative to this ledger's group, such as
-    /// `alice/job7`, or empty for the ledger's group itself.
+    /// `below` is the name of the process's group relative to the ledger's group, such as
+    /// `alice/job7`. It is empty for the ledger's group itself.
     ///
-    /// Every charge reads all slots up to the highest that was ever claimed, so low slots are
-    /// preferred. But if many processes start at once, all of them would try the lowest free slot.
-    /// Therefore a process picks its next slot at random among several free slots. Their number
-    /// doubles with each slot that the process loses to another process, so even a thousand
-    /// processes need only a few attempts each. The number is bounded only by the number of slots:
-    /// if four thousand processes start on two processors, the scheduler may suspend more than a
-    /// thousand of them in the middle of a claim, and these hold the lowest slots.
+    /// Low slots are preferred, because every charge reads all slots up to the highest one ever
+    /// claimed. But if many processes start at once, all of them would try the lowest free slot.
+    /// Therefore a process chooses at random among the lowest free slots. After each slot lost to
+    /// another process, it chooses among twice as many. Even a thousand processes then need only a
+    /// few attempts each. The only upper bound is the number of slots. If thousands of processes
+    /// start on two processors, more than a thousand may be suspended while they claim the lowest
+    /// slots.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;
         if !self.map.writable() {
@@ -239,9 +235,8 @@ impl Ledger {
             distrust: AtomicU64::new(0),
             _owner: anchor,
         };
-        // From this point on only the mapping keeps the owner lock. If the file system has dropped
-        // the lock nevertheless, other processes will take this process for dead and give its
-        // memory away.
+        // From now on only the mapping keeps the owner lock. If the file system has dropped the
+        // lock, other processes would think that this process is dead, and give its memory away.
         drop(owner);
         let held = lock::is_locked(&claim, Bytes::owner(index))
             .map_err(|error| LedgerError::io(&place.path, "lock", error))?;
@@ -249,9 +244,8 @@ impl Ledger {
             let unsuitable = Unsuitable::loses_locks(&place.path);
             return Err(LedgerError::FileSystem(unsuitable));
         }
-        // While a group is being removed, no process can claim a slot until the group's files are
-        // gone. A process may claim a slot of the removed ledger afterwards. Such a process would
-        // be in no group, so it gets an error.
+        // The group may have been removed while this process waited for a slot. The slot then
+        // belongs to no group, so the claim fails.
         self.check_current().map(|()| slot)
     }
 
@@ -266,15 +260,15 @@ impl Ledger {
     }
 }
 
-/// Returns the name of the owner's group, relative to the ledger's group; empty if the bytes are
-/// not a valid name.
+/// Returns the name of the owner's group relative to the ledger's group. Empty if the stored name
+/// is invalid.
 pub(super) fn read_below(page: &SlotPage) -> String {
     let bytes: [u8; 8 * BELOW_WORDS] = load_bytes(&page.below);
     let name = bytes.into_iter().take_while(|byte| *byte != 0).collect();
     let mut name = String::from_utf8(name).unwrap_or_default();
-    // A long name is cut off when it is stored, perhaps after a `/`.
+    // A long name is cut off when it is stored, so it may end with a `/`.
     name.truncate(name.trim_end_matches('/').len());
-    // Any member can write the bytes of the name, so they may be anything.
+    // Any member can write any bytes here, so the name must be checked.
     if name.split('/').all(is_part) {
         name
     } else {
@@ -284,9 +278,9 @@ pub(super) fn read_below(page: &SlotPage) -> String {
 
 enum Take {
     Taken(Anchor),
-    /// Another process is claiming or cleaning the slot, so this process cannot take it.
+    /// Another process is claiming or cleaning the slot.
     Busy,
-    /// The slot has a living owner, so this process cannot take it.
+    /// The slot has a living owner.
     Held,
     /// The slot's owner is dead, and the driver may still hold its memory.
     Draining,
@@ -322,8 +316,7 @@ impl Candidate<'_> {
                     Take::Busy | Take::Draining => soon = true,
                 }
             }
-            // A process that removes the group holds all claim locks. The slots may therefore be
-            // busy because the group is being removed.
+            // All slots may be locked because the group is being removed.
             self.ledger.check_current()?;
             if !soon {
                 break;
@@ -335,9 +328,8 @@ impl Candidate<'_> {
         })
     }
 
-    /// Chooses one of the first `crowd` slots that look free, at random. There is one exception: if
-    /// `crowd` is 1 and all slots below `high_water` look taken, the method prefers a slot whose
-    /// owner died without charges.
+    /// Chooses one of the first `crowd` slots that look free, at random. If `crowd` is 1 and no
+    /// slot below `high_water` looks free, prefers a slot whose owner died without charges.
     fn pick(&self, crowd: usize, random: &mut Random) -> Result<Option<usize>, LedgerError> {
         let ledger = self.ledger;
         let nobody = |slot: &usize| {
@@ -350,9 +342,9 @@ impl Candidate<'_> {
         let high_water = ledger.high_water();
         let free = (0..high_water).filter(nobody).take(crowd).count();
         if crowd == 1 && free == 0 {
-            // A process that was killed before it charged any memory leaves its name in its slot,
-            // and only this code cleans such slots. Processes that start at the same time as others
-            // skip this check, because the kernel answers slowly if a file has thousands of locks.
+            // A process that was killed before its first charge leaves its name in its slot, and
+            // charging never cleans such a slot. Many processes that start at once skip this check,
+            // because the kernel answers slowly if a file has thousands of locks.
             let first = random.below(high_water);
             for step in 0..high_water.min(PROBES as usize) {
                 let slot = (first + step) % high_water;
@@ -361,7 +353,7 @@ impl Candidate<'_> {
                 }
             }
         }
-        // Every slot above `high_water` looks free, because its page was never written.
+        // All slots above `high_water` look free, because they were never written.
         let wanted = random.below(crowd.min(free + MAX_SLOTS - high_water).max(1));
         Ok((0..high_water)
             .filter(nobody)
@@ -374,16 +366,16 @@ impl Candidate<'_> {
         move |error| LedgerError::io_with_room(&path, action, error)
     }
 
-    /// Returns whether a slot has neither a living owner nor a charge, although an owner is written
-    /// in the slot.
+    /// Returns whether a slot has no charge and no living owner. The slot still names its dead
+    /// owner.
     fn is_abandoned(&self, slot: usize) -> Result<bool, LedgerError> {
         let held = lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))?;
         Ok(!held && !self.ledger.has_words(slot))
     }
 
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
-        // The owner lock is checked before the claim lock is taken. Most slots of a full ledger
-        // have an owner, and this check does not disturb processes that clean slots.
+        // The owner lock is checked first, because most slots of a full ledger have an owner.
+        // Taking the claim lock of such a slot would disturb processes that clean slots.
         if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
             return Ok(Take::Held);
         }
@@ -392,10 +384,8 @@ impl Candidate<'_> {
             return Ok(Take::Busy);
         }
         let taken = self.take_claimed(slot);
-        // Closing the file does not always release the claim lock: a child that was forked
-        // meanwhile may keep the open file description open. Therefore the lock is released
-        // explicitly. The release comes last, because other processes leave the slot alone while
-        // the claim lock is held.
+        // Closing the file is not enough: a child that was forked meanwhile may keep the lock
+        // alive. The lock is released last, because it keeps other processes away from the slot.
         lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
         taken
     }
@@ -428,15 +418,15 @@ impl Candidate<'_> {
             .store(child.map_or(0, child_key), Ordering::Relaxed);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
-        // `high_water` is raised before this process publishes its first request, because other
-        // processes read `high_water` after publishing their requests.
+        // `high_water` must include this slot before this process publishes its first request.
+        // Other processes read `high_water` to find all requests.
         let high_water = &self.ledger.signals().high_water;
         high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
         Ok(Take::Taken(anchor))
     }
 
-    /// Reserves space for all parts of the file that the slot's owner writes. A full file system
-    /// then causes an error here instead of a SIGBUS later.
+    /// Reserves file system space for all parts of the file that the slot's owner writes. If the
+    /// file system is full, this fails now instead of causing a SIGBUS later.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
             let line = size_of::<layout::WordLine>() as u64;

@@ -101,10 +101,9 @@ fn members_are_asked_at_most_every_200_ms() {
     let just = os::boot_ms();
     assert!(
         at.load(Ordering::Relaxed).abs_diff(just) < 60_000,
-        "the time of it"
+        "the time of asking is recorded"
     );
-    // The times are those at which the members were last asked: just now, a while ago, and in the
-    // future according to another clock.
+    // The members were last asked just now, a while ago, and (by a wrong clock) in the future.
     at.store(os::boot_ms(), Ordering::Relaxed);
     assert!(!scratch.ask_members());
     at.store(os::boot_ms() - 10_000, Ordering::Relaxed);
@@ -141,7 +140,7 @@ fn passing_high_is_reported_once_a_second() {
     noted.store(os::boot_ms() + 60_000, Ordering::Relaxed);
     assert!(
         scratch.note_above_high(scratch.device),
-        "recorded by another clock"
+        "a recorded time in the future is ignored"
     );
     assert!(noted.load(Ordering::Relaxed) <= os::boot_ms());
 }
@@ -154,7 +153,7 @@ fn cleaning_counts_cleaned_and_draining_slots() {
     charge(&path, UNIT, &Knows(None)).expect("no limit");
     scratch.dead(&stranger(1), 1, 0);
     scratch.dead(&stranger(2), 2, 0);
-    // The slot belongs to a process that was killed before it charged any memory.
+    // This process was killed before it charged any memory.
     scratch.dead(&stranger(3), 0, 0);
     assert_eq!(
         scratch.readonly().clean(&Knows(Some(false))),
@@ -178,7 +177,7 @@ fn charges_in_a_slot_without_an_owner_are_cleaned_too() {
     assert_eq!(
         scratch.clean(&Knows(Some(false))).draining,
         1,
-        "nobody can be asked after"
+        "without an owner, only the grace time decides"
     );
     assert_eq!(scratch.charged(scratch.device), UNIT);
 }
@@ -205,7 +204,7 @@ fn a_used_ledger_is_detected_without_opening_it() {
     assert!(!Ledger::is_used(scratch.path()));
     let slot = scratch.join();
     assert!(Ledger::is_used(scratch.path()));
-    // The file is overwritten so that it is no longer a ledger of this format.
+    // The overwritten file is no longer a ledger, but its locks remain.
     std::fs::write(scratch.path(), "").expect("cut");
     assert!(Ledger::is_used(scratch.path()));
     std::fs::remove_file(scratch.path()).expect("removed");

@@ -1,4 +1,4 @@
-//! Reading of a ledger's figures: sums over all processes and figures per process, in bytes.
+//! The figures of a ledger in bytes: sums over all processes, and figures of each process.
 
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
@@ -9,26 +9,25 @@ use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-/// A group's usage of one device. The words of the ledger are read one after the other while
-/// members continue to charge, so the figures are not from one moment. Memory that moves between
-/// members during the reading may be counted twice. Apart from that, `charged` never exceeds the
-/// memory that was granted at some moment.
+/// A group's usage of one device. Members continue to charge while the ledger is read, so the
+/// figures are not all from one moment. Memory that moves between members meanwhile may be counted
+/// twice. Apart from that, `charged` is never more than was granted at some moment.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
-    /// Granted bytes of living processes, and of dead processes whose slots drain.
+    /// Bytes granted to living processes, and to dead processes whose memory the driver may still
+    /// hold.
     pub charged: u64,
-    /// Bytes of undecided requests at the time of reading; not part of `charged`.
+    /// Bytes of requests that are undecided at the moment; not part of `charged`.
     pub undecided: u64,
-    /// The peak: the largest usage that a granted request has seen since the group was created. It
-    /// does not include bytes that the requesting process had charged ahead, and is never above the
-    /// limit at the time of the request.
+    /// The largest usage that was recorded since the group was created. Does not include memory
+    /// that the recording process had charged ahead, and is never above the limit at that time.
     pub peak: u64,
     /// Number of refused requests since the group was created.
     pub refusals: u64,
-    /// Number of requests that have waited since the group was created. They waited for room in
-    /// this group or in one of its parent groups.
+    /// Number of requests that have waited since the group was created. They lacked room in this
+    /// group or in a parent group.
     pub waits: u64,
-    /// Total time that requests waited since the group was created, in milliseconds.
+    /// Total waiting time of requests since the group was created, in milliseconds.
     pub waited_ms: u64,
     /// The parts of `charged` by category, as the members published them.
     pub by: [u64; Category::COUNT],
@@ -43,18 +42,18 @@ pub struct ProcessUsage {
     pub slot: usize,
     /// The process.
     pub identity: Identity,
-    /// The name of the process's group relative to the ledger's group, such as `alice/job7`; empty
+    /// The name of the process's group relative to the ledger's group, such as `alice/job7`. Empty
     /// for the ledger's group itself.
     pub below: String,
     /// Whether the process is alive. A dead process is listed as long as the driver may still hold
     /// its memory.
     pub alive: bool,
-    /// The devices on which the process has, or had, a charge.
+    /// The devices on which the process has figures, even if it is not charged there now.
     pub devices: Vec<DeviceUsage>,
 }
 
 impl ProcessUsage {
-    /// Returns the process's figures for one device; zeros if the process has none for it.
+    /// Returns the process's figures for one device. All figures are 0 if there are none.
     pub fn on(&self, device: DeviceIndex) -> DeviceUsage {
         let known = self.devices.iter().find(|usage| usage.device == device);
         known.copied().unwrap_or(DeviceUsage {
@@ -76,7 +75,7 @@ pub struct DeviceUsage {
     pub device: DeviceIndex,
     /// Granted bytes.
     pub charged: u64,
-    /// The peak of the process: its largest `charged` so far, without bytes charged ahead.
+    /// The process's largest `charged` so far, without memory charged ahead.
     pub peak: u64,
     /// Number of refused requests of the process.
     pub refusals: u64,
@@ -84,8 +83,8 @@ pub struct DeviceUsage {
     pub by: [u64; Category::COUNT],
     /// Bytes that the process has charged ahead but does not use.
     pub idle: u64,
-    /// The part of `charged` whose memory has left the process. Another member may hold this memory
-    /// and may not have charged it yet. Included in [`Category::Vmm`].
+    /// The part of `charged` whose memory has left the process. Another member may hold this
+    /// memory, and may not have charged it yet. Included in [`Category::Vmm`].
     pub orphaned: u64,
 }
 
@@ -95,8 +94,7 @@ impl DeviceUsage {
         self.by[category as usize]
     }
 
-    /// Returns the bytes of memory that the process allocated by size: linear memory, VMM, arrays
-    /// and graphs.
+    /// Returns the bytes that the program requested itself: linear memory, VMM, arrays and graphs.
     pub fn allocations(&self) -> u64 {
         [
             Category::Linear,
@@ -109,15 +107,15 @@ impl DeviceUsage {
         .fold(0, u64::saturating_add)
     }
 
-    /// Returns the charged bytes that the process uses.
+    /// Returns the bytes that are charged and in use.
     pub fn in_use(&self) -> u64 {
         self.charged.saturating_sub(self.idle)
     }
 }
 
 impl Ledger {
-    /// Returns the bytes granted on a device to all processes, living or dead, whose slots are not
-    /// cleaned. Cheaper than [`Self::usage`].
+    /// Returns the bytes charged on a device, including those of dead processes whose slots are not
+    /// cleaned. Faster than [`Self::usage`].
     pub fn charged(&self, device: DeviceIndex) -> u64 {
         (0..self.high_water())
             .map(|slot| charge::granted(self.word(slot, device).load(Ordering::Relaxed)))
@@ -125,8 +123,7 @@ impl Ledger {
             * UNIT
     }
 
-    /// Returns the group's usage of a device. Dead processes are counted until their slots are
-    /// cleaned.
+    /// Returns the group's usage of a device, including dead processes whose slots are not cleaned.
     pub fn usage(&self, device: DeviceIndex) -> Usage {
         let header = self.header();
         let mut usage = Usage {
@@ -153,10 +150,10 @@ impl Ledger {
         usage
     }
 
-    /// Returns the living members, and the dead members whose slots drain.
+    /// Returns the living members, and the dead members whose memory the driver may still hold.
     pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        // The query for dead processes needs a descriptor of the ledger. If none can be opened, all
-        // processes count as living.
+        // Finding dead processes needs a descriptor of the ledger. Without one, all processes count
+        // as living.
         let file = self.place.open(false).ok();
         let now = os::boot_ms();
         let mut patience = Patience::default();
@@ -190,8 +187,8 @@ impl Ledger {
     }
 }
 
-/// A bound on the total time for which one reading of a ledger waits for undecided requests. A
-/// request is decided within a microsecond, unless its process was descheduled or stopped.
+/// Bounds the total time that one reading of the ledger waits for undecided requests. A request is
+/// normally decided within a microsecond, but its process may be descheduled or stopped.
 #[derive(Default)]
 struct Patience {
     looks: u32,
@@ -212,8 +209,8 @@ impl Patience {
         true
     }
 
-    /// Returns a slot's word and idle bytes. Both values are from before a request that is being
-    /// decided, or both are from after it.
+    /// Returns a slot's word and its idle bytes. Both are from before a request, or both are from
+    /// after it.
     fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
         let idle = &ledger.content().slots[slot].stats[device.get()].idle;
         let figure = || idle.load(Ordering::Relaxed);
@@ -248,16 +245,15 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Returns the largest number of bytes that the members of a ledger could give back if asked. The
-/// owner of slot `own` does not count. A member whose group uses no more than its `low` is not
-/// asked, so it publishes 0.
+/// Returns the largest number of bytes that the members could give back if asked, without the owner
+/// of slot `own`. A member whose group is within its `low` is not asked, and counts as 0.
 pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
         .filter(|slot| *slot != own)
         .map(|slot| {
             let stats = &ledger.content().slots[slot].stats[device.get()];
             let words = ledger.word(slot, device).load(Ordering::Relaxed);
-            // The figure is capped at the granted bytes, whatever the member has published.
+            // A member may publish any number, so the number is capped at the member's charge.
             let charged = charge::granted(words) * UNIT;
             stats.reclaimable.load(Ordering::Relaxed).min(charged)
         })

@@ -1,49 +1,49 @@
 //! Waiting in line for memory of a full group.
 //!
-//! A waiting process draws a number, writes it into its own slot, and checks whether another
-//! process with a lower number waits for the same device. The line consists only of the numbers in
-//! the slots of living owners, so no process holds a lock that others need. A stopped waiter does
-//! not check the line. After a while the other waiters skip it.
+//! A waiting process draws a number and writes it into its own slot. It comes after every process
+//! that waits for the same device with a lower number. The line consists only of these numbers, so
+//! that no waiter holds a lock. If a process dies, its number no longer counts. If a waiter is
+//! stopped, the others skip it after a while.
 //!
-//! A process that gives memory back first removes its charge, and then reads the word `waiting`. A
-//! waiter first sets `waiting`, and then reads the charges. Therefore at least one of the two
-//! processes sees the change of the other, and no waiter sleeps while there is room for it.
+//! A process that gives memory back first lowers its charge, and then reads the word `waiting`. A
+//! waiter first sets `waiting`, and then reads the charges. At least one of the two therefore sees
+//! the change of the other, and no waiter sleeps while there is room for it.
 
 use super::atomic::{Ordering, fence};
 use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
-/// Longest time that a waiter sleeps before it checks the line again. Some changes wake no waiter,
-/// such as the death of a member.
+/// Longest time that a waiter sleeps before it checks the line again. Some changes wake no waiter:
+/// for example, the death of a member.
 const NAP: Duration = Duration::from_millis(100);
-/// Milliseconds after which a waiter that has not checked the line is skipped.
+/// Milliseconds after which other processes skip a waiter that has not checked the line.
 const ABSENT_MS: u64 = 2_000;
 
-/// The answer to a waiter that asks whether it is its turn to charge.
+/// The answer to a waiting process that asks whether it may try to charge.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Turn {
-    /// The waiter is first in line and may try to charge.
+    /// The process is first in line and may try to charge.
     Yes,
-    /// Another waiter with a lower number comes first.
+    /// Another process with a lower number comes first.
     NotYet,
-    /// The time for which the waiter may wait is over.
+    /// The process has waited as long as it may.
     Over,
 }
 
-/// The place of a request in the line of one level, until drop.
+/// The place of a request in a group's line of waiting requests. Dropping it leaves the line.
 pub struct Line<'a> {
     slot: &'a Slot,
     device: DeviceIndex,
     ticket: u64,
     until: Instant,
-    /// The value that `Signals::returned` had when the waiter last read the charges.
+    /// The count `Signals::returned` just before the waiter last read the charges.
     returned: u64,
 }
 
 impl<'a> Line<'a> {
-    /// Takes the last place in line. A process has only one place in each line, so the result is
-    /// `None` if another thread of this process waits in the same group.
+    /// Takes the last place in line. A process has only one place in a group's line. Returns `None`
+    /// if another thread of this process already waits there.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
         let ticket = slot
             .ledger()
@@ -71,8 +71,8 @@ impl<'a> Line<'a> {
         Some(line)
     }
 
-    /// Announces the waiter to processes that give memory back, and returns whether it is the
-    /// waiter's turn. Call before every attempt to charge.
+    /// Returns whether it is the waiter's turn, and tells other processes that somebody waits. Call
+    /// before every attempt to charge.
     pub fn turn(&mut self) -> Turn {
         let ledger = self.slot.ledger();
         let signals = ledger.signals();
@@ -81,8 +81,8 @@ impl<'a> Line<'a> {
             .seen
             .store(os::boot_ms(), Ordering::Relaxed);
         self.returned = signals.returned.load(Ordering::SeqCst);
-        // Each waiter gives `waiting` a new value. A process that finds no waiter resets `waiting`
-        // to 0, but only if no waiter has changed the value meanwhile.
+        // Every check changes the value. Another process may find no waiters and clear `waiting`,
+        // but only while the value is unchanged.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if os::now() >= self.until {
@@ -94,7 +94,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Sleeps until another process gives memory back, for a bounded time.
+    /// Sleeps until another process gives memory back, but only for a bounded time.
     pub fn sleep(&self) {
         let left = self.until.saturating_duration_since(os::now());
         let signals = self.slot.ledger().signals();
@@ -105,16 +105,15 @@ impl<'a> Line<'a> {
 impl Drop for Line<'_> {
     fn drop(&mut self) {
         self.slot.waiting().ticket.store(0, Ordering::Release);
-        // The next waiter in line is woken and may try to charge at once, without waiting for
-        // memory to be given back.
+        // Now the next waiter is first in line and may try to charge, so all waiters are woken.
         wake(self.slot.ledger());
     }
 }
 
 impl Ledger {
-    /// Returns whether another process waits for memory of the device. If so, a new request of this
-    /// slot must stand in line. The word `waiting` announces waiters; the function clears it if no
-    /// process waits for any device.
+    /// Returns whether another process waits for memory of the device. A new request of this slot
+    /// then has to wait in line. Clears the word `waiting` if no other process waits for any
+    /// device.
     pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
         let waiting = &self.signals().waiting;
         let before = waiting.load(Ordering::SeqCst);
@@ -126,15 +125,15 @@ impl Ledger {
             return true;
         }
         if !DeviceIndex::all().any(any) {
-            // The exchange fails if a process has begun to wait meanwhile, because that process
-            // changed the word.
+            // If a process has begun to wait meanwhile, it has changed the word, and this exchange
+            // fails.
             let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
         false
     }
 }
 
-/// Returns whether a living process with a number below `ticket` waits for the device.
+/// Returns whether another living process waits for the device with a number below `ticket`.
 fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> bool {
     let mut file = None;
     let now = os::boot_ms();
@@ -148,8 +147,8 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         {
             continue;
         }
-        // The number of a dead waiter stays in its slot until the slot is cleaned. Therefore the
-        // number counts only if the owner lock shows that the waiter is alive.
+        // A dead waiter's number stays in its slot until the slot is cleaned. Therefore the owner
+        // lock must show that the waiter is alive.
         let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
         if !file
             .as_ref()
@@ -161,13 +160,12 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
     false
 }
 
-/// Returns whether a waiter has not checked the line for so long that it is skipped.
+/// Returns whether a waiter has not checked the line for too long, so that it is skipped.
 fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
 
-/// Wakes the waiting processes. Call after memory was given back. Costs one load if no process
-/// waits.
+/// Wakes the waiting processes after memory was given back. Costs one load if no process waits.
 #[inline]
 pub(super) fn returned(ledger: &Ledger) {
     if ledger.signals().waiting.load(Ordering::SeqCst) != 0 {
@@ -181,16 +179,15 @@ fn wake(ledger: &Ledger) {
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
-    // A waiter may be awake, and about to check the line again. It then has a place in line,
-    // although no thread sleeps on the futex.
+    // A waiter may be awake and about to check the line again. It is then still in line, although
+    // no thread sleeps on the futex.
     if os::futex_wake_all(&signals.returned) == 0
         && !ledger.content().slots[..ledger.high_water()]
             .iter()
             .any(is_in_line)
     {
-        // The exchange fails if a process has begun to wait meanwhile, because that process has
-        // changed the word `waiting`. A process that begins to wait after the exchange sets the
-        // word anew.
+        // If a process has begun to wait meanwhile, it has changed the word `waiting`, and this
+        // exchange fails. A process that begins to wait later sets the word anew.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);
@@ -225,10 +222,10 @@ mod tests {
         assert!(scratch.has_waiters());
         assert!(
             Line::join(&slots[0], other, later()).is_none(),
-            "a process has one place"
+            "a process has only one place in line"
         );
         assert!(scratch.somebody_waits(&slots[3], device));
-        // A new request comes after all waiters, including waiters of its own process.
+        // The process that is first in line must queue again for a second request.
         assert!(scratch.somebody_waits(&slots[2], device));
         assert!(!scratch.somebody_waits(&slots[1], other), "its own request");
         drop(first);
@@ -236,7 +233,7 @@ mod tests {
         drop((second, third));
         assert!(
             Line::join(&slots[0], other, later()).is_some(),
-            "the place is free again"
+            "the process may take a place again"
         );
     }
 
@@ -276,7 +273,7 @@ mod tests {
         seen.store(os::boot_ms() + 60_000, Ordering::Relaxed);
         assert!(
             scratch.somebody_waits(&slot, scratch.device),
-            "the time is from another clock"
+            "a waiter with a time in the future counts"
         );
     }
 
@@ -303,12 +300,11 @@ mod tests {
         line.turn();
         super::returned(&scratch);
         assert_eq!(returned(), 1);
-        // The sleep returns at once, because memory was given back after the waiter's last look at
-        // the charges.
+        // The sleep ends at once, because memory was given back after the last call of `turn`.
         line.sleep();
-        assert!(scratch.has_waiters(), "the waiter is awake and in line");
+        assert!(scratch.has_waiters(), "the waiter is still in line");
         line.turn();
-        assert_eq!(line.returned, 1, "does not wait for what it has seen");
+        assert_eq!(line.returned, 1, "the waiter has seen the return");
         drop(line);
         assert_eq!(returned(), 2, "the next waiter is woken");
         assert!(!scratch.has_waiters(), "no waiter is left");

@@ -13,7 +13,7 @@ fn reaped(scratch: &Scratch, slot: usize, held: Option<bool>) -> Fate {
     reap(scratch, &file(scratch), slot, &Knows(held))
 }
 
-/// Makes the slot's owner appear to have been found dead `ms` milliseconds ago.
+/// Makes the ledger say that the slot's owner was found dead `ms` milliseconds ago.
 fn found_dead(scratch: &Scratch, slot: usize, ms: u64) {
     let owner = &scratch.content().slots[slot].owner;
     owner
@@ -38,7 +38,7 @@ fn owned_empty_and_claimed_slots_are_left_alone() {
     lock::unlock(&other, Bytes::claim(dead)).expect("locks");
     assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
     assert_eq!(charged(&scratch), 0);
-    // The lock can be taken again, which shows that the claim lock was released.
+    // The claim lock can be taken, so it was released.
     assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
 }
 
@@ -54,14 +54,14 @@ fn a_slot_drains_while_the_driver_holds_its_memory() {
     assert_eq!(
         reaped(&scratch, dead, Some(true)),
         Fate::Draining,
-        "known to be held"
+        "the driver is known to hold memory"
     );
     assert_eq!(charged(&scratch), 3);
     found_dead(&scratch, dead, DRAIN_MAX_MS);
     assert_eq!(
         reaped(&scratch, dead, Some(true)),
         Fate::Cleaned,
-        "a driver that lists the process forever"
+        "draining ends although the driver lists the process"
     );
     assert_eq!(charged(&scratch), 0);
 }
@@ -79,8 +79,7 @@ fn without_a_witness_the_grace_time_decides() {
         reap(&scratch, &file(&scratch), dead, &NoWitness),
         Fate::Cleaned
     );
-    // A stored time of death that is in the future, or comes from another clock, is replaced by the
-    // present time.
+    // A stored time of death in the future is wrong, and is replaced by the present time.
     let dead = scratch.dead(&stranger(1), 3, 0);
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() + 60_000, Ordering::Relaxed);
@@ -89,7 +88,7 @@ fn without_a_witness_the_grace_time_decides() {
         Fate::Draining
     );
     assert!(since.load(Ordering::Relaxed) <= os::boot_ms());
-    // Another look at the dead process does not restart its time of draining.
+    // Trying to clean the slot again does not restart the grace time.
     found_dead(&scratch, dead, 1);
     let before = since.load(Ordering::Relaxed);
     reap(&scratch, &file(&scratch), dead, &NoWitness);
@@ -127,7 +126,7 @@ fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
     };
     let process = stranger(1);
     let first = scratch.dead(&process, 3, 0);
-    // The other slots belong to other programs of the same process, to another process, and to a
+    // The other slots belong to a later program of the same process, to another process, and to a
     // later process with the same pid.
     let second = scratch.dead(&process, 2, 1);
     scratch.dead(&stranger(2), 5, 0);
@@ -143,7 +142,7 @@ fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
     assert_eq!(
         asked(first),
         (vec![(process, GPU, UNIT)], false),
-        "of two slots of the same time the lower one is older"
+        "with equal times, the lower slot counts as older"
     );
     assert_eq!(asked(second), (vec![(process, GPU, 0)], true));
     birth(first).store(1_001, Ordering::Relaxed);
@@ -189,7 +188,7 @@ fn shared_memory_of_the_dead_is_freed_when_a_member_adopts_it() {
     assert_eq!(
         reaped(&scratch, dead, Some(false)),
         Fate::Draining,
-        "it is unknown who holds the shared memory"
+        "a living member may hold the shared memory"
     );
     let heir = Heir(RefCell::default());
     assert_eq!(reap(&scratch, &file(&scratch), dead, &heir), Fate::Cleaned);
@@ -202,7 +201,7 @@ fn shared_memory_of_the_dead_is_freed_when_a_member_adopts_it() {
     assert_eq!(
         reaped(&scratch, dead, Some(false)),
         Fate::Cleaned,
-        "no living member can hold it"
+        "no living member can hold the shared memory"
     );
 }
 
@@ -227,7 +226,7 @@ fn freed_memory_is_recorded_as_an_event() {
     assert_eq!(
         what.charged,
         13 * UNIT,
-        "includes the dead process's charge"
+        "the event counts the dead process's charge"
     );
 }
 
@@ -273,7 +272,7 @@ fn a_cleaned_slot_is_empty() {
     assert_eq!(
         scratch.usage(scratch.device).refusals,
         1,
-        "the group's count stays"
+        "the group still counts the refusal"
     );
 }
 
@@ -305,7 +304,7 @@ fn a_sweep_reports_freed_and_pending_units() {
     assert_eq!(
         sweep(Some(true), false),
         (false, 0, 11),
-        "another process is cleaning"
+        "another process is cleaning these slots"
     );
     lock::unlock(&other, Bytes::claim(first)).expect("locks");
     assert_eq!(sweep(Some(false), false), (true, 0, 6));
@@ -316,15 +315,15 @@ fn a_sweep_reports_freed_and_pending_units() {
     assert_eq!(
         sweep(Some(true), false),
         (true, 2, 0),
-        "a request was withdrawn"
+        "a dead process's request was withdrawn"
     );
     assert_eq!(sweep(Some(false), false), (true, 0, 0));
-    assert_eq!(charged(&scratch), 1, "only the process's own charge");
+    assert_eq!(charged(&scratch), 1, "this process's charge is left");
     scratch.dead(&stranger(3), 0, 0);
     assert_eq!(
         sweep(Some(false), false),
         (false, 0, 0),
-        "no charge on this device"
+        "dead processes have no charge on this device"
     );
 }
 
@@ -348,7 +347,7 @@ fn exiting_owners_count_as_pending_on_request() {
         (swept.cleaned, swept.pending, swept.busy)
     };
     assert_eq!(sweep(true), (false, 0, 0), "the owner is alive");
-    // Another process has the pid of the dead owner now.
+    // The owner's pid now belongs to another process.
     let owner = &scratch.content().slots[ending.index()].owner;
     owner.start_time.store(1, Ordering::Relaxed);
     assert_eq!(sweep(true), (false, 4, 0));

@@ -1,4 +1,4 @@
-//! Tests of claiming slots, and of detecting that other processes have changed a slot.
+//! Tests of claiming slots, and of detecting changes of a slot by other processes.
 
 use super::*;
 use crate::charge::UNIT;
@@ -16,12 +16,12 @@ fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
     candidate.pick(crowd, &mut Random::new()).expect("locks")
 }
 
-/// Chooses a slot many times. Returns the different slots that were chosen, in ascending order.
+/// Chooses a slot 100 times. Returns the different slots that were chosen, in ascending order.
 fn picks_of(scratch: &Scratch, crowd: usize) -> Vec<usize> {
     let mut picks: Vec<_> = (0..100).filter_map(|_| pick_of(scratch, crowd)).collect();
     assert!(
         [0, 100].contains(&picks.len()),
-        "either every attempt picks a slot, or none does"
+        "either every attempt finds a slot, or none does"
     );
     picks.sort_unstable();
     picks.dedup();
@@ -39,7 +39,7 @@ fn a_single_process_takes_the_lowest_free_slot() {
     assert_eq!(picks_of(&scratch, 1), [1]);
     assert_eq!(scratch.join().index(), 1);
     assert_eq!(scratch.high_water(), 4);
-    assert_eq!(picks_of(&scratch, 1), [1], "the slot was dropped");
+    assert_eq!(picks_of(&scratch, 1), [1], "slot 1 is free again");
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_crowd_is_spread_over_the_lowest_free_slots() {
     let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
     slots.remove(1);
     assert_eq!(picks_of(&scratch, 3), [1, 4, 5]);
-    // Near the end of the ledger there are fewer free slots to pick from.
+    // With almost all slots taken, fewer free slots than `crowd` are left.
     let high_water = &scratch.content().header.signals.high_water;
     high_water.store(MAX_SLOTS as u64, Ordering::Relaxed);
     for slot in 4..MAX_SLOTS - 1 {
@@ -70,7 +70,7 @@ fn an_empty_slot_of_a_dead_owner_is_preferred_to_a_new_slot() {
     let (_alive, free) = (scratch.join(), scratch.join());
     let killed = scratch.dead(&stranger(1), 0, 0);
     drop(free);
-    assert_eq!(picks_of(&scratch, 1), [1], "which need not be cleaned");
+    assert_eq!(picks_of(&scratch, 1), [1], "a free slot comes first");
     let _other = scratch.join();
     let charged = scratch.dead(&stranger(2), 3, 0);
     assert_eq!(picks_of(&scratch, 1), [killed]);
@@ -78,7 +78,7 @@ fn an_empty_slot_of_a_dead_owner_is_preferred_to_a_new_slot() {
     let slot = scratch.join();
     assert_eq!(slot.index(), killed);
     assert_eq!(picks_of(&scratch, 1), [charged + 1], "which still drains");
-    // A free slot below `high_water` can be picked as well as one above it.
+    // A slot below `high_water` that is free again is preferred to a new one.
     drop(slot);
     assert_eq!(picks_of(&scratch, 1), [killed]);
 }
@@ -113,7 +113,7 @@ fn a_claim_waits_for_the_end_of_a_removal() {
         assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
     });
     drop(removal);
-    // The removal is given up. The process that waits for a slot then gets one.
+    // Now the removal is given up, so the waiting process gets a slot.
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
     std::thread::scope(|scope| {
@@ -147,11 +147,11 @@ fn a_slot_names_its_owner_and_the_owners_group() {
     assert_eq!(
         claim("bob"),
         (child_key("bob"), "bob".into()),
-        "figures of the previous owner remain"
+        "nothing of the previous owner's name is left"
     );
     let long = vec!["x".repeat(64); 10].join("/");
     assert_eq!(claim(&long).1, long[..8 * BELOW_WORDS]);
-    // The names are those that a faulty member may have written into the ledger.
+    // A faulty member may have written such names into the ledger.
     for forged in ["a\u{1b}[2J", "a\nb", "../lab", "a//b", "/a", "ä"] {
         assert_eq!(claim(forged).1, "", "{forged:?}");
     }
@@ -174,7 +174,7 @@ fn figures_are_published_per_device() {
     assert_eq!(
         slot.charged(scratch.device),
         3 * UNIT,
-        "undecided units are not granted"
+        "undecided units are not counted as charged"
     );
     assert!(Arc::ptr_eq(slot.ledger(), &scratch));
 }
@@ -192,7 +192,7 @@ fn a_word_that_another_process_lowered_is_repaired() {
     assert!(until > os::boot_ms() - 60_000 && until <= os::boot_ms() + DISTRUST_MS);
     slot.distrust
         .store(os::boot_ms() + 60_000, Ordering::Relaxed);
-    assert!(slot.distrusts() && !charge(UNIT), "distrusts for a while");
+    assert!(slot.distrusts() && !charge(UNIT), "refuses until the time");
     slot.distrust.store(os::boot_ms() - 1, Ordering::Relaxed);
     assert!(!slot.distrusts() && charge(UNIT));
     assert_eq!(slot.distrust.load(Ordering::Relaxed), 0);
@@ -213,10 +213,7 @@ fn a_slot_hidden_by_a_lowered_high_water_is_shown_again() {
         assert!(charge(UNIT));
     }
     high_water.store(5, Ordering::Relaxed);
-    assert!(
-        charge(UNIT),
-        "higher slots of other processes do not matter"
-    );
+    assert!(charge(UNIT), "a higher `high_water` is no error");
 }
 
 #[test]
@@ -237,7 +234,7 @@ fn space_is_reserved_for_all_that_an_owner_writes() {
     let pages = (size_of::<SlotPage>() + BLOCKS * 4096) as u64;
     assert!(
         blocks() >= before + pages,
-        "the slot's page, and one page of words per block"
+        "space is reserved for one page, and one more per block"
     );
     assert_eq!(
         std::fs::metadata(scratch.path()).expect("there").len(),

@@ -1,4 +1,4 @@
-//! Tests of reading usage. The test itself writes the members' slots.
+//! Tests of reading usage. The test itself writes the slots of the members.
 
 use super::*;
 use crate::charge_unchecked;
@@ -32,7 +32,7 @@ fn a_groups_usage_is_the_sum_of_its_members_usage() {
     assert_eq!(scratch.usage(device).refusals, 2);
     assert_eq!(scratch.usage(scratch.other), Usage::default());
     assert_eq!(scratch.charged(scratch.other), 0);
-    // Published figures of a member without a charge are not shown.
+    // The categories of a member without a charge are not counted.
     slots[1].publish(scratch.other, Category::Linear, 5);
     assert_eq!(scratch.usage(scratch.other).by, [0; Category::COUNT]);
 }
@@ -80,7 +80,7 @@ fn a_members_usage_is_listed_by_device() {
     );
     let nowhere = process.on(DeviceIndex::new(31).expect("below 32"));
     assert_eq!((nowhere.charged, nowhere.device.get()), (0, 31));
-    // The figures that a process has published stay in its slot after its charge is gone.
+    // A device is still listed after its charge is gone, because the peak stays.
     crate::uncharge(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
     let stats = slot.stats(scratch.device);
     stats.peak.store(5, Ordering::Relaxed);
@@ -110,7 +110,7 @@ fn dead_members_are_listed_while_they_drain() {
     assert_eq!(
         shown(None),
         [own, (stranger(1).pid, false)],
-        "not yet found dead"
+        "the grace time has not begun"
     );
     let since = &scratch.content().slots[dead].owner.dead_since;
     since.store(os::boot_ms() - 10_000, Ordering::Relaxed);
@@ -119,7 +119,7 @@ fn dead_members_are_listed_while_they_drain() {
     assert_eq!(
         shown(None),
         [own, (stranger(1).pid, false)],
-        "found dead by another clock"
+        "the time of death is in the future"
     );
     drop(alive);
 }
