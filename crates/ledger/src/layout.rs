@@ -100,8 +100,8 @@ pub(super) struct Signals {
     /// Number of slots that have ever been claimed. The slot of every living process has a lower
     /// index. Never decreases.
     pub high_water: AtomicU64,
-    /// Number of changes of the child groups' protection. Creating or removing a protected child group
-    /// counts too.
+    /// Number of changes of the child groups' protection. Creating or removing a protected child
+    /// group counts too.
     pub children: AtomicU64,
     /// Not 0 if a process may be waiting for memory. Processes that give memory back then wake the
     /// waiting processes. Every process that begins to wait changes the value.

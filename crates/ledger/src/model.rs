@@ -1,20 +1,20 @@
-//! Models of the ledger: a model checker runs the ledger's real code in all possible orders of
-//! steps. The modules `atomic`, `lock`, `file`, `os` and `random` are replaced by versions that let
-//! a checker control every operation that other processes can see.
+//! Models of the ledger. A model checker runs the ledger's real code in all possible orders of
+//! steps. The modules `atomic`, `lock`, `file`, `os` and `random` are replaced, so that the checker
+//! controls every operation that other processes can see.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --profile fast-build -p gpulimit-ledger --lib model::`
 //!
 //! There are two model checkers, because neither of them can check everything:
 //!
-//! - Loom, in [`weak`] for the charge algorithm and in [`slots`] for claiming and cleaning. Loom
-//!   tries every order of steps. For each load it tries every value that the memory model allows.
+//! - Loom checks the charge algorithm in [`weak`], and claiming and cleaning in [`slots`]. It tries
+//!   every order of steps. For each load it tries every value that the memory model allows.
 //!   Processes do not die.
-//! - The explorer, in [`deaths`]. The explorer tries every order of steps, and lets a process die
-//!   before any of its steps. Its memory does not reorder operations (sequential consistency).
-//!   [`scenario`] defines what the processes do and what must hold; [`explorer`] enumerates the
-//!   orders.
+//! - The explorer checks the scenarios in [`deaths`]. It tries every order of steps, and lets a
+//!   process die before any of its steps. Its memory does not reorder operations (sequential
+//!   consistency). [`scenario`] defines what processes do and which rules must hold. [`explorer`]
+//!   tries the orders.
 //!
-//! The module [`fault`] lists deliberate errors, each of which a checker must detect.
+//! The module [`fault`] lists deliberate errors. A checker must detect each of them.
 //!
 //! The environment variable `GPULIMIT_MODEL_DEEP=1` makes some scenarios larger: three processes
 //! with full programs instead of two, or two deaths instead of one.

@@ -1,9 +1,9 @@
-//! Tests of the ledger between real processes. Some of these processes are killed, stopped or
-//! forked, and some close descriptors that do not belong to them.
+//! Tests of the ledger with real processes. The tests kill, stop or fork these processes, or close
+//! all their descriptors.
 //!
-//! The test binary starts itself as the other processes: with `LEDGER_ROLE` set, the test `role`
-//! plays that role. The memory that the processes have really taken is recorded in a second mapping
-//! that is independent of the ledger.
+//! To start another process, the test binary runs itself. The variable `LEDGER_ROLE` tells the test
+//! `role` what to do there. A second mapping, independent of the ledger, records which memory the
+//! processes have really taken.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -25,8 +25,7 @@ use std::time::{Duration, Instant};
 const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
 const CAPACITY: u64 = 80 << 30;
 const KIB4: u64 = 4096;
-/// A process that has not continued after this time is assumed to wait forever, however slow the
-/// machine is.
+/// A process that takes longer than this is assumed to wait forever, even on a slow machine.
 const HANG: Duration = Duration::from_secs(60);
 
 /// A temporary ledger that one test uses.
@@ -137,7 +136,7 @@ impl Witness for StillThere {
     }
 }
 
-/// Another process, started by the test, that runs this test binary.
+/// Another process that the test has started. It runs this test binary.
 struct Actor {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -147,14 +146,14 @@ impl Actor {
     /// Waits until the other process prints this line.
     fn says(&mut self, wanted: &str) {
         let mut line = String::new();
-        // The test harness in the other process prints lines of its own, which are skipped.
+        // The test harness of the other process prints lines too. They are skipped.
         while self.out.read_line(&mut line).expect("read") != 0 {
             if line.trim_end().ends_with(wanted) {
                 return;
             }
             line.clear();
         }
-        panic!("the process ended without printing {wanted}");
+        panic!("the process ended without printing '{wanted}'");
     }
 
     fn tell(&mut self, line: &str) {
@@ -163,7 +162,7 @@ impl Actor {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the signal goes to this process's child, which is not reaped yet.
+        // SAFETY: the signal goes to a child of this process that has not been waited for yet.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
@@ -180,13 +179,12 @@ impl Drop for Actor {
     }
 }
 
-/// A simulated device with twelve blocks of memory. Each block has at most one process as its
-/// owner. One word holds the owners of all blocks, in five bits per block.
+/// A simulated device with twelve blocks of memory. One word holds the owners of all blocks, in
+/// five bits per block. Each block has at most one owner.
 ///
-/// All owners are in one word, so that every change happens at one moment. A process that is killed
-/// at any instruction either has taken a block or has not. The device has as many blocks as the
-/// limit allows. If the ledger grants memory to a process and this device has no free block, the
-/// limit was exceeded.
+/// A single word changes at one moment. Even a process that is killed has therefore either taken a
+/// block or not. The device has as many blocks as the limit allows. If the ledger grants a request
+/// for which the device has no free block, the limit was exceeded.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -203,7 +201,7 @@ impl Judge {
             .open(path)
             .expect("judge");
         file.set_len(4096).expect("length");
-        // SAFETY: a new mapping of the whole file, which is never unmapped.
+        // SAFETY: creates a new mapping of the whole file, which is never unmapped.
         let words = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -240,14 +238,14 @@ impl Judge {
         self.word(3)
     }
 
-    /// Returns the word that holds the pid of an actor, a process that takes and frees blocks.
+    /// Returns the word that holds the pid of an actor: a process that takes and gives back blocks.
     /// Actors are numbered from 1 to 31.
     fn pid(&self, actor: usize) -> &AtomicU64 {
         self.word(8 + actor)
     }
 
-    /// Returns `blocks` after `n` blocks were moved from one owner to another; `None` if the first
-    /// owner has fewer than `n` blocks.
+    /// Returns `blocks` after `n` blocks have changed their owner from `from` to `to`. Returns
+    /// `None` if `from` owns fewer than `n` blocks.
     fn moved(blocks: u64, from: usize, to: usize, n: u32) -> Option<u64> {
         let (mut blocks, mut left) = (blocks, n);
         for block in 0..Self::BLOCKS {
@@ -310,7 +308,7 @@ impl Dice {
     }
 }
 
-/// Plays the role of another process if `LEDGER_ROLE` is set; otherwise this test does nothing.
+/// Plays the role of another process if `LEDGER_ROLE` is set; otherwise does nothing.
 #[test]
 fn role() {
     let Ok(role) = std::env::var("LEDGER_ROLE") else {
@@ -358,16 +356,15 @@ fn role() {
             panic!("exec: {error}");
         }
         "closefrom" => {
-            // SAFETY: closes the descriptors that the test harness may have open beyond the
-            // standard streams; no code uses them afterwards.
+            // SAFETY: closes all descriptors except the standard streams; no code uses them
+            // afterwards.
             unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
             println!("holding");
             wait();
         }
         "fork" => {
-            // SAFETY: the child calls no function that needs another thread's lock, except for the
-            // drop, which frees memory and may need the allocator's lock; the other threads are
-            // idle.
+            // SAFETY: the other threads are idle and hold no lock. Therefore the child may drop the
+            // member, which needs the allocator's lock.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 drop(member);
@@ -377,11 +374,11 @@ fn role() {
                 }
             }
             loop {
-                // SAFETY: the call asks about this process's own child.
+                // SAFETY: waits for a child of this process.
                 let ended = unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG) };
                 if ended != 0 {
                     println!("0 child");
-                    panic!("the child crashed on its parent's slot");
+                    panic!("the child crashed when it dropped the slot");
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -428,7 +425,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     let mut dice = Dice(7);
     let mut kills = 0;
     let started = Instant::now();
-    // The test runs until there are enough kills and grants, however slow the machine is.
+    // The test runs until there are enough kills and grants, even on a slow machine.
     let enough = |kills| kills >= 20 && judge.grants().load(Ordering::SeqCst) > 1_000;
     let is_over = |kills| {
         started.elapsed() > Duration::from_secs(3) && enough(kills) || started.elapsed() > HANG
@@ -439,14 +436,14 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
         actors[victim].signal(libc::SIGKILL);
         actors[victim].child.wait().expect("wait");
         kills += 1;
-        // The simulated driver needs time to free the killed process's memory.
+        // A real driver needs time, too, to free the memory of a killed process.
         std::thread::sleep(Duration::from_millis(dice.below(15)));
         judge.give_back(victim + 1, judge.held(victim + 1));
         actors[victim] = spawn(victim + 1);
     }
     judge.stop().store(1, Ordering::SeqCst);
     for mut actor in actors {
-        // A process that was just started may not have opened the ledger yet.
+        // This process may just have been started, and may not have opened the ledger yet.
         actor.child.wait().expect("wait");
     }
     let ledger = scratch.open();
@@ -522,12 +519,12 @@ fn memory_of_the_dead_returns_as_soon_as_the_driver_has_freed_it() {
     assert_eq!(
         (cleaned.cleaned, cleaned.draining),
         (1, 0),
-        "at the first look"
+        "the first attempt cleans the slot"
     );
     charge(&member.level(8 * KIB4), 8 * KIB4, &Quiet(&AlwaysGone)).expect("it fits");
 }
 
-/// A witness of a driver that lists this many bytes for every process.
+/// A witness for a driver that lists this many bytes for every process.
 struct Lists(u64);
 
 impl Witness for Lists {
@@ -549,10 +546,10 @@ fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_
         actor.says("holding");
         assert_eq!(member.charged(), 10 * KIB4);
         // The old program's charge is not given back at once. The driver may not list the new
-        // program's memory yet. The listed bytes may then belong to the old program.
+        // program's memory yet, so that all listed bytes may belong to the old program.
         let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
-        // After the grace time the charge may be given back. If that has happened, the machine was
-        // too slow for this test, and the test tries again.
+        // If the grace time is already over, the charge may have been given back. The machine was
+        // then too slow, and the test tries again.
         if began.elapsed() < GRACE {
             assert_eq!(draining, 1);
             break (scratch, member, actor);
@@ -564,7 +561,7 @@ fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_
     assert_eq!(
         (dying.cleaned, dying.draining),
         (0, 1),
-        "not all listed bytes are covered"
+        "the driver lists more than the new charge"
     );
     let gone = ledger.clean(&Lists(2 * KIB4));
     assert_eq!((gone.cleaned, gone.draining), (1, 0));
@@ -607,18 +604,18 @@ fn a_forked_child_neither_keeps_nor_gives_back_its_parents_slot() {
             break pid.expect("pid");
         }
     };
-    assert!(child > 1, "the child crashed on its parent's slot");
+    assert!(child > 1, "the child crashed when it dropped the slot");
     let ledger = scratch.open();
     let device = ledger.find_device(&GPU).expect("device");
     assert_eq!(
         ledger.charged(device),
         8 * KIB4,
-        "the child dropped its copy of the slot"
+        "the child does not give the memory back"
     );
     assert!(ledger.has_live());
     actor.kill();
     let free = !ledger.has_live();
-    // SAFETY: signals the child's child, which has printed its pid and lives until now.
+    // SAFETY: signals the forked child, which has printed its pid and runs until it is killed here.
     let was_there = unsafe { libc::kill(child, libc::SIGKILL) } == 0;
     assert!(was_there, "the child outlives its parent");
     assert!(free, "the child holds no lock of its parent");
@@ -680,7 +677,7 @@ fn lock(file: &File, kind: i32, start: usize, len: usize) {
     lock.l_type = kind as libc::c_short;
     lock.l_start = start as libc::off_t;
     lock.l_len = len as libc::off_t;
-    // SAFETY: the call reads one `flock`.
+    // SAFETY: the call reads one `flock`, which lives until it returns.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
@@ -698,12 +695,12 @@ fn joining_a_full_ledger_is_an_error() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // The lock is released explicitly. Another test may fork a process at this moment, and this
-    // process holds a copy of the descriptor until it executes another program.
+    // Closing the file is not enough. Another test may be starting a process, and that process
+    // holds a copy of the descriptor until it executes its program.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")
-        .expect("there is room again");
+        .expect("a slot is free again");
 }
 
 #[test]
@@ -718,7 +715,7 @@ fn as_many_members_as_there_are_slots() {
         Ok(Member { slot, device })
     };
     let mut others: Vec<Member> = (2..MAX_SLOTS)
-        .map(|_| join().expect("a slot of its own"))
+        .map(|_| join().expect("a slot is free"))
         .collect();
     let full = |joined: Result<Member, LedgerError>| {
         assert!(matches!(joined, Err(LedgerError::NoSlot { .. })));
@@ -735,8 +732,9 @@ fn as_many_members_as_there_are_slots() {
     assert_eq!(members.len(), MAX_SLOTS);
     assert!(members.iter().all(|member| member.alive));
     actor.kill();
-    charge(&first.level(all), KIB4, &Quiet(&AlwaysGone)).expect("what the dead one held");
-    others.push(join().expect("the slot of the dead one"));
+    charge(&first.level(all), KIB4, &Quiet(&AlwaysGone))
+        .expect("the dead process's memory is free");
+    others.push(join().expect("the dead process's slot is free"));
     full(join());
     drop(others);
     assert_eq!(first.charged(), 2 * KIB4);
@@ -763,7 +761,7 @@ fn removal_keeps_late_processes_out() {
     let scratch = Scratch::new();
     let member = scratch.join();
     let ledger = scratch.open();
-    let error = ledger.begin_removal().expect_err("there is a member");
+    let error = ledger.begin_removal().expect_err("the group has a member");
     assert!(matches!(error, LedgerError::InUse { .. }), "{error}");
     drop(member);
     let removal = ledger.begin_removal().expect("nobody is there");
@@ -775,7 +773,7 @@ fn removal_keeps_late_processes_out() {
         drop(removal);
         late.join().expect("thread")
     });
-    let error = result.expect_err("the file is gone");
+    let error = result.expect_err("the ledger file is gone");
     assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
     assert!(ledger.is_unlinked());
     Ledger::create(&scratch.0, 0o600).expect("create");
@@ -923,7 +921,7 @@ fn absurd_requests_are_refused() {
     assert_eq!(
         member.charged(),
         0,
-        "at most the charged units are given back"
+        "at most the charged bytes are given back"
     );
     member.charge(0, 0).expect("nothing");
     assert!(member.charge(1, 4095).is_err(), "a byte takes 4 KiB");
@@ -952,18 +950,18 @@ fn orphans_are_charged_until_a_member_gives_them_back() {
         (sleeping.slot.charged(device), other.charged()),
         (4 * KIB4, 5 * KIB4)
     );
-    assert_eq!(release(&seen, 0), 0, "the orphans have changed since");
+    assert_eq!(release(&seen, 0), 0, "changed orphans are skipped");
     other.slot.orphan(device, KIB4);
     let seen = ledger.orphans(device);
     assert_eq!(release(&seen, 2 * KIB4), KIB4);
-    assert_eq!(other.slot.charged(device), 0, "own orphans go first");
+    assert_eq!(other.slot.charged(device), 0, "its own orphans go first");
     assert_eq!(release(&ledger.orphans(device), 0), 2 * KIB4);
     assert_eq!(
         (sleeping.slot.charged(device), other.charged()),
         (2 * KIB4, 2 * KIB4)
     );
-    // Other processes may uncharge the orphans of the slot. Therefore the owner does not take this
-    // change of its word for an error.
+    // Other processes may uncharge the orphans of a slot. Its owner does not take that for an
+    // error.
     sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
     assert_eq!(other.charged(), 3 * KIB4);
     sleeping.uncharge(3 * KIB4);
@@ -1005,7 +1003,7 @@ fn shared_memory_of_the_dead_needs_a_member_to_adopt_it() {
     assert_eq!(
         ledger.clean(&AlwaysGone).draining,
         0,
-        "no living member can hold it"
+        "no living member can hold the memory"
     );
     assert_eq!(ledger.charged(device), 0);
 }

@@ -1,10 +1,15 @@
 //! Scenarios in which any process may die or stop at any of its steps.
 //!
-//! In each scenario the judge checks five rules. The memory that the driver has handed out never
-//! exceeds the limit. Memory that a process has is always charged. A process is refused only for a
-//! reason. A process does not change a living process's slot. All processes end. When all processes
-//! have ended, the dead processes' slots are cleaned once. Exactly the charges of the living
-//! processes must then be left, and a new process must be able to charge the rest.
+//! In each scenario the judge checks five rules:
+//!
+//! - The driver never hands out more memory than the limit.
+//! - Memory that a process has is always charged.
+//! - A request is refused only for a reason.
+//! - A process does not change a living process's slot.
+//! - All processes end.
+//!
+//! At the end, the dead processes' slots are cleaned. Only the charges of the living processes may
+//! then be left, and a new process must be able to charge the rest.
 
 use super::super::charge;
 use super::super::level::{self, Level};
@@ -16,7 +21,7 @@ use super::scenario::Action::{
 };
 use super::scenario::{Role, Scenario};
 
-/// Upper bound of the number of states that the explorer visits; no scenario has as many states.
+/// Largest number of states that a scenario may have; real scenarios stay below it.
 const STATES: usize = 30_000_000;
 
 fn explore_and_print(scenario: Scenario) -> Explored {
@@ -24,7 +29,7 @@ fn explore_and_print(scenario: Scenario) -> Explored {
     let explored = explore(scenario, STATES);
     let name = std::thread::current().name().unwrap_or_default().to_owned();
     println!(
-        "{name}: {} states, {} orders, {} ends ({:.1} s)",
+        "{name}: {} states, {} runs, {} complete runs ({:.1} s)",
         explored.states,
         explored.runs,
         explored.ends,
@@ -188,8 +193,8 @@ fn a_limit_is_lowered_during_requests() {
     check(&[10], roles, 1);
 }
 
-// Faulty systems and faulty processes, each with one deliberate error that the explorer must
-// detect.
+// Faulty systems and faulty processes. Each has one deliberate error, and the explorer must detect
+// it.
 
 #[track_caller]
 fn assert_detected(fault: Fault, expected: &str, scenario: Scenario) {
@@ -323,8 +328,8 @@ fn a_slot_that_is_not_zeroed_is_detected() {
 fn a_joining_process_missing_from_high_water_is_detected() {
     let newcomer = || Role::newcomer(&[Claim, Take(6)]);
     let scenario = Scenario::new(&[10], vec![newcomer(), newcomer()], 0);
-    // The slots lie outside `high_water`, so other processes do not see them. Each process detects
-    // this for its own slot, and then refuses all its requests.
+    // The slots lie above `high_water`, so other processes do not see them. Each process detects
+    // this for its own slot, and all its requests are refused.
     assert_detected(Fault::HighWaterMissing, "process 0 was refused", scenario);
 }
 

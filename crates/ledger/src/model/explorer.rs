@@ -1,16 +1,19 @@
-//! The explorer: runs a scenario in every order of its processes' steps. If a process may die, the
-//! explorer also tries its death before every step.
+//! The explorer: a model checker that runs a scenario in every order of its processes' steps. If a
+//! process may die, the explorer also tries its death before every step.
 //!
 //! Each process is a coroutine that pauses before each step. A step is an operation that other
-//! processes can see: on a shared word, on a file lock, on the simulated driver, or on the clock.
-//! Before each step the explorer chooses what happens next. Either a process takes its step, or a
-//! process dies instead, or the kernel or the driver releases something of a dead process. The
-//! values that a process has seen determine its local state. The state of the scenario is therefore
-//! the shared words, plus one hash of the seen values for each process. The explorer does not
-//! explore a state twice.
+//! processes can see: on a shared word, a file lock, the simulated driver or the clock. Before each
+//! step the explorer chooses what happens next:
 //!
-//! Some of the explored orders show processes that are stopped for very long: a process is not
-//! chosen until all others have ended.
+//! - A process takes its step.
+//! - A process dies.
+//! - The kernel or the driver releases something that a dead process held.
+//!
+//! The values that a process has seen determine what it does next. Therefore the shared words, with
+//! one hash of the seen values for each process, are the whole state of a scenario. The explorer
+//! does not explore a state twice.
+//!
+//! In some orders, a process stops until all others have ended.
 
 use super::super::lock;
 use super::scenario::Scenario;
@@ -22,26 +25,25 @@ use std::rc::Rc;
 
 /// Largest number of processes in a scenario.
 pub(crate) const MAX_PROCESSES: usize = 3;
-/// The process number of a caller that is not a process of the scenario: the judge, and loom's
-/// threads.
+/// The process number of callers that are no process of a scenario: the judge, and loom's threads.
 pub(crate) const OBSERVER: usize = 8;
-/// Largest number of steps of one process. A process that takes more steps is kept from ending by
-/// other processes. This violates a rule.
+/// Largest number of steps of one process. If a process takes more steps, other processes keep it
+/// from ending, which violates a rule.
 const STEPS: u32 = 2_000;
 /// Size of a coroutine's stack, in 64-bit words.
 const STACK: usize = 0x4000;
 /// The time of the model's clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
-/// Duration of a process's first wait, in milliseconds. Each further wait takes four times as long
-/// as the wait before it. On a loaded machine a sleep may take that long. The first two waits
-/// together exceed the time that a request waits for undecided requests.
+/// Duration of a process's first wait, in milliseconds. Each further wait takes four times as long.
+/// A sleep may really take that long on a loaded machine. After two waits, a request no longer
+/// waits for undecided requests of others.
 const WAIT_MS: u64 = 600;
 
 /// The effect of a step: whether the step changes state that other processes can see.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
-    /// The step changes no shared state. A death before this step therefore leaves the same state
-    /// as a death before a later step, so the explorer does not try it.
+    /// The step changes no shared state. The explorer does not try a death before this step,
+    /// because a death before a later step leaves the same state.
     Read,
     Write,
 }
@@ -50,10 +52,9 @@ pub(crate) enum Effect {
 enum Choice {
     Step(usize),
     Kill(usize),
-    /// The kernel drops the dead process's mappings, and with them the file locks that mark its
-    /// slots as owned.
+    /// The kernel drops the dead process's mappings, and with them its owner locks.
     DropOwner(usize),
-    /// The kernel closes the dead process's files, and with them drops the process's claim locks.
+    /// The kernel closes the dead process's files, and with them drops its claim locks.
     DropClaims(usize),
     /// The simulated driver frees the dead process's memory.
     Free(usize),
@@ -73,7 +74,7 @@ thread_local! {
     static PENDING: Cell<(Name, Effect)> = const { Cell::new((Name::Clock, Effect::Read)) };
     /// Hash of the values that the current process has seen so far.
     static SEEN: Cell<u64> = const { Cell::new(0) };
-    /// Hash of what the current process knows after its last wait.
+    /// Hash of what the current process knew after its last wait.
     static WAITED: Cell<u64> = const { Cell::new(0) };
     static WAITS: [Cell<u32>; OBSERVER + 1] = Default::default();
     static DRAWN: [Cell<usize>; OBSERVER + 1] = Default::default();
@@ -87,7 +88,7 @@ pub(crate) fn process() -> usize {
     CURRENT.get()
 }
 
-/// Calls `run` as if the given process called it, without scheduling.
+/// Calls `run` as if the given process called it. No step is scheduled meanwhile.
 pub(crate) fn as_process<T>(process: usize, run: impl FnOnce() -> T) -> T {
     let before = CURRENT.replace(process);
     let result = run();
@@ -115,7 +116,7 @@ fn forget_waits() {
     DRAWN.with(|drawn| drawn.iter().for_each(|drawn| drawn.set(0)));
 }
 
-/// Returns the next number of the current process's counter: 1, 2, 3, …
+/// Returns 1, 2, 3, … at successive calls of the current process.
 pub(crate) fn draw() -> usize {
     DRAWN.with(|drawn| {
         let drawn = &drawn[process()];
@@ -124,7 +125,7 @@ pub(crate) fn draw() -> usize {
     })
 }
 
-/// Makes the current process wait, which advances the model's clock.
+/// Makes the current process wait, and advances the model's clock.
 pub(crate) fn pause() {
     match word::mode() {
         Mode::Step => stop(Name::Clock, Effect::Read),
@@ -138,19 +139,18 @@ pub(crate) fn pause() {
     });
     CLOCK.set(CLOCK.get() + (WAIT_MS << (2 * waits.min(6) - 2)));
     if word::mode() == Mode::Step {
-        // The kernel drops a dead process's locks within milliseconds, and the driver frees its
-        // memory within 190 ms. A wait is longer than that, so both may happen during the wait.
+        // During a wait, the kernel drops dead processes' locks and the driver frees their memory.
+        // Both take less time than a wait: a few milliseconds and 190 ms.
         super::scenario::finish_deaths();
         super::scenario::forget_obstacles(process());
-        // After a wait, a request reads all words anew. Of its earlier knowledge it keeps only the
-        // time that it has waited.
+        // After a wait, a request reads all words anew. It remembers only how long it has waited.
         SEEN.set(mix(WAITED.get(), CLOCK.get()));
         WAITED.set(SEEN.get());
     }
 }
 
-/// Starts an action of the current process: `kept` holds all values that the process keeps from its
-/// earlier actions.
+/// Starts an action of the current process. `kept` are the values that the process remembers from
+/// its earlier actions.
 pub(crate) fn begin(kept: &[u64]) {
     let hash = kept
         .iter()
@@ -163,8 +163,7 @@ pub(crate) fn begin(kept: &[u64]) {
 
 /// Records that a rule of the scenario was violated.
 pub(crate) fn violation(what: String) {
-    // After a run, its processes are brought to the end of their programs. Violations during this
-    // phase are ignored.
+    // After a run, all processes run to the end of their programs. Violations are then ignored.
     if word::mode() == Mode::Step || process() == OBSERVER {
         VIOLATION.with_borrow_mut(|violation| {
             violation.get_or_insert(what);
@@ -186,7 +185,7 @@ fn see(value: u64) {
 #[allow(deprecated)]
 fn stop(name: Name, effect: Effect) {
     PENDING.set((name, effect));
-    // The generator library finds the running coroutine, however deep the present call is.
+    // The generator library itself finds the coroutine that is running.
     generator::yield_with(());
 }
 
@@ -203,8 +202,8 @@ pub(crate) fn step<T>(
     if let Name::Charged { book, slot } = name {
         let owner = owner(book, slot);
         if effect == Effect::Read && owner == Some(process()) {
-            // A process's read of its own word is not a step. No other process changes the word
-            // while the slot has an owner; the following check ensures that.
+            // Reading the process's own word is no step, because no other process changes it. The
+            // check below ensures that.
             return operate();
         }
         stop(name, effect);
@@ -237,13 +236,13 @@ fn owner_alive(book: usize, slot: usize) -> Option<usize> {
 /// The result of exploring a scenario.
 #[derive(Debug, Default)]
 pub(crate) struct Explored {
-    /// Number of different states that the explorer visited.
+    /// Number of different states that were visited.
     pub states: usize,
-    /// Number of runs, including the runs that ended early in a known state.
+    /// Number of runs, including those that ended early because they reached a known state.
     pub runs: u64,
     /// Number of runs in which all processes ended.
     pub ends: u64,
-    /// The first violation of a rule, with the choices that led to it.
+    /// The first violation of a rule, and the choices that led to it.
     pub violation: Option<String>,
 }
 
@@ -288,8 +287,8 @@ fn coroutine(process: usize) -> Generator<'static, (), ()> {
     coroutine
 }
 
-/// Explores a scenario until the first violation, or until all its states are explored. Panics at
-/// `states_max` states.
+/// Explores a scenario until a rule is violated, or until all states are explored. Panics if there
+/// are `states_max` states or more.
 pub(crate) fn explore(scenario: Scenario, states_max: usize) -> Explored {
     let scenario = Rc::new(scenario);
     SCENARIO.set(Some(Rc::clone(&scenario)));
@@ -425,7 +424,7 @@ impl Explorer {
                 assert_eq!(
                     life(process),
                     Life::Running,
-                    "the same choices lead to the same state"
+                    "only a running process takes a step"
                 );
                 self.steps[process] += 1;
                 if self.steps[process] > STEPS {
@@ -451,12 +450,12 @@ impl Explorer {
         mix(mix(hash, CLOCK.get()), self.kills.into())
     }
 
-    /// Lets all processes, including dead ones, run to the end of their programs without
-    /// scheduling, so that the explorer can start the next run.
+    /// Runs all processes, even dead ones, to the end of their programs without scheduling. Then
+    /// the next run can start.
     fn finish(&mut self) {
         word::set_mode(Mode::Plain);
         for process in 0..self.coroutines.len() {
-            // The coroutine of a finished process already waits for its next run.
+            // The coroutine of a finished process is ready for the next run.
             if life(process) != Life::Finished {
                 as_process(process, || self.coroutines[process].resume());
             }
@@ -472,8 +471,7 @@ impl Explorer {
         QUIT.set(false);
     }
 
-    /// Repeats the explorer's choices of one run, and returns a description of each choice and of
-    /// the state that it led to.
+    /// Repeats one run, and describes each choice of the explorer and the state after it.
     fn describe_path(&mut self, path: &[Branch]) -> String {
         let mut text = String::new();
         self.start();

@@ -1,4 +1,4 @@
-//! Deliberate errors in the modelled system. The model checkers must detect each of them.
+//! Deliberate errors in the modelled system. A model checker must detect each of them.
 
 use std::cell::Cell;
 
@@ -7,20 +7,20 @@ use std::cell::Cell;
 pub(crate) enum Fault {
     #[default]
     None,
-    /// A claim lock does not exclude other processes from the slot.
+    /// The claim lock of a slot does not exclude other processes.
     ClaimLockMissing,
-    /// The owner lock of every slot appears free, as if every owner were dead.
+    /// All owner locks appear free, as if all owners were dead.
     OwnerLockUnseen,
-    /// Owner locks appear free to a process that holds a claim lock. The effect is that of a
-    /// process that does not check the owner lock again after taking the claim lock.
+    /// Owner locks appear free to a process that holds a claim lock. Such a process acts as if it
+    /// did not check the owner lock again.
     SecondLookMissing,
-    /// The words that count charges are not zeroed when a slot is cleaned.
+    /// A cleaned slot keeps its charges.
     NotZeroed,
     /// `high_water` is not raised for a newly claimed slot.
     HighWaterMissing,
     /// Memory fences have no effect.
     FenceMissing,
-    /// The simulated driver claims at once to have freed a dead process's memory.
+    /// The simulated driver claims too early that it has freed a dead process's memory.
     DrainMissing,
 }
 

@@ -1,4 +1,4 @@
-//! Ledger files of models: each file is a number and private memory.
+//! Ledger files of models. Each file has a number, and consists of private memory.
 
 use super::LedgerError;
 use super::lock::Description;
@@ -32,7 +32,7 @@ fn number(path: &Path) -> usize {
     path.to_string_lossy().parse().expect("a number")
 }
 
-/// Opens a model's ledger, which is a file of zeros. The path of the file is its number.
+/// Opens the ledger of a model, which is empty at first. Its path is a number.
 pub(super) fn open(path: &Path, _write: bool) -> Result<(Place, Mapping), LedgerError> {
     let book = number(path);
     let place = Place {

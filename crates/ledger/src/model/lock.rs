@@ -1,8 +1,8 @@
-//! File locks of models. One word holds all locks of a ledger file, in one byte per lock. The byte
-//! is the number of the open file description that holds the lock, or 0.
+//! File locks of models. One word holds all locks of a ledger file, with one byte for each lock.
+//! The byte names the open file description that holds the lock; 0 if the lock is free.
 //!
-//! As in the kernel, a lock belongs to an open file description. The lock is dropped with the last
-//! reference to that description. Each operation on locks is one step of a process.
+//! As in the kernel, a lock belongs to an open file description, and ends with the last reference
+//! to it. Each operation on a lock is one step of a process.
 
 use super::MAX_SLOTS;
 use super::atomic::AtomicU64;
@@ -12,39 +12,39 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-/// Number of slots that models can use.
+/// Number of slots in the ledger of a model.
 pub(super) const SLOTS: usize = 4;
-/// Number of ledgers that models can use.
+/// Largest number of ledgers in a model.
 pub(super) const BOOKS: usize = 2;
-/// Number of open file descriptions that one process can have at a time.
+/// Largest number of open file descriptions of one process.
 const DESCRIPTIONS: u8 = 8;
 
 thread_local! {
     static LOCKS: &'static [AtomicU64; BOOKS] = Box::leak(Box::default());
     /// Number of slots that processes can claim; all other slots appear taken.
     static USED: Cell<usize> = const { Cell::new(SLOTS) };
-    /// A set of bits with one bit for the number of each open file description.
+    /// The numbers of all open file descriptions, as a set of bits.
     static OPEN: Cell<u128> = const { Cell::new(0) };
 }
 
-/// Returns the word with the locks of one ledger file.
+/// Returns the word that holds all locks of a ledger file.
 pub(super) fn locks(book: usize) -> &'static AtomicU64 {
     LOCKS.with(|locks| &locks[book])
 }
 
-/// Limits the number of slots that processes can claim.
+/// Limits the number of slots that can be claimed. All other slots appear taken.
 pub(super) fn use_slots(slots: usize) {
     USED.set(slots);
 }
 
-/// Returns the process to which the open file description with this number belongs.
+/// Returns the process that owns the open file description with this number.
 pub(super) fn process(number: u8) -> Option<usize> {
     number
         .checked_sub(1)
         .map(|number| usize::from(number / DESCRIPTIONS))
 }
 
-/// A range of locked bytes of a model's ledger file.
+/// A range of bytes of a model's ledger file that can be locked.
 #[derive(Copy, Clone)]
 pub(super) struct Bytes {
     start: usize,
@@ -80,8 +80,8 @@ impl Bytes {
         self.start >= MAX_SLOTS
     }
 
-    /// Returns the positions of these locks in the word that holds all locks of the file. Returns
-    /// an empty range for slots that do not exist in the model.
+    /// Returns where these locks are in the word that holds all locks of the file. The range is
+    /// empty if the slot does not exist in the model.
     pub(super) fn bytes(self) -> std::ops::Range<usize> {
         let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
         let len = if first < USED.get() { len } else { 0 };
@@ -107,7 +107,7 @@ pub(super) fn holder(word: u64, bytes: Bytes) -> u8 {
     word.to_le_bytes()[bytes.bytes().start]
 }
 
-/// Returns the word without the locks for whose open file description `gone` returns true.
+/// Returns the word `word` after some locks were dropped: those for which `gone` returns true.
 pub(super) fn without(word: u64, gone: impl Fn(usize, u8) -> bool) -> u64 {
     let mut holders = word.to_le_bytes();
     for (at, holder) in holders.iter_mut().enumerate() {
@@ -141,7 +141,7 @@ pub(super) struct Description(Arc<Open>);
 impl Description {
     pub(super) fn new(book: usize) -> Self {
         let first = 1 + explorer::process() as u8 * DESCRIPTIONS;
-        // The numbers above those of the processes are for loom's threads and for the judge.
+        // Loom's threads and the judge get the numbers above those of the processes.
         let last = if usize::from(first) > explorer::OBSERVER * usize::from(DESCRIPTIONS) {
             127
         } else {
@@ -149,7 +149,7 @@ impl Description {
         };
         let number = (first..last)
             .find(|number| OPEN.get() & 1 << number == 0)
-            .expect("a process opens a few files only");
+            .expect("a process has few open files");
         OPEN.set(OPEN.get() | 1 << number);
         Self(Arc::new(Open { book, number }))
     }

@@ -1,5 +1,4 @@
-//! The operating system of models: time passes only when a process waits, in steps of increasing
-//! length.
+//! The operating system of models. Time passes only when a process waits.
 
 use super::atomic::AtomicU64;
 use super::model::explorer;

@@ -1,4 +1,4 @@
-//! Random numbers of models: each process draws 1, 0, 1, 0, … in turn.
+//! Random numbers of models. Each process draws 1 and 0 in turn.
 
 use super::model::explorer;
 

@@ -1,9 +1,8 @@
-//! Scenarios: processes with short programs that use ledgers and a simulated driver, and the judge
-//! that checks the rules after each step.
+//! Scenarios: processes with short programs that use ledgers and a simulated driver. A judge checks
+//! the rules after each step.
 //!
-//! The programs report what the simulated driver has handed out to each process. After every step
-//! the judge compares these amounts with the ledgers. The number of a ledger in a scenario is
-//! called `book`.
+//! The judge knows how much memory the driver has handed out to each process. It compares these
+//! amounts with the ledgers. The ledgers of a scenario are numbered; `book` is such a number.
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};
@@ -20,50 +19,47 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 
-/// An action of a process in a scenario; its numbers are units of memory.
+/// An action of a process in a scenario. Numbers are units of memory.
 #[derive(Copy, Clone, Debug)]
 pub(crate) enum Action {
-    /// Claims a slot in every ledger of the process's path of groups.
+    /// Claims a slot in the ledgers of the process's group and all parent groups.
     Claim,
-    /// Charges memory, and if the request was granted, takes the memory from the simulated driver.
+    /// Charges memory. If the request is granted, takes the memory from the simulated driver.
     Take(u64),
-    /// Lets the simulated driver free all memory of the process, and then uncharges that memory.
+    /// Makes the simulated driver free all memory of the process, and then uncharges it.
     Give,
-    /// Cleans dead processes' slots in the ledgers of the process's path of groups.
+    /// Cleans the slots of dead processes in the ledgers of the process's group and all parent
+    /// groups.
     Clean,
-    /// Gives up the slots.
+    /// Gives up all slots of the process.
     Leave,
-    /// Does nothing, but is a moment before which the process may die.
+    /// Does nothing. The process may die before this action.
     Idle,
-    /// Changes the limit of a ledger's group for requests that begin later.
+    /// Changes the limit of a group. The new limit applies to requests that begin later.
     Limit { book: usize, units: u64 },
     /// Charges memory with a faulty algorithm.
     TakeBy(u64, fn(&[Level<'_>], u64) -> bool),
-    /// Charges like [`Action::Take`], but makes one attempt only, which may be refused without a
-    /// reason.
+    /// Charges memory like [`Action::Take`], but tries only once. The judge accepts any refusal.
     Try(u64),
-    /// Uncharges like [`Action::Give`], for memory that was charged ahead and not used.
+    /// Uncharges like [`Action::Give`], but the memory was charged ahead and never used.
     GiveIdle,
-    /// Uncharges memory before the simulated driver has freed it. This is a deliberate error:
-    /// [`Action::Give`] uncharges afterwards.
+    /// Uncharges memory before the simulated driver has freed it. This order is a deliberate error.
     GiveEarly,
 }
 
 /// The part that one process plays in a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    /// The numbers of the ledgers in which the process is charged, from its own group up to the
-    /// root group.
+    /// The ledgers in which the process is charged: first its own group's, last the root group's.
     pub path: &'static [usize],
-    /// Units that the process holds at the start of the scenario; `None` if it has not joined the
-    /// ledgers yet.
+    /// Units that the process holds at the start; `None` if it has not joined the group yet.
     pub holds: Option<u64>,
     pub actions: Vec<Action>,
     pub may_die: bool,
 }
 
-/// The way in which processes find out whether the driver has freed a dead process's memory. They
-/// ask NVML, or they wait for the grace time.
+/// How processes find out whether the driver has freed a dead process's memory: they ask NVML, or
+/// they wait for the grace time.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum DeathEvidence {
     Nvml,
@@ -80,7 +76,7 @@ pub(crate) struct Scenario {
     watched: Vec<(Name, &'static AtomicU64)>,
 }
 
-/// The judge's knowledge of one process.
+/// What the judge knows about one process.
 #[derive(Default)]
 struct Actor {
     slots: RefCell<Vec<Slot>>,
@@ -89,15 +85,14 @@ struct Actor {
     memory: Cell<u64>,
     asks: Cell<u64>,
     asks_since: Cell<u64>,
-    /// Whether there was a moment, since the process's request began, at which the request did not
-    /// fit beside the granted memory.
+    /// Whether the process's request did not fit the limit at some moment since it began.
     too_much: Cell<bool>,
-    /// Whether another living process was in the way of this process, with a request or by
-    /// cleaning, at some moment since this process last waited.
+    /// Whether another living process was in the middle of a request or of cleaning, at some moment
+    /// since this process last waited.
     in_the_way: Cell<bool>,
 }
 
-/// The resources of a dead process that the kernel or the driver still holds.
+/// What the kernel and the driver still keep of a dead process.
 pub(crate) struct Left {
     pub owner: bool,
     pub claims: bool,
@@ -107,18 +102,17 @@ pub(crate) struct Left {
 thread_local! {
     static ACTORS: [Actor; MAX_PROCESSES] = Default::default();
     static LIMITS: [Cell<u64>; BOOKS] = Default::default();
-    /// Whether all requests that began before the limit was last changed have ended.
+    /// False while requests may use the limit from before its last change.
     static SETTLED: [Cell<bool>; BOOKS] = Default::default();
     static STRANGERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether processes may change words in slots that other processes own.
+/// Returns whether a process may change charges in the slots of other living processes.
 pub(crate) fn strangers() -> bool {
     STRANGERS.get()
 }
 
-/// Lets the kernel drop all file locks of the dead processes, and the simulated driver free all
-/// their memory.
+/// Lets the kernel drop all file locks of dead processes, and the driver free their memory.
 pub(crate) fn finish_deaths() {
     for process in (0..MAX_PROCESSES).filter(|process| life(*process) == Life::Dead) {
         for book in 0..BOOKS {
@@ -128,8 +122,8 @@ pub(crate) fn finish_deaths() {
     }
 }
 
-/// Forgets the obstacles that a process met before its present wait. These obstacles no longer
-/// justify a refusal of the process's request.
+/// Forgets which processes were in the way of a request before its present wait. They no longer
+/// justify a refusal.
 pub(crate) fn forget_obstacles(process: usize) {
     actor(process, |actor| actor.in_the_way.set(false));
 }
@@ -149,7 +143,7 @@ fn drop_locks(process: usize, book: usize, which: impl Fn(usize) -> bool) {
 }
 
 impl Role {
-    /// Returns a process that starts as a member of the first ledger's group.
+    /// Returns the role of a process that is a member of the first group from the start.
     pub(crate) fn member(holds: u64, actions: &[Action]) -> Self {
         Self {
             path: &[0],
@@ -159,7 +153,7 @@ impl Role {
         }
     }
 
-    /// Returns a process that starts without a slot in any ledger.
+    /// Returns the role of a process that has no slot at the start.
     pub(crate) fn newcomer(actions: &[Action]) -> Self {
         Self {
             holds: None,
@@ -180,8 +174,8 @@ impl Role {
 }
 
 impl Scenario {
-    /// Creates a scenario. `limits` are the limits of its ledgers in units, and `kills` is the
-    /// number of processes that die.
+    /// Creates a scenario. `limits` are the limits of its groups in units. At most `kills`
+    /// processes die.
     pub(crate) fn new(limits: &[u64], roles: Vec<Role>, kills: u32) -> Self {
         let mut books = Vec::new();
         let mut device = None;
@@ -210,14 +204,14 @@ impl Scenario {
         scenario
     }
 
-    /// Selects the words on which an operation is a step. These are the words that change in this
-    /// scenario and influence a decision of a process.
+    /// Selects the words on which every operation is a step. These are the words that change in
+    /// this scenario and on which a process bases a decision.
     fn watch(&self) {
         let newcomers = self.roles.iter().any(|role| role.holds.is_none());
         let counts = |name: &Name| match name {
             Name::HighWater { .. } => newcomers,
-            // A process that holds no lock uses the pid of a slot's owner only as a hint. Therefore
-            // its read of this pid is not a step.
+            // Without a lock, the pid of a slot's owner is only a hint. Reading it is therefore no
+            // step.
             Name::Pid { .. } => newcomers && super::is_deep(),
             Name::DeadSince { .. } => self.evidence == DeathEvidence::Grace,
             _ => true,
@@ -235,7 +229,7 @@ impl Scenario {
         scenario
     }
 
-    /// Limits the number of slots that processes can claim in each ledger.
+    /// Limits the number of slots that can be claimed in each ledger.
     pub(crate) fn crowded(self, slots: usize) -> Self {
         lock::use_slots(slots);
         self
@@ -249,7 +243,7 @@ impl Scenario {
         self.roles[process].may_die
     }
 
-    /// Sets the initial state.
+    /// Puts all processes and ledgers into their initial state.
     pub(crate) fn set(&self) {
         for (book, limit) in self.limits.iter().enumerate() {
             LIMITS.with(|limits| limits[book].set(*limit));
@@ -290,8 +284,8 @@ impl Scenario {
         }
     }
 
-    /// Claims a slot for a process in each of its ledgers. Returns false if all slots of a ledger
-    /// are taken.
+    /// Claims a slot for a process in each of its ledgers. Returns false if a ledger has no free
+    /// slot.
     fn claim(&self, process: usize) -> bool {
         for book in self.roles[process].path {
             let Ok(slot) = self.books[*book].claim(&identity(process), "") else {
@@ -329,7 +323,7 @@ impl Scenario {
         })
     }
 
-    /// Runs the program of a process of the scenario.
+    /// Runs the whole program of one process.
     pub(crate) fn perform(&self, process: usize) {
         for (at, action) in self.roles[process].actions.iter().enumerate() {
             let kept = |actor: &Actor| {
@@ -396,7 +390,7 @@ impl Scenario {
     }
 
     fn take(&self, process: usize, units: u64, charge: impl FnOnce(&[Level<'_>]) -> bool) {
-        // The request begins only when the explorer chooses this step.
+        // This step lets the explorer choose when the request begins.
         explorer::step(Name::Idle, Effect::Read, || (), |()| 0);
         actor(process, |actor| {
             actor.asks.set(units);
@@ -442,7 +436,7 @@ impl Scenario {
         explorer::step(Name::Limit { book }, Effect::Write, set, |()| 0);
     }
 
-    /// Returns which resources of a killed process the kernel and the driver still hold.
+    /// Returns what the kernel and the driver still keep of a dead process.
     pub(crate) fn left_by(&self, process: usize) -> Left {
         let has = |at: std::ops::Range<usize>| {
             (0..self.books.len()).any(|book| {
@@ -470,8 +464,8 @@ impl Scenario {
         actor(process, |actor| actor.memory.set(0));
     }
 
-    /// Returns a hash of the scenario's state. The hash covers all that decides what can happen
-    /// next, except the local state of processes.
+    /// Returns a hash of the scenario's state, without the local state of processes. The hash
+    /// covers everything else that decides what can happen next.
     pub(crate) fn state(&self) -> u64 {
         let mut hash = 0;
         for (_, word) in &self.watched {
@@ -493,7 +487,7 @@ impl Scenario {
         hash
     }
 
-    /// Describes the state of the scenario for a person.
+    /// Describes the state of the scenario in readable text.
     pub(crate) fn describe(&self) -> String {
         let mut text = String::new();
         for (name, word) in &self.watched {
@@ -509,7 +503,11 @@ impl Scenario {
         }
         for process in 0..self.process_count() {
             text += &actor(process, |actor| {
-                format!("p{process} {} of {} ", actor.memory.get(), actor.held.get())
+                format!(
+                    "process {process} uses {} of {} charged units ",
+                    actor.memory.get(),
+                    actor.held.get()
+                )
             });
         }
         text
@@ -523,14 +521,14 @@ impl Scenario {
         (0..self.process_count()).filter(move |process| self.roles[*process].path.contains(&book))
     }
 
-    /// Checks that the driver's memory of all processes together is within the limits.
+    /// Checks that the memory handed out by the driver is within the limits.
     fn judge_memory(&self) {
         for book in 0..self.books.len() {
             let memory: u64 = self
                 .members(book)
                 .map(|process| actor(process, |actor| actor.memory.get()))
                 .sum();
-            // A request that began before a limit was lowered may still use the earlier limit.
+            // If a limit was lowered, requests that began before may still use the earlier limit.
             let settled = SETTLED.with(|settled| settled[book].get());
             let max = if settled {
                 limit(book)
@@ -545,7 +543,7 @@ impl Scenario {
         }
     }
 
-    /// Checks the rules of the scenario; called after every step.
+    /// Checks the rules of the scenario. Called after every step.
     pub(crate) fn judge(&self) {
         let all_done = (0..self.process_count()).all(|process| {
             let is_done = |actor: &Actor| actor.asks.get() == 0;
@@ -580,7 +578,8 @@ impl Scenario {
         }
     }
 
-    /// Returns the units that are granted to processes that may still use the memory.
+    /// Returns the units granted in a group. Units of a dead process count until the kernel has
+    /// dropped its owner lock and the driver has freed its memory.
     fn granted(&self, book: usize) -> u64 {
         let locks = lock::locks(book).peek();
         (0..SLOTS)
@@ -601,8 +600,7 @@ impl Scenario {
             .sum()
     }
 
-    /// Returns true if the process has no request, or if its request was granted at the topmost
-    /// level.
+    /// Returns whether the process has no request, or has a grant in the topmost group already.
     fn is_decided(&self, process: usize) -> bool {
         let Some(top) = self.roles[process].path.last() else {
             return true;
@@ -615,8 +613,7 @@ impl Scenario {
         })
     }
 
-    /// Returns whether a living process other than this one is in the middle of a request or of
-    /// cleaning.
+    /// Returns whether another living process is in the middle of a request or of cleaning.
     fn in_the_way(&self, book: usize, process: usize) -> bool {
         let locks = lock::locks(book).peek();
         let other = |holder| {
@@ -648,8 +645,7 @@ impl Scenario {
         }
     }
 
-    /// Checks the final state of the scenario. Called when all processes have ended, and in plain
-    /// mode, in which operations on words are not steps.
+    /// Checks the state after all processes have ended. Operations on words are no steps then.
     pub(crate) fn judge_end(&self) {
         finish_deaths();
         for book in 0..self.books.len() {
@@ -674,14 +670,13 @@ impl Scenario {
                 .map(|word| (granted(word), undecided(word)))
                 .collect();
             violation(format!(
-                "{held} units are held, but after cleaning ledger {book} has {words:?}"
+                "processes hold {held} units, but cleaned ledger {book} has {words:?}"
             ));
         }
         if lock::locks(book).peek().to_le_bytes()[SLOTS..] != [0; SLOTS] {
             violation("a dead process holds a claim lock".into());
         }
-        // A new process must be able to claim a slot and charge the memory that the living
-        // processes have left.
+        // A new process must be able to claim a slot and to charge all memory that is left.
         let Ok(slot) = ledger.claim(&identity(OBSERVER), "") else {
             let all = (0..SLOTS).all(|slot| {
                 let owner = Bytes::owner(slot);
@@ -716,17 +711,17 @@ pub(crate) fn identity(process: usize) -> Identity {
     }
 }
 
-/// Empties a ledger of a model, and checks that no process holds a lock on it.
+/// Empties the ledger of a model, and checks that no process holds a lock on it.
 pub(crate) fn empty(book: usize, ledger: &Ledger) {
     (0..SLOTS).for_each(|slot| reap::zero(ledger, slot));
     let signals = &ledger.content().header.signals;
     for signal in [&signals.high_water, &signals.asked, &signals.asked_at] {
         signal.store(0, Ordering::Relaxed);
     }
-    assert_eq!(lock::locks(book).peek(), 0, "a lock is left");
+    assert_eq!(lock::locks(book).peek(), 0, "a process still holds a lock");
 }
 
-/// Kills the owner of a slot: drops the owner's file lock but keeps the slot's words.
+/// Simulates the death of a slot's owner: its file lock ends, but its charges stay in the slot.
 pub(crate) fn die(book: usize, owner: Slot) {
     let slot = owner.index();
     let ledger = Arc::clone(owner.ledger());
@@ -742,7 +737,7 @@ pub(crate) fn die(book: usize, owner: Slot) {
     }
 }
 
-/// The means by which a process of a scenario makes room in a full group.
+/// How a process of a scenario makes room in a full group.
 struct MemberPressure<'a>(&'a Scenario);
 
 impl Pressure for MemberPressure<'_> {
@@ -785,7 +780,7 @@ impl Witness for AllFreed {
 
 const GPU: DeviceId = DeviceId::gpu([0xa5; 16]);
 
-/// Returns the words of the ledgers that more than one process may change.
+/// Returns all words of a ledger that more than one process may change.
 pub(crate) fn words(
     book: usize,
     ledger: &'static Ledger,

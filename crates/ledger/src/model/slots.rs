@@ -1,5 +1,5 @@
 //! Models of claiming, charging and cleaning slots. For each load, loom tries every value that the
-//! memory model allows. The number of preemptions is bounded.
+//! memory model allows. Only a bounded number of preemptions is tried.
 
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
@@ -14,14 +14,14 @@ use gpulimit_base::identity::Identity;
 use loom::thread;
 use std::sync::Arc;
 
-/// A ledger of a model whose members change.
+/// A group in a model, with its ledger and one device.
 #[derive(Clone)]
 struct Group {
     ledger: &'static Arc<Ledger>,
     device: DeviceIndex,
 }
 
-/// A witness that says that the driver has freed the memory of all dead processes.
+/// A witness that reports the memory of every dead process as freed.
 struct AllFreed;
 
 impl Witness for AllFreed {
@@ -64,8 +64,8 @@ impl Group {
     }
 }
 
-/// Runs a model. In each run, `set` creates the initial members, and then loom executes `run`. The
-/// members that `run` returns leave the ledger afterwards.
+/// Runs a model. In each run, `set` creates the members, and loom then tries every order of steps
+/// of `run`. `run` returns its members, which leave the ledger at the end.
 fn check<T: 'static>(
     set: impl Fn(&Group) -> T + Send + Sync + 'static,
     run: impl Fn(&Group, T) -> Vec<Slot> + Send + Sync + 'static,
@@ -153,8 +153,8 @@ fn a_missing_fence_is_detected() {
             });
             let mine = group.try_charge(&member, 6);
             let (slot, theirs) = handle.join().expect("the other");
-            // The members must not be dropped while loom unwinds the stack. Therefore they are
-            // dropped before the assertion, which may fail.
+            // The members are dropped before the panic. Dropping them while loom unwinds the stack
+            // is not allowed.
             let both = mine && theirs;
             if both {
                 word::end_weak_run();

@@ -2,9 +2,8 @@
 //! value that the memory model allows.
 //!
 //! Each thread plays a process with its own slot, unless noted. A request waits for a few steps
-//! instead of a second. When these steps are used up, the request may be refused. This is allowed,
-//! because a real request may also be refused if another process was stopped in the middle of a
-//! charge.
+//! instead of a second, and may be refused after that. A real request may be refused in the same
+//! way, if another process was stopped while charging.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -15,7 +14,7 @@ use std::sync::Arc;
 
 const N: usize = 3;
 
-/// The words of a model's ledger, in ordinary memory.
+/// The words of a model's ledger.
 struct Book {
     words: [AtomicU64; N],
     high_water: AtomicU64,
@@ -37,7 +36,7 @@ impl Book {
         }
     }
 
-    /// Raises `high_water` above the slot that a process is claiming.
+    /// Makes `high_water` include a slot, as a process does that claims the slot.
     fn raise(&self, slot: usize) {
         self.high_water.fetch_max(slot as u64 + 1, Ordering::SeqCst);
     }
@@ -78,13 +77,12 @@ impl Rung for Seat {
     fn note(&self, total: u64, _: u64) {
         assert!(
             total <= self.max,
-            "granted although the sum is {total} of {}",
+            "granted although the sum {total} exceeds the limit {}",
             self.max
         );
     }
 
-    // In this model the record of a process is private memory. Models of the record itself are
-    // further down in this file.
+    // This model has no records of processes. Models of the record are further down in this file.
     fn begin(&self) -> bool {
         true
     }
@@ -96,8 +94,8 @@ impl Rung for Seat {
     fn taken(&self, _: u64) {}
 }
 
-/// Test surroundings of a request without idle memory and without dead processes, in which a
-/// request can wait for a number of steps.
+/// Test surroundings of a request that can wait for a number of steps. No process has idle memory
+/// or is dead.
 struct Patience {
     steps: u32,
     over: bool,
@@ -131,7 +129,7 @@ impl Surroundings<Seat> for Patience {
 #[derive(Copy, Clone, Debug, PartialEq)]
 enum Outcome {
     Granted,
-    /// The request was refused because of memory that was granted to other processes.
+    /// Refused because other processes were granted too much memory.
     Refused,
     OutOfPatience,
 }
@@ -154,7 +152,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
     bounded_model(None, run);
 }
 
-/// Runs a model with at most this number of preemptions, or with any number of them.
+/// Runs a model. `preemptions` bounds the number of preemptions; `None` means no bound.
 pub(super) fn bounded_model(preemptions: Option<usize>, run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -213,13 +211,13 @@ fn a_withdrawn_attempt_causes_no_refusal() {
         let handle = thread::spawn(move || charge(&[greedy], 8, 1));
         let mine = charge(&[book.seat(0, 10)], 4, 2);
         let others = handle.join().expect("the greedy process");
-        assert_ne!(others, Outcome::Granted, "3 + 8 is more than 10");
-        assert_ne!(mine, Outcome::Refused, "3 + 4 fits");
+        assert_ne!(others, Outcome::Granted, "3 + 8 exceeds the limit 10");
+        assert_ne!(mine, Outcome::Refused, "3 + 4 fits the limit 10");
     });
 }
 
-/// Runs `climb` with a path of two levels. The upper level refuses the request. Meanwhile another
-/// process charges only at the lower level.
+/// Runs `climb` as a process that charges in two groups. The upper group refuses the request.
+/// Meanwhile another process charges only in the lower group.
 fn two_levels(climb: fn(&[Seat], u64)) {
     model(move || {
         let leaf = Book::new([0, 0, 0], 2);
@@ -227,7 +225,7 @@ fn two_levels(climb: fn(&[Seat], u64)) {
         let path = [leaf.seat(1, 10), root.seat(1, 4)];
         let handle = thread::spawn(move || climb(&path, 6));
         let mine = charge(&[leaf.seat(0, 10)], 5, 2);
-        handle.join().expect("the process below both limits");
+        handle.join().expect("the process in two groups");
         assert_ne!(
             mine,
             Outcome::Refused,
@@ -254,8 +252,8 @@ fn memory_that_moves_during_a_look_is_not_counted_twice() {
         });
         let mine = charge(&[book.seat(0, 10)], 4, 2);
         let moved = handle.join().expect("the mover");
-        assert_ne!(mine, Outcome::Refused, "6 + 4 fits at any time");
-        assert_ne!(moved, Outcome::Refused, "4 + 6 fits at any time");
+        assert_ne!(mine, Outcome::Refused, "6 + 4 never exceeds 10");
+        assert_ne!(moved, Outcome::Refused, "4 + 6 never exceeds 10");
     });
 }
 
@@ -276,8 +274,8 @@ fn two_threads_of_one_process_share_a_word() {
     });
 }
 
-/// A process's idle counter in ordinary memory. Each change of the counter is a single store,
-/// because loom does not preempt a thread between a load and a store of the same word.
+/// An idle counter for models. Each change is a single store, because loom does not preempt a
+/// thread between a load and a store of the same word.
 struct Ahead<'a>(&'a AtomicU64, u64);
 
 impl charge::Idle for Ahead<'_> {
@@ -290,8 +288,8 @@ impl charge::Idle for Ahead<'_> {
     }
 }
 
-/// Runs `act` as a process that uses 2 units. At the same time a reader computes the used units. If
-/// the reader gives up, its result is not checked.
+/// Runs `act` as a process that uses 2 units, while a reader computes the used units. If the reader
+/// gives up, its result is not checked.
 fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
     model(move || {
         let book = Book::new([2 + idle, 0, 0], 1);
@@ -345,7 +343,7 @@ fn a_counter_that_changes_before_the_charge_is_detected() {
     );
 }
 
-/// A process's word in the ledger, and the process's own record of the word.
+/// A process's word in the ledger, and the process's own record of its charges.
 struct Remembered {
     word: AtomicU64,
     record: Record<AtomicU64>,
@@ -390,7 +388,7 @@ fn threads_of_one_process_do_not_distrust_each_other() {
         assert_eq!(
             [mine, others],
             [[0; 2]; 2],
-            "a thread mistook its process for another"
+            "a thread's change was taken for an error"
         );
         assert_eq!(shared.begin(), 0);
         assert_eq!(shared.word.load(Ordering::Relaxed), 3);
@@ -410,8 +408,8 @@ fn units_taken_by_another_process_are_detected_by_the_next_lone_thread() {
     });
 }
 
-// Charge algorithms that are known to be wrong. The models of them must fail, which shows that the
-// models can detect errors.
+// Charge algorithms with known errors. Their models must fail, which shows that the models can
+// detect errors.
 
 #[test]
 #[should_panic(expected = "both were granted")]

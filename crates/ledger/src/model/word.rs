@@ -1,9 +1,9 @@
 //! The atomic word of models. Its operations are ordinary memory accesses until a model checker
 //! controls them.
 //!
-//! A model *watches* the words that more than one process may change; each operation on a watched
-//! word is a step. The other words are figures for display, words that are written only once, and
-//! words that belong to one process. Operations on these are ordinary memory accesses.
+//! A model *watches* the words that more than one process may change. Each operation on a watched
+//! word is a step. Operations on all other words stay ordinary memory accesses. Those words are
+//! written only once, are used by one process, or are for display.
 
 use super::super::atomic::Ordering;
 use super::explorer::{self, Effect};
@@ -15,14 +15,14 @@ use std::sync::atomic;
 type Plain = atomic::AtomicU64;
 type Weak = loom::sync::atomic::AtomicU64;
 
-/// The way in which operations on a model's watched words are executed.
+/// How operations on the watched words of a model are executed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
     /// Operations act directly on the word, without a model checker.
     Plain,
     /// The explorer schedules each operation on a watched word as a step.
     Step,
-    /// Each operation on a watched word acts on one of loom's words, which model weak memory.
+    /// Each operation on a watched word acts on a word of loom, which simulates weak memory.
     Weak,
 }
 
@@ -34,7 +34,7 @@ struct Watched {
     weak: Vec<Arc<Weak>>,
 }
 
-/// The kind of a watched word, and the ledger (`book`) and slot that it belongs to.
+/// What a watched word is, and to which ledger (`book`) and slot it belongs.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Name {
     Charged { book: usize, slot: usize },
@@ -76,7 +76,7 @@ pub(crate) fn watch<'a>(words: impl IntoIterator<Item = (Name, &'a AtomicU64)>) 
     });
 }
 
-/// Starts a run of loom: from now on, operations on watched words act on loom's words. Called by
+/// Starts a run of loom. From now on, operations on watched words act on loom's words. Called by
 /// the first thread of the run.
 pub(crate) fn begin_weak_run<'a>(words: impl IntoIterator<Item = &'a AtomicU64>) {
     let mut weak: Vec<_> = words
@@ -93,7 +93,7 @@ pub(crate) fn begin_weak_run<'a>(words: impl IntoIterator<Item = &'a AtomicU64>)
     set_mode(Mode::Weak);
 }
 
-/// Ends a run of loom: operations on watched words are ordinary memory accesses again.
+/// Ends a run of loom. Operations on watched words are ordinary memory accesses again.
 pub(crate) fn end_weak_run() {
     set_mode(Mode::Plain);
     let old = WATCHED.with_borrow_mut(|watched| std::mem::take(&mut watched.weak));
@@ -113,7 +113,7 @@ impl AtomicU64 {
         &raw const *self as usize
     }
 
-    /// Reads the value of the word without a step.
+    /// Reads the word. This is no step.
     pub(crate) fn peek(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -182,8 +182,8 @@ impl AtomicU64 {
 
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         if mode() == Mode::Plain && value > self.peek() {
-            // The slot of a dead process may be cleaned before the process's program is brought to
-            // its end. The word may then hold fewer units than the program takes from it.
+            // A dead process's program still runs to its end, although its slot may have been
+            // cleaned. The word may then hold fewer units than are subtracted.
             self.store_plain(0);
             return 0;
         }
@@ -242,13 +242,13 @@ impl AtomicU64 {
         Err(before)
     }
 
-    /// Stores a value in the word without a step.
+    /// Stores a value in the word. This is no step.
     pub(crate) fn store_plain(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Changes the word in one atomic step, as the kernel does. `change` gets the current value and
-    /// may return a new value. Returns whether it did; the process sees no more than that.
+    /// Changes the word in one step, as the kernel does. `change` gets the current value, and
+    /// returns the new one or `None`. Returns only whether there was a new value.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)
@@ -271,7 +271,7 @@ impl AtomicU64 {
 pub(crate) fn fence(order: Ordering) {
     match mode() {
         Mode::Weak if !fault::is(Fault::FenceMissing) => loom::sync::atomic::fence(order),
-        // The explorer's memory does not reorder operations, so fences have no effect in it.
+        // The explorer's memory does not reorder operations, so a fence has no effect there.
         _ => {}
     }
 }
