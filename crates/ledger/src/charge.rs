@@ -21,7 +21,7 @@ pub(super) const REQUEST_MAX: u64 = 1 << 30;
 /// undecided units. Without this bound, concurrent requests of one process could overflow the lower
 /// half. Three threads that request 4 TiB each at the same time can still overflow it.
 const WORD_MAX: u64 = 1 << 31;
-/// How often a refused request reads the charges of a group again before the refusal is final. Two
+/// Largest number of times that a request reads a group's charges again before it is refused. Two
 /// readings that differ prove nothing, because memory may have moved between slots meanwhile.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
 /// A request may find undecided requests of other processes in its way. When it has found them this

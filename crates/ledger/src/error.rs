@@ -122,7 +122,7 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // Returned early above, with a message of its own.
+            // The early return above has already written this message.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))
@@ -130,7 +130,8 @@ impl fmt::Display for LedgerError {
             Self::Damaged { what, .. } => {
                 write!(
                     f,
-                    "{what}; end the group's programs, then remove the group and create it again"
+                    "cannot be used ({what}); end the group's programs, then remove the group and \
+                     create it again"
                 )
             }
             Self::Version {

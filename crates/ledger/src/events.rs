@@ -2,8 +2,8 @@
 //!
 //! A writer takes the next event number, which selects an entry of the ring. It then writes the
 //! event to this entry without a lock. Each entry has a stamp that names its event. A writer may
-//! die halfway, or slow writers may collide in one entry. The stamp then does not match, and
-//! readers skip the entry.
+//! die halfway, or may be so slow that a later event already uses its entry. The stamp then does
+//! not match, and readers skip the entry.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};

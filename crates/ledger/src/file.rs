@@ -48,7 +48,8 @@ fn options(write: bool) -> OpenOptions {
 }
 
 /// Creates a ledger file with exactly this mode. Does nothing if a file with this name exists;
-/// opening the ledger checks that file. Fails on a file system that drops file locks too early.
+/// opening the ledger checks that file. Fails on a file system that drops the file locks of living
+/// processes.
 ///
 /// The complete file gets its final name by link(2). If the process dies before that, a temporary
 /// file named `.NAME.<pid>.<n>.new` is left behind.
@@ -63,7 +64,7 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         lock::are_kept(file, &other)
     });
     let made = filled.and_then(|kept| kept.then(|| name(&temporary, path)).transpose());
-    // If this fails, the ledger file keeps the temporary name as a harmless second name.
+    // If the temporary name cannot be removed, it stays as a harmless second name of the ledger.
     let _ = fs::remove_file(&temporary);
     match made.map_err(error)? {
         Some(()) => Ok(()),
@@ -277,8 +278,7 @@ mod tests {
     fn drafts_get_different_numbers() {
         let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
         assert_eq!(numbers.len(), 1_000);
-        // Numbers are also unique across processes, because they contain the time. A later process
-        // may get the same pid.
+        // A later process may get the same pid. Its numbers differ, because they contain the time.
         assert!(serial() >> 16 >= os::boot_ms() - 60_000);
     }
 

@@ -192,7 +192,8 @@ pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 /// One block of the ledger file: the words of all slots for eight devices.
 pub(super) type Block = [WordLine; MAX_SLOTS];
 
-/// The owner of a slot. Only a process that holds the slot's claim lock writes these words.
+/// The owner of a slot. The process that claims or cleans the slot writes these words under the
+/// slot's claim lock. An owner that leaves erases its own words.
 #[repr(C, align(64))]
 pub(super) struct Owner {
     /// The pid of the slot's owner; 0 if the slot has no owner.
@@ -205,15 +206,15 @@ pub(super) struct Owner {
     /// Time at which another process first found the slot's owner dead, in milliseconds since boot.
     /// 0 if no process has found it dead.
     pub dead_since: AtomicU64,
-    /// A key that tells in which child group the slot's owner is, or below which child group: see
-    /// `child_key`. 0 if the owner is in the ledger's own group.
+    /// A key (`child_key`) for the child group that contains the slot's owner, directly or in a
+    /// group below it. 0 if the owner is in the ledger's own group.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless noted. Only the slot's owner writes them,
-/// except for `left`.
+/// Statistics of one slot on one device, in bytes unless noted. While the slot has an owner, only
+/// the owner writes them, except for `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],

@@ -68,7 +68,7 @@ pub struct Refused {
 ///
 /// A refusal takes up to a second if another process was stopped while charging or cleaning. It
 /// takes longer if the memory of dead processes would make room. The request then waits until the
-/// driver has freed that memory: about a second without a witness, at most 30 s with one.
+/// driver has freed that memory: a second if this cannot be observed, and 30 s at most.
 ///
 /// If another process has lowered this process's charge in the ledger, all requests of this process
 /// are refused for a second. `levels` must not contain the same slot and device twice.

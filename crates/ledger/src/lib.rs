@@ -69,7 +69,7 @@ pub const MAX_DEVICES: usize = 32;
 /// Largest number of processes that own a slot of one ledger at the same time.
 pub const MAX_SLOTS: usize = 4096;
 
-/// A kind of GPU memory, by its use. For display only.
+/// A kind of GPU memory, for display.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 #[repr(usize)]
 pub enum Category {

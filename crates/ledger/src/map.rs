@@ -141,7 +141,7 @@ mod tests {
         let mut mark = Birthmark::new().expect("memory");
         assert!(mark.is_ours());
         mark.word().store(0, Ordering::Relaxed);
-        assert!(!mark.is_ours(), "wiped, as in a forked child");
+        assert!(!mark.is_ours(), "the mark was wiped, as in a forked child");
         // On Linux before 4.14 the mark has this value, and compares pids.
         mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
         assert!(mark.is_ours());

@@ -164,6 +164,6 @@ mod tests {
         let file = open("/proc/self/comm", true).expect("there");
         reserve(&file, 0, 1).expect("success without a reservation");
         let file = open("/proc/self/comm", false).expect("there");
-        reserve(&file, 0, 1).expect_err("not open for writing");
+        reserve(&file, 0, 1).expect_err("the file is not open for writing");
     }
 }

@@ -39,7 +39,8 @@ impl Witness for NoWitness {
     }
 }
 
-/// Milliseconds for which a dead process's slot drains if no witness knows about its memory.
+/// Milliseconds for which a dead process's slot drains if it is unknown whether the driver has
+/// freed the memory.
 pub(super) const GRACE_MS: u64 = 1_000;
 /// Longest time in milliseconds for which a dead process's slot drains. A driver that still lists
 /// the process after this time is assumed to list it forever.

@@ -182,7 +182,7 @@ impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "slot {} of {}",
+            "slot {} of ledger {}",
             self.index,
             self.ledger.place.path.display()
         )
@@ -208,8 +208,8 @@ impl Ledger {
     /// claimed. But if many processes start at once, all of them would try the lowest free slot.
     /// Therefore a process chooses at random among the lowest free slots. After each slot lost to
     /// another process, it chooses among twice as many. Even a thousand processes then need only a
-    /// few attempts each. The only upper bound is the number of slots. If thousands of processes
-    /// start on two processors, more than a thousand may be suspended while they claim the lowest
+    /// few attempts each. This number may grow up to all slots. If thousands of processes start on
+    /// two processors, more than a thousand of them may be suspended while they claim the lowest
     /// slots.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;

@@ -94,7 +94,7 @@ impl DeviceUsage {
         self.by[category as usize]
     }
 
-    /// Returns the bytes that the program requested itself: linear memory, VMM, arrays and graphs.
+    /// Returns the sum of four categories: linear memory, VMM, arrays and graphs.
     pub fn allocations(&self) -> u64 {
         [
             Category::Linear,

@@ -225,7 +225,7 @@ mod tests {
             "a process has only one place in line"
         );
         assert!(scratch.somebody_waits(&slots[3], device));
-        // The process that is first in line must queue again for a second request.
+        // A second request of the first process in line has to wait behind the other waiters.
         assert!(scratch.somebody_waits(&slots[2], device));
         assert!(!scratch.somebody_waits(&slots[1], other), "its own request");
         drop(first);
@@ -304,7 +304,7 @@ mod tests {
         line.sleep();
         assert!(scratch.has_waiters(), "the waiter is still in line");
         line.turn();
-        assert_eq!(line.returned, 1, "the waiter has seen the return");
+        assert_eq!(line.returned, 1, "the waiter has seen the returned memory");
         drop(line);
         assert_eq!(returned(), 2, "the next waiter is woken");
         assert!(!scratch.has_waiters(), "no waiter is left");

@@ -363,8 +363,8 @@ fn role() {
             wait();
         }
         "fork" => {
-            // SAFETY: the other threads are idle and hold no lock. Therefore the child may drop the
-            // member, which needs the allocator's lock.
+            // SAFETY: the other threads are idle, so they hold no lock. The child may therefore
+            // drop the member, which may need the allocator's lock.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 drop(member);

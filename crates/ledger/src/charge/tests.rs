@@ -499,7 +499,7 @@ fn pending_memory_is_waited_for_if_it_makes_room() {
     };
     assert_eq!(request(4, 4), (1, 0), "just enough");
     assert_eq!(request(4, 3), (0, 1), "not enough");
-    assert_eq!(request(4, 20), (1, 0), "more than is charged");
+    assert_eq!(request(4, 20), (1, 0), "more is pending than is charged");
     let mut around = Around {
         reap: Some(Box::new(|_| pending(4))),
         drain: Some(Box::new(|waits| {
@@ -592,13 +592,13 @@ fn the_level_with_the_worst_verdict_refuses() {
     assert_eq!(
         named(&contended, &free, &full),
         Err(2),
-        "a full group before a contended group"
+        "a full group goes before one with undecided requests"
     );
     assert_eq!(named(&full, &contended, &free), Err(0));
     assert_eq!(
         named(&free, &contended, &contended),
         Err(1),
-        "the first contended group"
+        "the first group with undecided requests"
     );
 }
 

@@ -482,7 +482,7 @@ impl Explorer {
                 _ => String::new(),
             };
             self.choose(choice);
-            text += &format!("{choice:?} {step}  → {}\n", self.scenario.describe());
+            text += &format!("{choice:?} {step} leads to {}\n", self.scenario.describe());
         }
         self.finish();
         VIOLATION.take();

@@ -537,7 +537,7 @@ impl Scenario {
             };
             if memory > max {
                 violation(format!(
-                    "above the limit: {memory} of {max} in ledger {book}"
+                    "above the limit: {memory} units of {max} in ledger {book}"
                 ));
             }
         }

@@ -182,8 +182,8 @@ impl AtomicU64 {
 
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         if mode() == Mode::Plain && value > self.peek() {
-            // A dead process's program still runs to its end, although its slot may have been
-            // cleaned. The word may then hold fewer units than are subtracted.
+            // After a run, a dead process's program runs on to its end, although its slot may have
+            // been cleaned. The word may then hold fewer units than are subtracted.
             self.store_plain(0);
             return 0;
         }

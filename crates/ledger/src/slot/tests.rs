@@ -192,7 +192,7 @@ fn a_word_that_another_process_lowered_is_repaired() {
     assert!(until > os::boot_ms() - 60_000 && until <= os::boot_ms() + DISTRUST_MS);
     slot.distrust
         .store(os::boot_ms() + 60_000, Ordering::Relaxed);
-    assert!(slot.distrusts() && !charge(UNIT), "refuses until the time");
+    assert!(slot.distrusts() && !charge(UNIT), "no request is granted");
     slot.distrust.store(os::boot_ms() - 1, Ordering::Relaxed);
     assert!(!slot.distrusts() && charge(UNIT));
     assert_eq!(slot.distrust.load(Ordering::Relaxed), 0);
