@@ -7,10 +7,10 @@
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
 //!
-//! A charge on a device reads the words of all slots for that device. These words therefore lie in
-//! consecutive cache lines. In a layout with a separate page for the words of each slot, all these
-//! cache lines would compete for one set of the first-level cache. Each slot would also need a TLB
-//! entry. Any change to the layout requires a new [`version::LEDGER`].
+//! A charge on a device reads the words of all slots for that device, so these words lie in
+//! consecutive cache lines. If they were on a separate page for each slot, the cache lines would
+//! compete for one set of the first-level cache. Each slot would also need a TLB entry. Any change
+//! to the layout requires a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
