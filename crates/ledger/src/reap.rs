@@ -183,9 +183,8 @@ pub(super) fn has_drained(
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
             // After `exec`, the driver lists the memory of the old and the new program under one
-            // pid. The listed bytes may belong to the old program even if the new program has
-            // charged as many, because it may not have allocated them yet. Therefore the grace time
-            // decides.
+            // pid. The new program may not yet have allocated all that it has charged. The listed
+            // bytes may then belong to the old program, so the grace time decides.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
