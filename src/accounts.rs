@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Mutex;
 
-/// The handle to the machine's user database. All its functions read NSS.
+/// The handle to the machine's user database.
 pub struct Database;
 
 impl Accounts for Database {
@@ -25,12 +25,12 @@ impl Accounts for Database {
     }
 
     fn users(&self) -> Vec<User> {
-        // `getpwent` walks one list that all threads of the process share.
+        // `getpwent` walks one list for the whole process, so only one thread at a time may use it.
         static LIST: Mutex<()> = Mutex::new(());
         let _alone = LIST.lock();
         let mut users = Vec::new();
-        // SAFETY: the lock keeps other threads of this program from walking the list. An entry is
-        // valid until the next `getpwent`, and `user` copies it before that.
+        // SAFETY: the lock keeps other threads of this program from walking the list. The next
+        // `getpwent` overwrites the entry, and `user` copies it before that.
         unsafe {
             libc::setpwent();
             loop {
@@ -53,7 +53,7 @@ impl Accounts for Database {
 
 /// Returns the name of a user, or the number if the user has no name.
 pub fn user_name(uid: u32) -> String {
-    // SAFETY: the key is a number.
+    // SAFETY: `getpwuid_r` takes a number as its key, and every number is valid.
     let found = unsafe { ask(libc::getpwuid_r, uid, user) };
     found.map_or_else(|| uid.to_string(), |user| user.name)
 }
@@ -85,7 +85,7 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
     let mut gids: Vec<libc::gid_t> = vec![0; 64];
     loop {
         let mut count = libc::c_int::try_from(gids.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: `gids` has room for `count` groups.
+        // SAFETY: `gids` has room for `count` ids of groups.
         let whole = unsafe {
             libc::getgrouplist(name.as_ptr(), user.gid, gids.as_mut_ptr(), &raw mut count)
         };
@@ -103,7 +103,7 @@ pub fn unix_groups_of(user: &User) -> Vec<u32> {
 
 /// Returns the name of a unix group, or the number if the group has no name.
 pub fn unix_group_name(gid: u32) -> String {
-    // SAFETY: the key is a number.
+    // SAFETY: `getgrgid_r` takes a number as its key, and every number is valid.
     let found = unsafe { ask(libc::getgrgid_r, gid, unix_group) };
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
@@ -123,7 +123,8 @@ unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> 
         let mut entry = MaybeUninit::<E>::uninit();
         let mut buffer: Vec<c_char> = vec![0; size];
         let mut found = ptr::null_mut();
-        // SAFETY: the caller promises the key; the other pointers are to memory of this function.
+        // SAFETY: the caller promises that `key` is valid. The other pointers point to local
+        // variables.
         match unsafe {
             lookup(
                 key,
@@ -134,8 +135,8 @@ unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> 
             )
         } {
             libc::ERANGE if size < 64 << 20 => size *= 4,
-            // SAFETY: the call found an entry, so it filled in `entry`, whose pointers lead into
-            // `buffer`.
+            // SAFETY: the lookup found an entry, so it filled in `entry`. The entry's pointers
+            // point into `buffer`.
             0 if !found.is_null() => return Some(read(unsafe { &*found })),
             _ => return None,
         }
@@ -172,7 +173,7 @@ fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
     }
-    // SAFETY: `from` is a C string of the database's entry, which lives as long as the entry.
+    // SAFETY: `from` is a C string of a database entry, and lives as long as that entry.
     unsafe { CStr::from_ptr(from) }
         .to_string_lossy()
         .into_owned()

@@ -1,4 +1,4 @@
-//! `gpulimit apply`: makes the groups and the rules what a policy file says.
+//! `gpulimit apply`: changes the groups and the rules of this machine to match a policy file.
 
 mod difference;
 mod record;
@@ -59,7 +59,7 @@ Exit status: 0 on success, also when there was nothing to change; 1 when the
 file has mistakes or a step failed. If a step fails at a group of another user,
 apply continues with the other steps; else it stops there, and can be repeated.";
 
-/// The end of the error message when the policy file has mistakes.
+/// The end of the error message for a policy file with mistakes.
 const UNCHANGED: &str = ": nothing was changed";
 
 /// The lock file that `gpulimit apply` holds while it changes groups and rules.
@@ -149,8 +149,9 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// Opens the root in which the policy's groups are made: the directory that GPULIMIT_ROOT names;
-/// without that variable, the system's root for root, and the user's own root for other users.
+/// Opens the directory in which the policy's groups are made. The variable GPULIMIT_ROOT names it.
+/// Without this variable, it is /run/gpulimit for root. For other users, it is the directory in
+/// which they may make groups.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
@@ -164,8 +165,8 @@ fn names_gpus(plan: &Plan) -> bool {
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// Resolves everything in the plan that depends on this machine. Returns the groups and the plan's
-/// mistakes. A mistake is a GPU that this machine does not have, or that is too small.
+/// Turns the policy's groups into limits for the GPUs of this machine. Returns the groups and the
+/// mistakes. Mistakes are, for instance, GPUs that are absent or too small.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -227,14 +228,13 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the root of the groups if it does not exist. Takes the lock that keeps other `gpulimit
-/// apply` commands from changing the root at the same time.
+/// Makes the directory of groups if it does not exist, and locks it. The lock keeps other `gpulimit
+/// apply` commands from changing the directory at the same time.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // The root must be safe from other users, because programs trust the rules in the root as
-        // rules of the administrator.
+        // Programs trust the rules in this directory, so other users must not be able to change it.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \
@@ -258,7 +258,7 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     })
 }
 
-/// A change of the rules file, which tells programs their groups.
+/// A change of the rules file. The rules assign programs to groups.
 struct RulesStep {
     count: u32,
     /// The new text of the rules file; `None` removes the file.
@@ -293,8 +293,7 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let there = match text_file::read(&path, rules::LONGEST) {
         Ok(there) => Some(there),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        // Treat a symbolic link, a special file or a file that is too long like a file without
-        // rules, so that it is replaced.
+        // The file is a symbolic link, a special file or too long: replace it.
         Err(error) if error.kind() == ErrorKind::InvalidData => Some(Vec::new()),
         Err(error) => return Err(cannot("read", &path)(error)),
     };
@@ -310,9 +309,8 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Carries out the steps in an order that lets the next `apply` finish the work if this one is
-/// killed. First lists the new groups in the record, then makes the groups, and then writes the
-/// rules that name the groups.
+/// Carries out the steps. First lists the new groups in the record, then makes them, and writes the
+/// rules last. If this `apply` is killed, the next one can therefore finish the work.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -324,8 +322,8 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A user can block changes of their own groups. A failure at such a group must not keep `apply`
-    // from changing the other groups and the rules.
+    // The owner of a group can make changes of it fail. Such a failure must not keep `apply` from
+    // changing the other groups and the rules.
     for step in steps.iter_mut() {
         let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
         if let Err(error) = changed {
@@ -344,8 +342,8 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // First remove the groups of ended jobs below this group: a group with child groups cannot
-        // be removed.
+        // A group with child groups cannot be removed, so first remove the child groups of ended
+        // jobs.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
@@ -355,8 +353,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // Drop from the record the groups that another program has removed. If somebody makes such a
-    // group again by hand, `apply` must not remove that group.
+    // Drop groups from the record that another program has removed. Somebody may make a group of
+    // the same name by hand, and `apply` must not remove that group.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -389,8 +387,8 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Marks a step as failed if a user can cause failures at the step's group. Otherwise returns the
-/// error, for instance a full file system. The returned error ends all steps.
+/// Marks a step as failed if another user can make it fail, so that `apply` continues with the next
+/// step. Otherwise returns the error, for instance for a full file system, and `apply` stops.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
     if !difference::user_can_block(root, step.name()) {
         return Err(error);
@@ -416,7 +414,6 @@ impl Shown<'_> {
         let mut out = String::new();
         for step in self.steps {
             for line in step.lines(!self.dry_run) {
-                // Writing to a `String` never fails, so the result is ignored.
                 let _ = writeln!(out, "{}", Escaped(&line));
             }
         }

@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
     output: PathBuf,
 
-    /// The directory for the files that all containers mount, besides libgpulimit.so
+    /// The directory for the files that gpulimit writes and all containers mount
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
 }
@@ -75,8 +75,8 @@ const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 const WITH_DIGITS: &str = "0.5.0";
 /// The first version of the CDI specification.
 const OLDEST: &str = "0.3.0";
-/// The text of the rules file that containers mount. The text is not valid, so libgpulimit.so in
-/// the container refuses all GPU memory until a hook mounts a group's rules over this file.
+/// The text of the rules file in a container before a hook assigns a group. The text is invalid on
+/// purpose: libgpulimit.so then refuses all GPU memory. The hook mounts valid rules over it.
 const CLOSED: &str = "no gpulimit hook has given this container a group\n";
 
 /// Runs the command.
@@ -86,7 +86,7 @@ pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Writes the CDI file, and the files that containers mount because of the CDI file.
+/// Writes the CDI file, and the files that containers with a gpulimit device mount.
 fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
@@ -142,8 +142,8 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     };
     let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());
     let spec = json!({
-        // Use the lowest version of the CDI specification that allows these device names: old
-        // container engines can then read the file.
+        // Old container engines read only old versions of CDI files, so use the oldest version that
+        // allows these device names.
         "cdiVersion": if devices.iter().any(is_number) { WITH_DIGITS } else { OLDEST },
         "kind": KIND,
         "containerEdits": {

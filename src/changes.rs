@@ -11,13 +11,12 @@ use gpulimit_base::units::{Extent, Size};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
 
-/// Settings for a group, and the GPUs to which the sizes in these settings apply. No key occurs
-/// twice.
+/// Settings for a group, and the GPUs to which their sizes apply. Each key occurs at most once.
 pub struct Changes {
     settings: Vec<Setting>,
-    /// `Selector::All`, or the GPUs of --device.
+    /// The GPUs that --device names; `Selector::All` without --device.
     pub targets: Vec<Selector>,
-    /// The memory of each GPU; empty if no size depends on a GPU's memory.
+    /// The memory of each GPU; empty if no setting needs it.
     gpus: Vec<Capacity>,
 }
 
@@ -33,9 +32,9 @@ impl Changes {
         Self::worked_out(settings, devices, driver, gpus)
     }
 
-    /// Like [`Changes::new`], for a command that runs with this environment. Without --device,
-    /// leaves out the GPUs that the environment hides from the command and that are too small for a
-    /// size such as -2G.
+    /// Like [`Changes::new`], for a command that will run in this process's environment. That
+    /// environment may hide GPUs from the command. Without --device, a hidden GPU that is too small
+    /// for a size such as -2G is left out, and is not an error.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -74,8 +73,8 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Applies the changes to a group's `rules`. Does not fail on changes from [`Changes::new`],
-    /// which has already computed the sizes.
+    /// Applies the changes to a group's `rules`. Cannot fail for changes from [`Changes::new`],
+    /// because that function has already tried to apply them.
     pub fn apply(&self, rules: &mut LimitSet) -> Result<(), ExtentError> {
         for change in &self.settings {
             match change {
@@ -84,7 +83,7 @@ impl Changes {
                         rules.set_extent(*target, *key, *extent, &self.gpus, false)?;
                     }
                 }
-                // The value is valid: it was checked when the [`Setting`] was parsed.
+                // Parsing the [`Setting`] has already checked the value.
                 Setting::Option(key, value) => drop(rules.options.set(*key, value)),
             }
         }
@@ -152,8 +151,7 @@ impl Changes {
         lines
     }
 
-    /// Returns warning lines about the groups above the changed group that have a smaller `max`
-    /// than the new `max`.
+    /// Returns a warning for each group above this one that has a smaller `max` than the new `max`.
     pub fn outranked(
         &self,
         now: &LimitSet,
@@ -173,8 +171,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // If the group's ledger lists no GPU, use the entry `None`, a GPU of unknown size.
-            // Bytes can then be compared only with bytes, and percentages only with percentages.
+            // If the group's ledger lists no GPU, compare without a GPU (`None`). Without a GPU's
+            // size, bytes compare only with bytes, and percentages only with percentages.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
@@ -203,8 +201,8 @@ impl Changes {
     }
 }
 
-/// Returns a warning if one of the groups `above` has a `max` smaller than `own` on a GPU. The
-/// warning names the smallest.
+/// Returns a warning if a group in `above` has a smaller `max` than `own`. The warning names the
+/// group with the smallest `max`.
 pub fn lower_max<'a>(
     own: Size,
     above: impl Iterator<Item = (&'a str, Size)>,
@@ -217,7 +215,7 @@ pub fn lower_max<'a>(
     ))
 }
 
-/// Returns the memory of each GPU; empty if no setting depends on a GPU's memory.
+/// Returns the memory of each GPU; empty if no setting needs it.
 fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     match settings.iter().any(depends_on_gpus) {
         true => driver.map(Driver::capacities).unwrap_or_default(),
@@ -226,8 +224,8 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
 }
 
 /// Drops the GPUs that CUDA_VISIBLE_DEVICES hides and that are too small for a size such as -2G
-/// (all but 2 GiB). Asks CUDA for the visible GPUs, because an index in that variable follows
-/// CUDA's own order.
+/// (all but 2 GiB). Asks CUDA which GPUs are visible, because the variable may use CUDA's own
+/// numbers.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),
@@ -249,8 +247,8 @@ pub fn depends_on_gpus(setting: &Setting) -> bool {
     matches!(setting, Setting::Size(_, Extent::AllBut(_)))
 }
 
-/// Returns whether `size` is larger than `other`; false if the two sizes cannot be compared.
-/// `capacity` is the GPU's memory, for percentages.
+/// Returns whether `size` is larger than `other`; false if the two cannot be compared. Percentages
+/// are percentages of `capacity`, the GPU's memory.
 pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
     match (size, other, capacity) {
         (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),

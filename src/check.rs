@@ -49,8 +49,7 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     apply::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
-    // Mistakes about missing users and GPUs are only reported: the policy may be for another
-    // machine, which has these users and GPUs.
+    // Report unknown users and GPUs, but do not fail: another machine may have them.
     for mistake in &absent {
         output::note(&format!(
             "warning: {mistake} (may be valid on another machine)"
@@ -71,8 +70,8 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Warns on standard error about limits that are valid and probably not intended, and about users
-/// who have no rule.
+/// Prints warnings on standard error: about limits that are valid but probably unintended, and
+/// about users without a rule.
 pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
     let gpus = warnings::capacities(driver, None);
     let mut lines: Vec<(usize, String)> = Vec::new();
@@ -87,7 +86,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             .chain(without_max(&group.settings, &wanted.limits.options))
             .for_each(&mut say);
     }
-    // A stanza of the policy may make many groups. Print the stanza's warning only once.
+    // One entry of the policy may make many groups. Print its warning only once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -104,13 +103,14 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     }
 }
 
-/// Returns a warning for each GPU on which a group above has a smaller `max`.
+/// Returns warnings about GPUs on which a group above `group` has a smaller `max`.
 fn outranked(
     group: &Wanted,
     all: &BTreeMap<&str, &LimitSet>,
     gpus: &[(DeviceId, u64)],
 ) -> Vec<String> {
-    // Without a GPU, only sizes of the same kind can be compared.
+    // If no GPU is known, compare without a GPU's size: bytes with bytes, percentages with
+    // percentages.
     let unknown = gpus.is_empty().then_some(None);
     let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
     gpus.filter_map(|gpu| {
@@ -146,18 +146,18 @@ fn without_max(settings: &Settings, options: &Options) -> Option<String> {
     })
 }
 
-/// The content of a policy file without mistakes.
+/// A policy file that was read and has no mistakes.
 pub struct Found {
-    /// The policy as written.
+    /// The content of the policy file.
     policy: Policy,
-    /// The groups that the policy makes on this machine, and its rules.
+    /// The policy's groups and rules, with the users and unix groups of this machine.
     pub plan: Plan,
-    /// The mistakes about users, unix groups and GPUs that this machine does not have.
+    /// References to users, unix groups and GPUs that this machine does not have.
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. `outcome` is the end of the error message for a file with mistakes, as in
-/// [`refused`].
+/// Reads a policy file. If the file has mistakes, prints them; the error message then ends with
+/// `outcome`.
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
@@ -191,8 +191,8 @@ pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.dedup();
 }
 
-/// Prints all mistakes, and returns a failure with the number of mistakes. `outcome` is the end of
-/// the failure's message, and says what the mistakes mean for the verb.
+/// Prints all mistakes, and returns a failure with their number. `outcome` is the end of the
+/// failure's message, such as ": nothing was changed".
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

@@ -43,8 +43,7 @@ pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes the option of `doctor` that only the controller itself passes: `clap_complete` lists
-/// hidden options.
+/// Removes `doctor`'s hidden option `--preloaded` from the script, because users never pass it.
 fn without_hidden_option(script: &str) -> String {
     let script = script.replace(" --preloaded", "");
     let lines = script.split_inclusive('\n');
@@ -76,8 +75,8 @@ fn is_groups(argument: &str) -> bool {
     matches!(argument, "group" | "groups")
 }
 
-/// Appends a bash function that completes the names of groups, keys, the keys' values, and the
-/// command of `run`.
+/// Appends a bash function to the script. The function completes the names of groups, the keys of
+/// settings and their values, and the command of `run`.
 fn bash(script: String) -> String {
     let command = visible();
     let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
@@ -107,7 +106,7 @@ fn bash(script: String) -> String {
             .replace("@KEYS@", &keys.join(" "))
 }
 
-/// Makes zsh complete the names of groups where the script that clap generates completes files.
+/// Makes zsh complete the names of groups. For these arguments, clap's script completes files.
 fn zsh(script: String) -> String {
     let named = |line: &str| {
         let groups = [
@@ -137,7 +136,7 @@ fn zsh(script: String) -> String {
     )
 }
 
-/// Adds the completion of group names to the script for fish.
+/// Makes fish complete the names of groups.
 fn fish(script: String) -> String {
     script
         + &format!(

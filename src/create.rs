@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
-    /// Also make those groups above the group that do not exist
+    /// Also make the groups above it that do not exist yet
     #[arg(long)]
     parents: bool,
 }
@@ -100,8 +100,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a group name that is reserved for the groups of single jobs. gpulimit removes groups
-/// with such names automatically.
+/// Refuses group names that are reserved for the groups of single jobs, because gpulimit removes
+/// such groups automatically.
 pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
     match Kind::of(name) {
         Kind::Named => Ok(()),
@@ -142,8 +142,8 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group in a private root to another user. Only the owner of a private root can
-/// read the root, so another user would not be able to find the group.
+/// Refuses to give a group to another user if the directory of groups is private. The new owner
+/// could not read that directory, and so could not find the group.
 fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
@@ -157,8 +157,8 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
         .owner
         .clone()
         .unwrap_or_else(|| accounts::user_name(owner));
-    // If GPULIMIT_ROOT names the root, that directory itself must be made readable for users.
-    // Otherwise, make the system's root, which gpulimit then uses.
+    // The remedy: make the directory of groups readable for all users. Without GPULIMIT_ROOT, make
+    // /run/gpulimit, which gpulimit then uses.
     let step = match super::env("GPULIMIT_ROOT") {
         Some(_) => format!("install -d -m 0755 {}", path.display()),
         None => format!("install -d -m 0755 {SYSTEM}"),
@@ -170,7 +170,7 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
     )))
 }
 
-/// Adds to the error that only root may give a group to another user, if that is the cause.
+/// Explains the error "permission denied": only root may give a group to another user.
 fn denied(error: GroupError, args: &Args) -> Failure {
     let (path, cause) = match &error {
         GroupError::Io { path, error, .. } if error.kind() == ErrorKind::PermissionDenied => {

@@ -1,16 +1,18 @@
-//! The `dlsym` of the controller. The linker prefers it to the `dlsym` of `libgpulimit.so`, which
-//! /etc/ld.so.preload loads into every program: so the controller gets NVML's own functions instead
-//! of the hooks, sees the machine instead of a group's view, and is never a member of a group.
+//! The `dlsym` of the controller. It replaces the `dlsym` of libgpulimit.so in this program.
 //!
-//! Other programs gain no memory from this: a program that looks for the driver's functions in
-//! another way than by `dlsym` can do so without the controller.
+//! /etc/ld.so.preload loads libgpulimit.so into every program, including the controller. With this
+//! function, the controller gets NVML's own functions and not the hooks. It then sees the whole
+//! machine, and is never a member of a group.
+//!
+//! This opens no new way around a limit: any program could find the driver's functions without
+//! `dlsym`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem;
 use std::sync::OnceLock;
 
-/// The version of the symbol `dlsym` that every glibc for this processor architecture has.
+/// The version that glibc gives to the symbol `dlsym` on this processor architecture.
 #[cfg(target_arch = "x86_64")]
 const VERSION: &CStr = c"GLIBC_2.2.5";
 #[cfg(target_arch = "aarch64")]
@@ -23,7 +25,8 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-// Hides the function from shared libraries: `RTLD_NEXT` needs the address of its caller.
+// Hides this function from shared libraries. They must call the C library's `dlsym` directly,
+// because for `RTLD_NEXT` it looks at the address of its caller.
 std::arch::global_asm!(".hidden dlsym");
 
 /// Looks up a symbol with the C library's `dlsym`; null when there is none.
@@ -34,15 +37,15 @@ std::arch::global_asm!(".hidden dlsym");
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     static REAL: OnceLock<Option<Dlsym>> = OnceLock::new();
     let real = REAL.get_or_init(|| {
-        // SAFETY: both strings end with a NUL. `libgpulimit.so` exports no symbol of this version,
-        // so the C library's `dlsym` is found, which has this type.
+        // SAFETY: both strings end with a NUL. `libgpulimit.so` exports no symbol of this version.
+        // The function found is therefore the C library's `dlsym`, which has this type.
         unsafe {
             let found = dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), VERSION.as_ptr());
             mem::transmute::<*mut c_void, Option<Dlsym>>(found)
         }
     });
     match real {
-        // SAFETY: the caller promises what the C library's `dlsym` asks for.
+        // SAFETY: the caller fulfils the requirements of the C library's `dlsym`.
         Some(real) => unsafe { real(handle, name) },
         None => std::ptr::null_mut(),
     }

@@ -1,5 +1,5 @@
-//! Compares the groups that exist with the groups of a policy, and lists the steps to make them
-//! equal.
+//! Compares the existing groups with the groups of a policy, and lists the steps from the former
+//! state to the policy's.
 
 use crate::accounts;
 use crate::failure::Failure;
@@ -20,7 +20,7 @@ pub struct Wanted {
     pub access: Access,
 }
 
-/// A step of an `apply`.
+/// One step of `gpulimit apply`, for one group.
 #[derive(Debug)]
 pub enum Step {
     Create(Wanted),
@@ -34,10 +34,10 @@ pub enum Step {
     },
     Remove {
         name: String,
-        /// The reason why the group was not removed; `None` if the group was removed.
+        /// Why the group was kept; `None` if it was removed.
         kept: Option<String>,
     },
-    /// A step that could not be planned, or that failed.
+    /// The step could not be planned, or failed.
     Failed {
         name: String,
         why: String,
@@ -54,15 +54,15 @@ pub struct Change {
 }
 
 impl Change {
-    /// Makes a change of a key that concerns the whole group, not one GPU.
+    /// Makes a change that concerns the whole group, not one GPU.
     fn new(key: &'static str, old: Option<String>, new: Option<String>) -> Self {
         let gpu = None;
         Self { key, gpu, old, new }
     }
 }
 
-/// Lists all steps. New and changed groups come first, each group before its child groups. Removals
-/// come last, each group after its child groups.
+/// Lists all steps: first new and changed groups, then removals. A new group comes before its child
+/// groups, and a removed group comes after them.
 pub fn steps(
     root: &Root,
     wanted: &[Wanted],
@@ -102,8 +102,8 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Returns whether another user than the caller can make changes of this group fail. Such a user
-/// owns the group or a group above it.
+/// Returns whether a user other than the caller can make changes of this group fail. The owners of
+/// the group and of the groups above it can.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
     let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
@@ -123,14 +123,13 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // The directory of the child groups belongs to the group's owner as well. Compare the owner of
-    // this directory, too: an `apply` that was killed may have changed only the owner of the
-    // ledger.
+    // Also compare the owner of the directory for child groups. An earlier `apply` may have been
+    // killed after it had changed only the ledger's owner.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());
     if old != new || below != wanted.access.owner {
-        // Check that the group can be given to its new owner before any group is changed.
+        // Check now, before any group is changed, that this group can be given to the new owner.
         if let Some(owner) = wanted.access.owner {
             root.check_owner(group, owner)?;
         }
@@ -156,7 +155,7 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
     }))
 }
 
-/// Lists the keys in which two sets of limits differ.
+/// Lists the differences between two sets of limits.
 fn between(old: &LimitSet, new: &LimitSet) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut selectors: Vec<Selector> = Vec::new();
@@ -218,9 +217,8 @@ impl Step {
         }
     }
 
-    /// Describes the step for people: as something that was done or, without `done`, as something
-    /// that would be done. A failed step has no line in this text: its error goes to standard
-    /// error.
+    /// Describes the step for people. If `done` is false, says "would be". Returns no line for a
+    /// failed step, because the caller prints its error on standard error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is, would| if done { is } else { would };
         match self {

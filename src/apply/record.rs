@@ -14,7 +14,7 @@ use std::path::Path;
 const FILE: &str = ".managed";
 
 const HEAD: &str = "gpulimit-managed 1";
-/// The maximum length of the record in bytes: far more than the names of a policy's groups need.
+/// The maximum length of the record in bytes. A policy's group names need far less.
 const LONGEST: u64 = 64 << 20;
 
 /// Reads the names of the groups that the record lists.
@@ -50,8 +50,8 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     replace(&root.path().join(FILE), &text)
 }
 
-/// Replaces a file, as a whole or not at all. Every user may read the new file. The caller must
-/// hold the lock of `apply`, because the draft of the new file always has the same name.
+/// Replaces a file as a whole, or not at all. Every user may read the new file. The caller must
+/// hold the lock of `apply`, because every call uses the same name for the file's draft.
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");

@@ -1,4 +1,4 @@
-//! The names of CDI devices, and the limit or group that each name stands for.
+//! The names of CDI devices. Each name stands for a limit or a group.
 
 use super::size;
 use crate::failure::Failure;
@@ -41,8 +41,8 @@ impl Device {
         &self.name
     }
 
-    /// Returns the option of `gpulimit oci-hook create` that this device stands for, and the
-    /// option's value.
+    /// Returns the option and the value that the device's hook passes to `gpulimit oci-hook
+    /// create`.
     pub fn asked(&self) -> (&'static str, &str) {
         (self.option, &self.value)
     }
