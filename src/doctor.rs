@@ -21,8 +21,8 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Check the process with this pid: whether the process has loaded the library, and if not,
-    /// why; its group, and the rule that assigned the group
+    /// Check the process with this pid: which group it is in, by which rule, and whether it has
+    /// loaded the library (and if not, why)
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
     pid: Option<u32>,
 
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// The controller adds this option when it executes itself again without the library
+    /// The controller itself passes this option when it restarts without the library
     #[arg(long, hide = true)]
     preloaded: bool,
 }
@@ -88,11 +88,11 @@ impl Level {
 /// The result of a check.
 #[derive(Clone, Debug)]
 struct Finding {
-    /// The name of the check.
+    /// The name of the check that made the finding.
     check: Cow<'static, str>,
     level: Level,
     text: String,
-    /// How to fix the finding's problem; empty if there is nothing to fix.
+    /// How to solve the problem; empty if there is no problem.
     remedy: String,
 }
 
@@ -142,16 +142,16 @@ impl Finding {
 }
 
 /// Checks a process and returns the findings as JSON. Reading the process's files may block
-/// forever, so only a child process of gpulimit calls this function.
+/// forever, so gpulimit calls this function only in a child process.
 pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
-/// Returns an error finding if so few files can be opened that the other checks would report wrong
-/// causes.
+/// Returns an error if this process may open only few more files. The other checks would then fail,
+/// and report wrong causes.
 fn too_few_descriptors() -> Option<Finding> {
-    /// A number of file descriptors that is enough for the checks. This process and each child
-    /// process have fewer descriptors open at a time.
+    /// More file descriptors than the checks ever open at a time, in this process or in a child
+    /// process.
     const NEEDED: usize = 32;
     let mut open = Vec::with_capacity(NEEDED);
     while open.len() < NEEDED {
@@ -168,7 +168,7 @@ fn too_few_descriptors() -> Option<Finding> {
                     "raise the limit on open files (`ulimit -n`)",
                 ));
             }
-            // The cause of this failure is not a lack of descriptors.
+            // Any other failure is not due to a lack of descriptors.
             Err(_) => break,
         }
     }
@@ -201,12 +201,11 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(u8::from(broken)))
 }
 
-/// Formats the findings for people. `here` is true if the findings are about this machine, not
-/// about a process, a container or a user.
+/// Formats the findings for people. `here` is true if the findings describe this machine; false for
+/// a process, a container or a user.
 fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> String {
     let mut out = String::new();
     for finding in findings {
-        // Writing to a `String` never fails, so the result is ignored.
         let (level, text) = (finding.level.name(), Escaped(&finding.text));
         let line = format!("{level:<8} {:<12} {text}", finding.check);
         let _ = writeln!(out, "{}", output::fit(&line, 22));

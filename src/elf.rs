@@ -13,9 +13,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 pub enum Kind {
     /// The kernel starts the program with this dynamic linker.
     Dynamic(String),
-    /// It has no dynamic linker.
+    /// The program has no dynamic linker, because it is linked statically.
     Static,
-    /// The file is not an ELF file for this machine; the text says what the file is instead.
+    /// The file is not a 64-bit ELF file for this machine. The text says what it is.
     Other(&'static str),
 }
 
@@ -27,8 +27,8 @@ const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
     false => elf::EM_X86_64.0,
 };
 
-/// Returns what a file with these first bytes is; `None` for a 64-bit ELF file for this machine's
-/// processor.
+/// Looks at the first bytes of a file. Returns `None` for a 64-bit ELF file for this machine's
+/// processor, and a description of any other file.
 fn foreign(header: &[u8]) -> Option<&'static str> {
     let header = header.first_chunk::<20>();
     match header.filter(|header| header.starts_with(b"\x7fELF")) {
@@ -72,19 +72,20 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol of the constant that contains the version of libgpulimit.so. The version is a text
-/// that ends with a zero byte. The constant has no relocations.
+/// The symbol of libgpulimit.so's version. The version is a text that ends with a zero byte, and
+/// can be read without relocating anything.
 const VERSION: &[u8] = b"gpulimit_version_text";
-/// The longest version text in bytes; the rest of a longer text is ignored.
+/// The maximum length of the version text in bytes; longer texts are cut.
 const LONGEST_VERSION: u64 = 256;
-/// The maximum number of symbol versions to read from a library: more than any C library has.
+/// The maximum number of symbol versions to read. No C library has as many.
 const MOST_NAMES: usize = 4_096;
 
 /// A shared library for this machine's processor.
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Parses the ELF headers of a shared library. The error says what the file is instead.
+    /// Parses the ELF headers of a shared library. Fails with a text that says why the file is not
+    /// one.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
             return Err(format!("the file is {what}"));
@@ -135,8 +136,8 @@ impl<'data> Library<'data> {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name of a version definition is the version's own name. The other names are
-            // the names of the version's parents.
+            // The first name in a version definition is the version itself. The other names are its
+            // parents.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());
@@ -207,7 +208,7 @@ mod tests {
             with(&|file| file[0] = b'#').expect("read"),
             Kind::Other("not an ELF file")
         );
-        // A file without segments.
+        // A program without segments counts as static.
         assert_eq!(
             with(&|file| file[56..58].fill(0)).expect("read"),
             Kind::Static
@@ -237,8 +238,8 @@ mod tests {
         let own = fs::read("/proc/self/exe").expect("readable");
         let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
         let sections = usize::try_from(sections).expect("small");
-        // Change each byte of the ELF header and of the first section headers: the parser must not
-        // panic.
+        // The parser must not panic, whichever byte of the ELF header or first section headers is
+        // wrong.
         let mut bytes = own.clone();
         for at in (0..64).chain(sections..(sections + 6 * 64).min(own.len())) {
             for value in [0, 0x7f, 0xff] {

@@ -51,7 +51,7 @@ Examples:
   gpulimit events lab --follow
   gpulimit events --json | jq 'select(.event == \"refusal\").bytes'";
 
-/// The time between two looks for new events with `--follow`.
+/// How often `--follow` looks for new events.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Prints the events.
@@ -61,8 +61,8 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     let mut watch = Watch::default();
     let mut selection = Selection::of(args.group.as_deref())?;
     loop {
-        // Before reading events, note which groups are removed. The last events of a removed group
-        // are then still printed, and the group is dropped after that.
+        // Note which groups are already removed, and drop them only after this round. Their last
+        // events are then still printed.
         let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
         watch.add(&selection)?;
         let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
@@ -84,7 +84,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         match Selection::of(args.group.as_deref()) {
             Ok(now) => selection = now,
             Err(failure) if watch.sources.is_empty() => return Err(failure),
-            // The selected group was removed: the next round of this loop prints its last events.
+            // The selected group was removed. The next round of this loop prints its last events.
             Err(_) => selection.groups.clear(),
         }
     }
@@ -94,13 +94,13 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
 #[derive(Default)]
 struct Watch {
     sources: Vec<Source>,
-    /// The groups that could not be opened, each reported once.
+    /// The groups that could not be opened. Each is reported only once.
     failed: BTreeSet<PathBuf>,
     broken: bool,
 }
 
 impl Watch {
-    /// Opens the groups of the selection that are not open yet.
+    /// Opens the selected groups that are not open yet.
     fn add(&mut self, selection: &Selection) -> Result<(), Failure> {
         let mut unreadable = Unreadable::default();
         for group in &selection.groups {
@@ -120,7 +120,7 @@ impl Watch {
                     return Err(groups::unreadable(group.ledger_path()));
                 }
                 Ok(None) => _ = self.failed.insert(group.path().into()),
-                // The group was removed after the selection listed it.
+                // The group was removed before it could be opened.
                 Err(_) if !group.limits_path().exists() => {}
                 Err(error) => {
                     unreadable.note(&error.to_string());
@@ -133,15 +133,15 @@ impl Watch {
     }
 }
 
-/// The open ledger of a group, and the number of the next event to print.
+/// A group whose events are printed, with its open ledger.
 struct Source {
     group: Group,
     title: String,
     ledger: Ledger,
-    /// The number of the first event of the ledger that has not been printed.
+    /// The number of the next event to print.
     next: u64,
-    /// The number of an event that the last call could not read, because the event was being
-    /// written, or because the process that wrote it died.
+    /// The number of an event that the last call could not read. The event was still being written,
+    /// or the process that wrote it died.
     gap: Option<u64>,
 }
 
@@ -150,8 +150,8 @@ impl Source {
         self.ledger.is_unlinked()
     }
 
-    /// Returns the events since the last call of this function. If an event is still being written,
-    /// only the next call tries to read this event again.
+    /// Returns the events since the last call. An event that is still being written gets one more
+    /// try, in the next call.
     fn lines(&mut self) -> Vec<Line> {
         let mut events = self.ledger.events(self.next);
         let numbered = events.iter().zip(self.next..);
@@ -181,7 +181,7 @@ impl Source {
     }
 }
 
-/// An event, with the names of its group and GPU as they are printed.
+/// An event, with the printed names of its group and GPU.
 struct Line {
     group: String,
     root: PathBuf,

@@ -17,8 +17,8 @@ pub const NOT_EXECUTABLE: u8 = 126;
 /// Exit status of `gpulimit run` if the command is not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// Returns a function that turns an I/O error into a failure. `what` is the verb in the failure's
-/// sentence, such as "read" in "cannot read FILE".
+/// Returns a function that turns an I/O error into a failure "cannot WHAT PATH: ERROR". `what` is a
+/// verb, such as "read".
 pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
 }
@@ -80,8 +80,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// A size such as -2G that exceeds the GPU's memory is a mistake in the command line. If no GPU
-    /// is known, the cause is the machine, and the status is 1.
+    /// If a size such as -2G exceeds the memory of a known GPU, the command line is wrong, and the
+    /// status is 2. If no GPU is known, the status is 1.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

@@ -15,28 +15,27 @@ use std::process::ExitCode;
 /// The version of the schema of all JSON output of gpulimit.
 pub const SCHEMA: u32 = 1;
 
-/// The figures of a group.
+/// The limits and the usage of a group.
 pub struct Figures {
     /// The group's full name.
     pub name: String,
-    /// The name that people see.
+    /// The group's name as it is printed, perhaps with the path of the group's root.
     pub title: String,
     /// The path of the root that the group is in.
     pub root: PathBuf,
     /// The group's own settings.
     pub rules: LimitSet,
-    /// The number of live processes in the group; `None` if the caller may not read the group's
-    /// ledger. The usage figures for each GPU are then `None` as well.
+    /// The number of live processes in the group. If the caller may not read the group's ledger,
+    /// this and all usage figures are `None`.
     pub processes: Option<usize>,
-    /// The smallest `max` for all GPUs among the groups above this group, and the name of the group
-    /// that has this `max`. `None` if no such `max` is below the group's own `max`.
+    /// The smallest `max` for all GPUs among the groups above, with the name of its group. `None`
+    /// if the group's own `max` is not larger.
     pub above_all: Option<(Size, String)>,
-    /// The name of the table row for the GPUs that are not in `gpus`; `None` if the table needs no
-    /// such row.
+    /// The label of the table row for all GPUs that are not in `gpus`; `None` if there is no such
+    /// row.
     pub others: Option<&'static str>,
-    /// The GPUs that members have used, and the GPUs with a limit of their own. If the group has
-    /// limits both for single GPUs and for all other GPUs, also contains all other GPUs that NVML
-    /// lists.
+    /// The GPUs that members have used or that have their own limit. Also all other GPUs that NVML
+    /// lists, if the group has both limits for single GPUs and a limit for all other GPUs.
     pub gpus: Vec<Gpu>,
 }
 
@@ -44,28 +43,27 @@ pub struct Figures {
 pub struct Gpu {
     /// The GPU or MIG instance.
     pub id: DeviceId,
-    /// The name that people see.
+    /// The GPU's name as it is printed.
     pub label: String,
     index: Option<u32>,
-    /// The limits that apply to this GPU. Where the group has no limit for this GPU, the limit for
-    /// all GPUs applies.
+    /// The limits for this GPU. A limit for all GPUs applies if this GPU has none of its own.
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
     /// The group's own `max` on this GPU. `None` if there is no limit, or if the limit is a
     /// percentage and the GPU's memory is unknown.
     pub max: Option<u64>,
-    /// The smallest `max` among the group and the groups above it, and the name of the group that
-    /// has this `max`.
+    /// The `max` that applies: the smallest of the group and the groups above it. Also the name of
+    /// the group that has this `max`.
     pub effective: Option<(u64, String)>,
     /// The bytes in use.
     pub usage: Option<u64>,
     /// The highest charge of the group on this GPU so far, in bytes.
     pub peak: Option<u64>,
-    /// The bytes of this GPU that the group can still get within its own limit and the limits of
-    /// the groups above.
+    /// The bytes that the group can still get on this GPU within its own limit and the limits of
+    /// the groups above it.
     pub free: Option<u64>,
-    /// The number of requests of the group for memory of this GPU that were refused.
+    /// The number of requests for memory of this GPU that were refused.
     pub refusals: Option<u64>,
     pub waits: Option<u64>,
     pub waited_ms: Option<u64>,
@@ -74,8 +72,8 @@ pub struct Gpu {
 }
 
 impl Figures {
-    /// Reads the figures of all groups of the selection that can be opened. The other groups are
-    /// reported, and the exit status is then a failure.
+    /// Reads the figures of the selected groups. Reports groups that cannot be opened; the exit
+    /// status is then a failure.
     pub fn all(selection: &Selection) -> (Vec<Self>, ExitCode) {
         let driver = Driver::load().ok();
         let (views, status) = selection.views(driver.as_ref());
@@ -93,7 +91,7 @@ impl Figures {
                 ids.push(*id);
             }
         }
-        // If the group has limits for single GPUs and a limit for all other GPUs, list all GPUs.
+        // A group with limits for single GPUs and another limit for all other GPUs lists all GPUs.
         let has_others = has_rest(&view.rules);
         if let (true, Some(driver)) = (has_others, driver) {
             for (id, _) in driver.capacities() {
@@ -122,8 +120,7 @@ impl Figures {
         }
     }
 
-    /// Returns the figures as JSON, in its stable form: bytes and counts are integers, unknown
-    /// figures are null.
+    /// Returns the figures as JSON. Bytes and counts are integers; unknown figures are null.
     pub fn json(&self) -> Value {
         let rules = self.rules.rules.iter().map(|(selector, values)| {
             let mut rule = json!({ "gpu": selector.to_string() });
@@ -143,13 +140,12 @@ impl Figures {
         })
     }
 
-    /// Returns a key's limit for all GPUs.
+    /// Returns a limit that is set for all GPUs.
     pub fn of_all(&self, key: Key) -> Size {
         self.rules.get(Selector::All, key).unwrap_or(key.default())
     }
 
-    /// Returns the group's options whose values differ from the defaults, as text: `on_limit=wait
-    /// oom=kill-group`.
+    /// Returns the options that differ from the defaults, as text: `on_limit=wait oom=kill-group`.
     pub fn options_text(&self) -> String {
         let normal = Options::default();
         let said: Vec<String> = self
@@ -163,8 +159,8 @@ impl Figures {
     }
 }
 
-/// Returns the kind of a group, as in the JSON output. A `named` group stays until a user removes
-/// the group. A `job` group stays until its job has ended, and gpulimit then removes the group.
+/// Returns the kind of a group, as in the JSON output. A user removes a `named` group. gpulimit
+/// itself removes a `job` group when the job has ended.
 pub fn kind(name: &str) -> &'static str {
     match Kind::of(name) {
         Kind::Named => "named",
@@ -183,7 +179,7 @@ fn options(options: &Options) -> Value {
 }
 
 impl Gpu {
-    /// Reads a group's figures for a GPU. The group need not have used the GPU.
+    /// Reads a group's figures for a GPU. If the group has never used the GPU, its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry
@@ -203,8 +199,8 @@ impl Gpu {
             let max = bytes(above.rules.for_device(id, Key::Max), capacity);
             (max, &*above.name, above.ledger.as_ref())
         });
-        // List the levels from the group upwards, so that among equal limits the limit of the
-        // closest group is reported.
+        // The group itself comes first, and then the groups above it. Among equal limits, the limit
+        // of the closest group is therefore reported.
         let levels: Vec<(u64, &str, Option<&Ledger>)> =
             std::iter::once((own, view.group.name(), view.ledger.as_ref()))
                 .chain(above)
@@ -238,13 +234,13 @@ impl Gpu {
         }
     }
 
-    /// Returns the bytes of a key's limit. Returns `None` if the limit is not set, or if the limit
-    /// is a percentage and the GPU's memory is unknown.
+    /// Returns a limit in bytes. Returns `None` if the limit is not set, or if it is a percentage
+    /// and the GPU's memory is unknown.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }
 
-    /// Formats a key's limit for a table.
+    /// Formats a limit for a table.
     pub fn text(&self, key: Key) -> Option<String> {
         let said = self.rule.get(key)?;
         Some(match self.bytes(key) {
@@ -276,7 +272,7 @@ impl Gpu {
     }
 }
 
-/// Returns whether there are both limits for single GPUs and limits for all other GPUs.
+/// Returns whether the group has limits for single GPUs and also limits for all other GPUs.
 fn has_rest(rules: &LimitSet) -> bool {
     let has = |all: bool| {
         let mut selectors = rules.rules.iter().map(|(selector, _)| *selector);
@@ -308,8 +304,8 @@ fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     values
 }
 
-/// Returns the bytes of a size. `capacity` is the GPU's memory. Returns `None` for no limit, and
-/// for a percentage of an unknown `capacity`.
+/// Returns a size in bytes; `capacity` is the GPU's memory. Returns `None` for "no limit", and for
+/// a percentage if `capacity` is unknown.
 pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     match (size?, capacity) {
         (Size::Max, _) | (Size::Percent(_), None) => None,

@@ -55,15 +55,15 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes the charges of dead processes from the groups' ledgers. Returns a line for each group
-/// that had such charges.
+/// Removes the charges of dead processes from the groups' ledgers. Returns a line of text for each
+/// group that had some.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
         let done = match group.clean(groups::witness(driver)) {
             Ok(done) => done,
             Err(error) => {
-                // Skip a group of another user if it cannot be opened. The group's own members
+                // Skip a group that cannot be opened, for instance another user's. Its own members
                 // remove the charges of dead processes.
                 if error.is_leased() {
                     output::note(&error.to_string());
@@ -114,7 +114,7 @@ fn report(root: &Root, survey: &Survey) {
     }
 }
 
-/// Escapes a path for printing: other users may have chosen the file's name.
+/// Escapes a path for printing, because other users may have chosen the file's name.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }

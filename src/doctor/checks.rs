@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Runs all checks of the machine, each check after the checks that it depends on. `loaded` says
-/// whether programs that start with this environment load the library.
+/// Runs all checks of the machine. A check comes after the checks that it depends on. `loaded` says
+/// whether programs that start in this process's environment load the library.
 pub(super) fn all(loaded: bool) -> Vec<Finding> {
     let driver = driver();
     let has_driver = driver.is_ok();
@@ -353,7 +353,7 @@ fn environment(loaded: bool) -> Vec<Finding> {
         ),
     };
     match policy::assignment(&env) {
-        // Ignore an error in the rules: the check [`rules`] has reported it.
+        // The check [`rules`] has already reported an error in the rules.
         Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
             CHECK,

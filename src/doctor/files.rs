@@ -1,10 +1,8 @@
-//! Reads the files of another process as that process sees them, with the rights of its user. Never
-//! executes the files.
+//! Reads the files that another process sees, and never executes them.
 //!
-//! The user of a process may control every file that the process sees. This user may have put
-//! links, pipes, devices or endless files where root looks. So paths are resolved inside the
-//! process's root directory, and only regular files are opened. Only a bounded number of bytes is
-//! read, and root reads with the rights of the process's user.
+//! The process's user may control these files, and may have put links, pipes, devices or endless
+//! files where root looks. So paths are resolved inside the process's root directory, only regular
+//! files are opened, and each read is bounded. Root reads with the rights of the process's user.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -15,11 +13,11 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-/// Access to the files of a process, with its root directory and the rights of its user.
+/// The files that a process sees, to be read with the rights of the process's user.
 #[derive(Debug)]
 pub(super) struct Files {
     root: OwnedFd,
-    /// The executable file of the process.
+    /// The file of the program that the process runs.
     program: OwnedFd,
     rights: Rights,
 }
@@ -48,9 +46,9 @@ impl Files {
         Lowered::to(&self.rights).map(Some)
     }
 
-    /// Returns a path that leads into the process's root directory. An absolute symbolic link on
-    /// the path leads out of that directory, into the caller's file system. So use the path only
-    /// with lowered rights, and with code that distrusts the files.
+    /// Returns a path in `/proc` for a file of the process. An absolute symbolic link on this path
+    /// leads into the caller's own file system. So call [`Self::lower`] before you use the path,
+    /// and do not trust the files.
     pub(super) fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
@@ -62,29 +60,29 @@ impl Files {
         File::from(in_root(self.root.as_fd(), path)?).metadata()
     }
 
-    /// Reads a regular file of at most `most` bytes from the process's root directory. Files of
-    /// kernel file systems, which report no length, read as empty.
+    /// Reads a regular file from the process's root directory. Fails if the file has more than
+    /// `most` bytes. A file of a kernel file system reports the length 0, and reads as empty.
     pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;
         read(found.as_fd(), most)
     }
 
-    /// Opens the executable file of the process for reading.
+    /// Opens the file of the program that the process runs.
     pub(super) fn program(&self) -> io::Result<File> {
         let _lowered = self.lower()?;
         regular(self.program.as_fd()).map(|(file, _)| file)
     }
 }
 
-/// Reads at most `most` bytes of a file that was opened with `O_PATH`.
+/// Reads a file that was opened with `O_PATH`. Fails if it has more than `most` bytes.
 fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     let (file, size) = regular(found)?;
     if size == 0 {
         return Ok(Vec::new());
     }
     let mut bytes = Vec::new();
-    // Bound the read: the file may grow while it is read.
+    // The file may grow while it is read, so bound the read.
     file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         let why = format!("the file has more than {most} bytes");
@@ -93,8 +91,8 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reopens an `O_PATH` descriptor of a regular file for reading, and returns the file's length.
-/// Refuses devices and pipes, because the mere opening of such a file can have an effect or block.
+/// Opens a regular file for reading, given its `O_PATH` descriptor. Also returns the file's length.
+/// Refuses devices and pipes, because opening them can block or have side effects.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
@@ -107,28 +105,27 @@ fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     Ok((file.into(), u64::try_from(about.st_size).unwrap_or(0)))
 }
 
-/// Opens a path inside a root directory, as a process with that root directory would. Follows links
-/// inside the root directory, except for the magic links of `/proc`.
+/// Opens a path of a process with this root directory. Follows symbolic links inside the root
+/// directory, and refuses the magic links of `/proc`.
 fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, path, flags, Mode::empty(), how) {
-        // `openat2` is missing before Linux 5.6, and the seccomp filter of a container may block
-        // it.
+        // Linux before 5.6 has no `openat2`, and a container's seccomp filter may block it.
         Err(Errno::NOSYS | Errno::PERM) => step_by_step(root, path),
         found => Ok(found?),
     }
 }
 
-/// Like [`in_root`], for kernels without `openat2`: opens one component of the path at a time, and
-/// refuses symbolic links.
+/// Does the work of [`in_root`] on kernels without `openat2`. Opens one component of the path at a
+/// time, and refuses symbolic links.
 fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut way = vec![root.try_clone_to_owned()?];
     for component in path.components() {
         let name = match component {
             Component::Normal(name) => name,
-            // `..` does not lead above the root.
+            // As in the kernel, `..` in the root directory leads to the root directory.
             Component::ParentDir => {
                 if way.len() > 1 {
                     way.pop();
@@ -152,8 +149,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     way.pop().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-/// Returns the file access rights of a process. For setuid programs, these are the rights of the
-/// real user.
+/// Returns the rights with which a process accesses files. For a setuid program, returns the rights
+/// of the user who started it.
 fn rights(pid: u32) -> io::Result<Rights> {
     let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {

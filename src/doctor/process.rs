@@ -1,5 +1,4 @@
-//! Checks a running process from outside: which group the process is in, whether it has loaded
-//! libgpulimit.so, and if not, why.
+//! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
 
 use super::Finding;
 use super::files::Files;
@@ -27,11 +26,11 @@ const LONGEST: u64 = 16 << 20;
 /// The maximum number of bytes to read of an `ld.so.preload` file.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
-/// A process, as the caller may see it.
+/// What the caller may read about a process.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
-    /// The process's files; `None` if the caller may not access them.
+    /// The files that the process sees; `None` if the caller may not access them.
     files: Option<Files>,
     /// The environment with which the process started; `None` if the caller may not read it.
     environment: Option<Vec<(OsString, OsString)>>,
@@ -40,7 +39,7 @@ pub(super) struct Process {
     mapped: Option<Vec<String>>,
 }
 
-/// Checks a process, in bounded time.
+/// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
     look_in_child(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
@@ -59,7 +58,8 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Lets a child process of gpulimit check a process, so that gpulimit cannot block.
+/// Checks a process in a child process of gpulimit, because a blocking read must not block
+/// gpulimit.
 fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
@@ -76,7 +76,7 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     })
 }
 
-/// Checks a process, without a bound on the time: reading the process's files may block.
+/// Checks a process. Reading the process's files may block this function forever.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
     let process = match Process::read(pid) {
@@ -136,8 +136,8 @@ impl Process {
         Some(install::Preload::of(text))
     }
 
-    /// Returns the paths of the copies of libgpulimit.so that the process should have preloaded,
-    /// each with the place that names it: LD_PRELOAD or /etc/ld.so.preload.
+    /// Returns the paths of libgpulimit.so that the process's LD_PRELOAD or /etc/ld.so.preload
+    /// names. Each path comes with the place that names it.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
         let everywhere = self.preloads().map(|preload| preload.state().copies);
         let everywhere = everywhere.unwrap_or_default().into_iter();
@@ -176,8 +176,8 @@ impl Process {
         )
     }
 
-    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error only if
-    /// a limit is `wanted`.
+    /// Reports whether the process has loaded libgpulimit.so. If it has not, this is an error only
+    /// if a limit is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
@@ -315,8 +315,8 @@ impl Process {
         )
     }
 
-    /// Returns whether the kernel has told the process's dynamic linker to ignore the environment
-    /// (AT_SECURE), as for a setuid program.
+    /// Returns whether the kernel told the process's dynamic linker to ignore the environment
+    /// (AT_SECURE), as it does for setuid programs.
     fn is_privileged(&self) -> bool {
         const WORD: usize = size_of::<u64>();
         let words = fs::read(self.path("auxv")).unwrap_or_default();
@@ -343,8 +343,8 @@ impl Process {
         ))
     }
 
-    /// Reports the group that the process is in, and the group that the rules and the process's
-    /// environment select. Also returns whether any of these asks for a limit.
+    /// Reports the group that the process is in, and the group that the rules and the environment
+    /// select for it. Also returns whether the process should have a limit.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -391,8 +391,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// Returns an environment variable of the process. If the process has no `GPULIMIT_ROOT`,
-    /// returns the default root of the process's user for that variable.
+    /// Returns an environment variable of the process. If another user's process has no
+    /// `GPULIMIT_ROOT`, returns that user's default directory of groups for this variable.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -415,16 +415,15 @@ impl Process {
         })
     }
 
-    /// Returns the group that the process is a member of, and the bytes that the process uses on
-    /// all GPUs together.
+    /// Returns the process's group, and the bytes that the process uses on all GPUs together.
     fn member_of(&self) -> Option<(String, u64)> {
         let seen = SeenProcess::by_pid(self.pid);
         let roots = Root::locate_all(&own_env).unwrap_or_default();
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
             return Some(found);
         }
-        // The process's user may have made the root that `GPULIMIT_ROOT` names, so read that root
-        // with the rights of the user.
+        // The process's user may have made the directory in `GPULIMIT_ROOT`, so read this directory
+        // with the rights of that user.
         let files = self.files.as_ref()?;
         let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
@@ -432,8 +431,8 @@ impl Process {
         member_in(&root, &seen)
     }
 
-    /// Reports whether a program that starts in the process's container would load libgpulimit.so.
-    /// Only reads files, and starts no program.
+    /// Reports whether new programs in the process's container would load libgpulimit.so. Only
+    /// reads files, and starts no program.
     fn preload(&self) -> Option<Finding> {
         const CHECK: &str = "preload";
         if !self.is_contained() {
@@ -466,14 +465,12 @@ impl Process {
     }
 }
 
-/// Checks that the dynamic linker in a root directory can load the libgpulimit.so at this path. The
-/// error says why the linker cannot.
+/// Checks that the dynamic linker of a container can load the libgpulimit.so at this path. If it
+/// cannot, the error says why.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
-    /// A maximum for the size of a library file: far more than the size of libgpulimit.so or of a C
-    /// library.
+    /// The maximum size of a library file: far above that of libgpulimit.so or of any C library.
     const LONGEST: u64 = 256 << 20;
-    /// The usual paths of the C library. They are tried for a process whose mapped C library is
-    /// unknown.
+    /// The usual paths of the C library, for a process whose memory map does not name it.
     const PLACES: [&str; 6] = [
         "/lib/x86_64-linux-gnu/libc.so.6",
         "/lib/aarch64-linux-gnu/libc.so.6",
@@ -501,8 +498,8 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// Returns the group in this root that a process is a member of, and the bytes that the process
-/// uses on all GPUs together.
+/// Returns a process's group in this root, and the bytes that the process uses on all GPUs
+/// together.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
@@ -521,8 +518,7 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     None
 }
 
-/// Compares the group that the rules and the environment ask for with the group that the process is
-/// a member of.
+/// Reports whether the process is in the group that the rules and the environment select.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
     const CHECK: &str = "group";
     let Some(assignment) = wanted else {
@@ -580,7 +576,7 @@ fn mapped(maps: &str) -> Vec<String> {
     paths
 }
 
-/// Reads only the beginning of a `/proc` file, because the process controls the length of the file.
+/// Reads only the beginning of a `/proc` file. A process can make its files in `/proc` very long.
 fn start_of(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
@@ -589,10 +585,10 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns when a process started. Does not use the times of the files in `/proc/PID`, because
-/// these are the times of the first access to the files.
+/// Returns when a process started. The times of the files in `/proc/PID` would be wrong: they say
+/// when a file was first accessed.
 fn started(pid: u32) -> Option<SystemTime> {
-    /// The clock ticks per second in which `/proc` counts, the same on every machine.
+    /// The clock ticks per second in `/proc`. This number is the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
     let since_boot =
         Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);

@@ -1,5 +1,5 @@
-//! Checks the root of the groups: whether the caller can make groups in it, and what it contains
-//! besides groups.
+//! Checks the directory of groups: whether the caller can make groups in it, and what else it
+//! contains.
 
 use super::Finding;
 use crate::accounts;
@@ -14,10 +14,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 const CHECK: &str = "root";
-/// The number of incomplete groups that get a line of their own: users can make thousands.
+/// The maximum number of incomplete groups to list one by one. Users can make thousands.
 const SHOWN: usize = 8;
 
-/// Checks the root in which the caller's groups are made.
+/// Checks the directory in which the caller's groups are made.
 pub(super) fn checks() -> Vec<Finding> {
     let root = match Root::locate(&env) {
         Ok(root) => root,
@@ -149,8 +149,8 @@ pub(super) fn checks() -> Vec<Finding> {
     findings
 }
 
-/// Returns the name of the root's file system, as a part of a sentence. For a root that does not
-/// exist, returns the file system on which the root would be made.
+/// Returns the name of the file system that holds the directory of groups, in the form " on tmpfs".
+/// If the directory does not exist, looks at the closest directory above it.
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());
     let Some(place) = place else {
@@ -161,7 +161,7 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
     Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
-/// Reports that the caller cannot make groups in a root, and why.
+/// Reports why the caller cannot make groups in a root.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
     let path = root.path();
     let said = format!("cannot make groups in {}: {error}", path.display());
@@ -179,8 +179,8 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
     )
 }
 
-/// Returns a remedy for a system error such as a full file system; empty if the text of the error
-/// needs none.
+/// Returns a remedy for a system error such as a full file system. The remedy is empty for errors
+/// that need none.
 fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);

@@ -1,4 +1,4 @@
-//! Reports the group that a user's programs get, and the rule that assigns it.
+//! Reports the group that a user's programs get, and the rule that assigns this group.
 
 use super::{Finding, Level};
 use crate::accounts::{self, Database};
@@ -6,7 +6,7 @@ use gpulimit_policy::Facts;
 use gpulimit_policy::compile::Accounts;
 use gpulimit_policy::rules::{Rule, Rules, Source};
 
-/// Evaluates the rules for a user.
+/// Reports which group the rules give to a user's programs.
 pub(super) fn checks(name: &str) -> Vec<Finding> {
     const CHECK: &str = "rules";
     let Some(uid) = accounts::user_id(name) else {
@@ -36,12 +36,11 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    // Rules hold only for programs that load libgpulimit.so, so report whether programs may lack
-    // the library.
+    // Rules have an effect only on programs that load libgpulimit.so. Report it if not all do.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // List the rules with other conditions than the user, such as the cgroup: these conditions can
-    // differ between the processes of one user.
+    // Some rules have further conditions, such as the cgroup. A user's processes differ in these,
+    // so list such rules separately.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);
@@ -84,7 +83,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     findings
 }
 
-/// Lists the conditions of a rule, without the condition on the user.
+/// Lists the conditions of a rule, except for the one on the user.
 fn asks(rule: &Rule) -> Vec<String> {
     let mut asks = Vec::new();
     for (what, globs) in [
