@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// Take the groups above into account: max is the smallest limit of the group and the groups
+    /// Take the groups above into account: max is then the smallest max of the group and the groups
     /// above it
     #[arg(long)]
     effective: bool,
@@ -47,7 +47,7 @@ Examples:
   gpulimit get lab/alice max --device 0 --effective
   gpulimit get lab --json | jq '.group.gpus[0].effective_max'";
 
-/// A key of either kind.
+/// A key of a size, such as `max`, or of an option, such as `oom`.
 #[derive(Copy, Clone)]
 enum Name {
     Size(Key),
@@ -56,7 +56,7 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        // Use the error of the settings parser: it lists the known keys, and suggests the closest
+        // The parser's error for unknown settings lists the known keys, and suggests the closest
         // one.
         match format!("{text}=").parse::<Setting>() {
             Err(error @ KeyError::Unknown { .. }) => error.to_string(),
@@ -105,7 +105,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => out += &value,
                 None => out += &format!("{}={value}", key.text()),
             }
-            // If the caller named exactly one GPU, do not repeat the GPU's name in each line.
+            // A caller who named exactly one GPU knows which GPU the line is for.
             if let Selector::Device(id) = selector
                 && args.devices.len() != 1
             {
@@ -118,7 +118,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the values of a key in this group, each with the GPUs that it applies to.
+/// Returns the values of a key in this group. Each value comes with the GPUs that it applies to.
 fn values(
     view: &View,
     key: Name,
@@ -171,7 +171,7 @@ fn values(
     Ok(values)
 }
 
-/// Returns the value of a key that applies to a GPU. For `max`, this is the smallest `max` of the
+/// Returns the value of a key that applies to a GPU. For `max`, returns the smallest `max` of the
 /// group and the groups above it.
 fn effective(
     view: &View,

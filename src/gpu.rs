@@ -1,15 +1,15 @@
-//! Finds GPUs by the names that people use: index, UUID, the beginning of a UUID, or PCI bus id.
-//! MIG instances can be named by UUID only.
+//! Finds GPUs by index, UUID, the beginning of a UUID, or PCI bus id. Finds MIG instances by UUID
+//! or the beginning of a UUID.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 
-/// Returns the GPU or MIG instance that `text` names. Finds a full UUID without NVML.
+/// Returns the GPU or MIG instance that `text` names. A full UUID needs no NVML.
 ///
-/// Refuses a GPU that is split into MIG instances: programs use the instances, so a limit on the
-/// GPU itself would have no effect.
+/// Refuses a GPU that is split into MIG instances. Programs use the instances, so a limit on the
+/// whole GPU would have no effect.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
     match (driver, text.parse()) {
         (Some(driver), _) => find(text, driver.gpus()),
@@ -22,8 +22,7 @@ pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure>
     }
 }
 
-/// Returns the selectors for the GPUs that the `--device` options name; without such options, the
-/// selector for all GPUs.
+/// Returns the GPUs that the `--device` options name; without such options, `Selector::All`.
 pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
     if devices.is_empty() {
         return Ok(vec![Selector::All]);
@@ -96,7 +95,7 @@ fn unknown(text: &str, gpus: &[Gpu]) -> Failure {
     ))
 }
 
-/// Lists the names of GPUs (index and UUID) and of MIG instances (UUID).
+/// Lists GPUs by index and UUID, and MIG instances by UUID.
 fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     let names = found.into_iter().map(|(gpu, id)| match id == gpu.id {
         true => format!("{} ({id})", gpu.index),
@@ -105,8 +104,8 @@ fn list(found: Vec<(&Gpu, DeviceId)>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns whether two PCI bus ids name the same device. An id without a domain matches every
-/// domain, because people leave the domain out.
+/// Returns whether two PCI bus ids name the same device. In the first id, a missing domain means
+/// domain 0.
 fn same_bus(text: &str, bus: &str) -> bool {
     let place = |text: &str| {
         let (rest, function) = text.rsplit_once('.')?;

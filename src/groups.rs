@@ -21,20 +21,20 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The limits for reopening groups that lack a file: the number of attempts, the pause before each
-/// attempt, and the total time for all groups.
+/// A group that lacks a file is opened again. These are the number of attempts, the pause before
+/// each attempt, and the total time for all groups.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What a verb needs a group for. The purpose decides the error for a group that does not exist.
+/// What a verb does with a group. This decides the error for a group that does not exist.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Purpose {
     /// The verb shows or removes the group: the group must exist.
     Use,
-    /// The verb changes the group: if the group does not exist, the error suggests making it.
+    /// The verb changes the group. If the group does not exist, the error suggests making it.
     Change,
-    /// To make it.
+    /// The verb makes the group.
     Make,
     /// The verb runs programs in the group, and may make the group first.
     Run,
@@ -42,17 +42,17 @@ pub enum Purpose {
 
 /// Returns the root and the full name of the group that the caller means by `name`.
 ///
-/// Names of groups have the same meaning in all verbs and in `GPULIMIT_GROUP`. If a rule assigns
-/// the caller to a group, names are relative to that group: for a caller in `lab/alice`, the name
-/// `night` means `lab/alice/night`. A name that begins with the name of the assigned group is a
-/// full name. Verbs that only show groups also accept full names of other groups; programs cannot
-/// run in those groups. Root administers the machine, so root's names are always full names, except
-/// in `run`.
+/// If a rule assigns the caller to a group, names are relative to that group. For a caller in
+/// `lab/alice`, both `night` and `lab/alice/night` mean `lab/alice/night`. If there is no such
+/// group, most verbs also accept the full name of another group; `create` and `run` do not.
+///
+/// If no rule assigns the caller, names are full names. Root's names are always full names, except
+/// in `run`. `GPULIMIT_GROUP` is read in the same way.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
-        // If the rules cannot be read, root continues without a rule. Root must be able to replace
-        // such rules, for instance rules of another version.
+        // Root must be able to replace rules that cannot be read, such as rules of another version.
+        // So root continues without rules.
         Err(error) if effective_user() != 0 => return Err(error.into()),
         Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
     };
@@ -87,7 +87,7 @@ pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
     open(&root, &name, purpose)
 }
 
-/// Opens a group. For [`Purpose::Use`], the error for a missing group does not suggest making it.
+/// Opens a group. If it does not exist, the error suggests making it, except for [`Purpose::Use`].
 pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure> {
     root.group(name).map_err(|error| match purpose {
         Purpose::Use if error.is_missing() => Failure::new(WithoutCreateHint(&error.with_known())),
@@ -95,14 +95,12 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
     })
 }
 
-/// Drops the groups of ended jobs from a list of groups. Keeps a job's group if a group below it
-/// stays.
+/// Drops the groups of ended jobs from a list, except groups above a group that stays.
 fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
     let ended = Group::ended(&groups);
-    // Go through the list backwards, so that the groups below a group are seen before the group
-    // itself.
+    // Go through the list backwards, because child groups must be seen before their parents.
     for (group, ended) in groups.into_iter().zip(ended).rev() {
         if parents.contains(group.name()) || !ended {
             parents.extend(parent(group.name()).map(str::to_owned));
@@ -113,8 +111,8 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     kept
 }
 
-/// Returns the groups of a listing, and names on standard error the directories of users that have
-/// too many names to be read in full.
+/// Returns the groups of a listing. If a user's directory was too long to be read in full, reports
+/// it on standard error.
 pub fn reported(listing: Listing) -> Vec<Group> {
     for path in &listing.cut_short {
         output::note(&format!(
@@ -126,19 +124,19 @@ pub fn reported(listing: Listing) -> Vec<Group> {
     listing.groups
 }
 
-/// The groups that a verb handles: one group and the groups below it, or all groups.
+/// The groups that a verb handles: a named group and the groups below it, or all groups.
 pub struct Selection {
     /// The groups. Each group comes before the groups below it.
     pub groups: Vec<Group>,
-    /// The roots in which the groups were searched. New groups are made in the last root.
+    /// The roots that were searched for groups. New groups are made in the last one.
     roots: Vec<Root>,
-    /// True if the caller of the verb named a group; false for all groups.
+    /// True if the caller named a group; false for all groups.
     pub named: bool,
 }
 
 impl Selection {
-    /// Selects the group with this name and the groups below it. Without a name, selects all
-    /// groups, those of the system's root first.
+    /// Selects the named group and the groups below it. Without a name, selects all groups. The
+    /// groups in /run/gpulimit come first.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let (roots, groups) = match name {
             Some(name) => {
@@ -164,21 +162,21 @@ impl Selection {
         })
     }
 
-    /// Returns the path of the root of the named group or, without a name, of the root in which new
-    /// groups are made.
+    /// Returns the path of the named group's root. Without a name, returns the path of the root in
+    /// which new groups are made.
     pub fn root(&self) -> &Path {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
-    /// Prints entries as JSON under this key, with the version of the schema and the root's path.
+    /// Prints entries as JSON under this key, together with the schema's version and the root's
+    /// path.
     pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
         let root = self.root().to_string_lossy();
         output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
     }
 
-    /// Returns the name of a group for people. A name without a root's path means a group of the
-    /// first root. So this function adds the root's path to the name of a group of another root, if
-    /// the first root has a group with the same top-level name.
+    /// Returns a group's name for printing. A name alone means a group in the first root. If that
+    /// could be confused with a group of another root, the other root's path is added to the name.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();
@@ -190,12 +188,12 @@ impl Selection {
         }
     }
 
-    /// Opens the selected groups for showing them. Groups that cannot be opened are reported, and
-    /// the exit status is then a failure.
+    /// Opens the selected groups for showing them. Reports groups that cannot be opened; the exit
+    /// status is then a failure.
     ///
-    /// Another program may still be making a group that lacks a file, so this function tries to
-    /// open the group again. All such groups share one bounded wait. So a user with thousands of
-    /// unfinished directories cannot delay the caller for long.
+    /// A group may lack a file because another program is still making it, so opening it is tried
+    /// again. The wait is bounded for all groups together: a user with thousands of unfinished groups
+    /// cannot delay the caller for long.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
@@ -222,7 +220,7 @@ impl Selection {
         (views, ExitCode::from(u8::from(unreadable.end())))
     }
 
-    /// Opens a group of the selection; `None` if the group was removed after it was listed.
+    /// Opens a selected group; `None` if the group has been removed since it was selected.
     fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
         match View::cleaned(group.clone(), self.title(group), driver) {
             Ok(view) => Ok(Some(view)),
@@ -232,18 +230,17 @@ impl Selection {
     }
 }
 
-/// The report of the groups that cannot be opened: a line for each of the first groups, then the
-/// number of the other groups.
+/// Reports groups that cannot be opened. The first ones get a line each, the others are counted.
 #[derive(Default)]
 pub struct Unreadable {
     groups: usize,
 }
 
 impl Unreadable {
-    /// The number of groups that get a line of their own in the report.
+    /// The number of groups that get a line of their own.
     const LINES: usize = 8;
 
-    /// Reports why a group cannot be opened, unless enough groups were reported already.
+    /// Reports why a group cannot be opened. After enough such lines, only counts the group.
     pub fn note(&mut self, why: &str) {
         self.groups += 1;
         if self.groups <= Self::LINES {
@@ -251,8 +248,8 @@ impl Unreadable {
         }
     }
 
-    /// Reports the number of groups that got no line of their own. Returns whether there was any
-    /// group that cannot be opened.
+    /// Reports the number of groups that got no line. Returns true if any group could not be
+    /// opened.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}
@@ -263,7 +260,7 @@ impl Unreadable {
     }
 }
 
-/// A group above a shown group, with the facts that the figures of the shown group depend on.
+/// A group above another group. Its limits and its usage affect what the lower group can get.
 pub struct Above {
     pub name: String,
     pub rules: LimitSet,
@@ -272,8 +269,8 @@ pub struct Above {
 }
 
 impl Above {
-    /// Opens the groups above `group`, the closest first. Leaves out groups that cannot be opened
-    /// because they are being removed.
+    /// Opens the groups above `group`, the closest first. Skips groups that cannot be opened,
+    /// because somebody may be removing them.
     pub fn all(group: &Group) -> Vec<Self> {
         let open = |group: Group| {
             Some(Self {
@@ -286,10 +283,10 @@ impl Above {
     }
 }
 
-/// An open group with everything that verbs show of it.
+/// An open group, with everything that verbs show about it.
 pub struct View {
     pub group: Group,
-    /// The name that people see.
+    /// The group's name for printing.
     pub title: String,
     pub rules: LimitSet,
     /// `None` if the caller may not read the ledger.
@@ -302,8 +299,8 @@ pub struct View {
 }
 
 impl View {
-    /// Opens a group for showing it. First removes the charges of dead processes from its ledger,
-    /// if the caller may write the ledger and the driver has freed the memory.
+    /// Opens a group for showing it. First removes the charges of dead processes whose memory the
+    /// driver has freed, if the caller may write the group's ledger.
     pub fn cleaned(
         group: Group,
         title: String,
@@ -317,7 +314,7 @@ impl View {
         Ok(Self::of(group, title, rules, ledger, driver))
     }
 
-    /// Reads a group whose limits and ledger are already open.
+    /// Makes the view of a group whose limits and ledger are already open.
     pub fn of(
         group: Group,
         title: String,
@@ -337,8 +334,8 @@ impl View {
         }
     }
 
-    /// Counts the group's processes that match a condition; `None` if the caller may not read the
-    /// ledger.
+    /// Counts the processes in the group for which `of_kind` is true; `None` if the caller may not
+    /// read the ledger.
     pub fn count(&self, of_kind: impl Fn(&ProcessUsage) -> bool) -> Option<usize> {
         let count = || {
             self.processes
@@ -350,7 +347,8 @@ impl View {
     }
 }
 
-/// Returns the name of the group that a process is in: `group`, or a group below it.
+/// Returns the name of the group that a process is in. The process is listed in the ledger of
+/// `group`, but may be in a group below it.
 pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     match &*process.below {
         "" => group.name().into(),
@@ -358,8 +356,8 @@ pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     }
 }
 
-/// Returns the witness: NVML, if it answers. A witness tells whether the driver still holds the
-/// memory of a dead process.
+/// Returns the witness, which tells whether the driver still holds the memory of a dead process.
+/// The witness is NVML, if it answers.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {
         Some(driver) => driver,
@@ -379,9 +377,8 @@ pub fn is_denied(error: &GroupError) -> bool {
     )
 }
 
-/// Opens the ledger of a group: for writing, so that the charges of dead processes can be removed,
-/// or read-only if the caller may not write. Returns `None` if the caller may not even read the
-/// ledger.
+/// Opens the ledger of a group. A caller who may write it can also remove the charges of dead
+/// processes; other callers get it read-only. Returns `None` if the caller may not even read it.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
     let opened = match Ledger::open(&path).map_err(GroupError::from) {
@@ -394,22 +391,22 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// Opens the ledger of a group whose processes will get a signal. Other programs may hold leases on
-/// the ledger (`F_SETLEASE`). Waits for the end of these leases, because a lease must not keep the
-/// processes from getting the signal.
+/// Opens the ledger of a group, to signal the group's processes. Other programs may hold leases on
+/// the ledger (`F_SETLEASE`). This function waits for their end, because a lease must not protect
+/// the processes from the signal.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }
 
-/// Returns the deadline for this command's waits on leases: other programs may hold leases
-/// (`F_SETLEASE`) on groups' files. The deadline is a minute after the first call of this function,
-/// for all groups together. The kernel ends a lease after 45 seconds by default.
+/// Returns the time until which this command waits for leases (`F_SETLEASE`) of other programs on
+/// groups' files. This time is a minute after the first call. The kernel itself ends a lease after
+/// 45 seconds by default.
 pub fn end_of_leases() -> Instant {
     static END: OnceLock<Instant> = OnceLock::new();
     *END.get_or_init(|| Instant::now() + Duration::from_secs(60))
 }
 
-/// Makes the failure for a ledger that the caller may not read.
+/// Makes the error for a ledger that the caller may not read.
 pub fn unreadable(path: PathBuf) -> Failure {
     Failure::new(format_args!(
         "you may not read {}: only members of the group can",
@@ -417,7 +414,7 @@ pub fn unreadable(path: PathBuf) -> Failure {
     ))
 }
 
-/// Returns the name of a GPU for people: NVML's index, if known, and the beginning of the UUID.
+/// Returns a GPU's name for printing: NVML's index, if known, and the beginning of the UUID.
 pub fn label(id: DeviceId, driver: Option<&Driver>) -> String {
     match index(id, driver) {
         Some(index) => format!("{index} ({})", id.short()),

@@ -1,5 +1,5 @@
-//! `gpulimit install` and `gpulimit uninstall`: loads the library into every program of the
-//! machine, by /etc/ld.so.preload.
+//! `gpulimit install` and `gpulimit uninstall`: make /etc/ld.so.preload load the library into every
+//! program of the machine, or undo this.
 
 mod file;
 mod preload;
@@ -27,7 +27,7 @@ pub fn is_installed() -> bool {
 #[derive(clap::Args)]
 #[command(after_help = INSTALL_HELP)]
 pub struct Install {
-    /// The libgpulimit.so to install, instead of the one that belongs to this program
+    /// The libgpulimit.so to install [default: the one that belongs to this program]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -38,8 +38,8 @@ pub struct Install {
 #[derive(clap::Args)]
 #[command(after_help = UNINSTALL_HELP)]
 pub struct Uninstall {
-    /// Remove only the entry of this libgpulimit.so from /etc/ld.so.preload, and keep the library's
-    /// file, which belongs to a package
+    /// Remove only this libgpulimit.so from /etc/ld.so.preload, and keep the file itself, which
+    /// belongs to a package
     #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
     library: Option<PathBuf>,
     #[command(flatten)]
@@ -48,10 +48,10 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// Where `install` puts its copy of the library: in DIR/lib/gpulimit
+    /// The directory for the copy of the library, which is put into DIR/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
-    /// The root directory of the system to install into, such as an image that is being built
+    /// The root directory of the system to change, such as an image that is being built
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
     /// Only print what would be done
@@ -86,13 +86,12 @@ Examples:
   gpulimit uninstall --root /mnt/image";
 
 const NAME: &str = "libgpulimit.so";
-/// The directories where packages put libraries. A libgpulimit.so in such a directory is used in
-/// place, not copied.
+/// The directories for libraries of packages. A libgpulimit.so in one of them is not copied.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// Checks the options for the target system. Fails if a user other than root could redirect a
-    /// path on the way to the target.
+    /// Checks the options. If the target is an image, fails if users other than root could change
+    /// the path to the image or to its /etc/ld.so.preload.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
@@ -115,9 +114,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Refuses a path of the target system if users other than root could change or redirect the
-    /// file there. In an image, refuses symbolic links on the path as well, because a link could
-    /// lead out of the image.
+    /// Refuses a path of the target system if users other than root could change the file or the
+    /// path. In an image, also refuses symbolic links, because they could lead out of the image.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {
@@ -127,18 +125,18 @@ impl Place {
         })
     }
 
-    /// Returns whether the target is the running system, and not an image of a system.
+    /// Returns true if the target is the running system, false if it is an image.
     fn is_here(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Translates a path of the target system to a path of the running system.
+    /// Turns a path inside the target system into a path of the running system.
     fn outside(&self, inside: &Path) -> PathBuf {
         self.root.join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
-    /// Translates a path of the running system to a path of the target system; `None` if the path
-    /// is not in the target system.
+    /// Turns a path of the running system into a path inside the target system; `None` for a path
+    /// outside it.
     fn inside(&self, outside: &Path) -> Option<PathBuf> {
         let below = outside.strip_prefix(&self.root).ok()?;
         Some(Path::new("/").join(below))
@@ -159,8 +157,7 @@ impl Place {
     }
 }
 
-/// Adds the reason and the remedy to the error of a failed check. The check was whether only root
-/// can change a file.
+/// Explains why a path failed the check that only root can change it, and adds the remedy.
 fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
     checked.map_err(|why| {
         Failure::new(format_args!(
@@ -257,7 +254,7 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes the directory that is the system's root of groups.
+/// Makes /run/gpulimit, the system's directory of groups.
 fn make_group_root(place: &Place) -> Result<(), Failure> {
     let path = place.outside(Path::new(SYSTEM));
     if !path.exists() {
@@ -275,7 +272,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes libgpulimit.so from /etc/ld.so.preload, and then the library's file.
+/// Removes libgpulimit.so from /etc/ld.so.preload, and then deletes the library's file.
 pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
     let path = place.preload();

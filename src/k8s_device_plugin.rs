@@ -1,5 +1,5 @@
-//! `gpulimit k8s-device-plugin`: runs the Kubernetes device plugin. It is a program of its own,
-//! because its dependencies are useless outside a cluster.
+//! `gpulimit k8s-device-plugin`: runs the Kubernetes device plugin. The plugin is a separate
+//! program, because its dependencies are useless outside a cluster.
 
 use super::failure::{Failure, cannot};
 use super::signals;

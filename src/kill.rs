@@ -81,15 +81,14 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let mut out = String::new();
     let name = signal::name(args.signal);
     let mut note = |group: &str, who: &str| {
-        // Writing to a `String` never fails, so the result is ignored.
         let _ = writeln!(out, "{group}: {name} sent to {who}");
     };
     let look = look::members();
     let targets = proven(&group, &ledger, &look)?;
     let (named, unnamed, silent) = targets.all(&processes);
     let mut missed = Vec::new();
-    // Use one deadline for all slots of the ledger. A single process can hold all slots and name
-    // another process in each slot, so a deadline for each slot would add up to a long wait.
+    // One deadline holds for all slots of the ledger. A single process can hold all slots, so a
+    // deadline for each slot would add up to a long wait.
     let until = Instant::now() + PATIENCE;
     for (process, target) in processes.iter().zip(named) {
         let who = match pid(process) {
@@ -98,13 +97,13 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
         };
         match send_to(&ledger, process, target, args.signal) {
             Ok(_) => note(&groups::of_process(&group, process), &who),
-            // The process ended before it got the signal, so its failure is not reported.
+            // The process ended before it got the signal. That is no error.
             Err(_) if ends(&targets, process, until) => {}
             Err(error) => missed.push((who, error)),
         }
     }
-    // No slot of the ledger names these members of the group, so it is unknown which slot each of
-    // them holds. They get the signal only if the caller gave no pids.
+    // These members of the group hold slots that name other processes, so nothing tells which slot
+    // is whose. They get the signal only if the caller gave no pids.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
@@ -128,13 +127,13 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Keeps the living processes without the calling process, which must not signal itself.
+/// Drops dead processes and the calling process, which must not signal itself.
 fn keep_others(processes: &mut Vec<ProcessUsage>) {
     let own = Identity::of_self();
     processes.retain(|process| process.alive && !process.identity.is_same(&own));
 }
 
-/// Returns a finder of the processes that can be proven to be members of a group.
+/// Returns the finder of a group's members. It finds only processes that provably are members.
 pub fn proven<'a>(
     group: &Group,
     ledger: &'a Ledger,
@@ -152,11 +151,11 @@ pub fn proven<'a>(
         .map_err(|error| Failure::new(format_args!("cannot look at {}: {error}", path.display())))
 }
 
-/// The total time that `kill` waits for the release of slots whose holders got no signal.
+/// The total time that `kill` waits for processes that got no signal, and that may be ending.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Waits until the process's slot is released, at most until `until`. Returns whether it was. A
-/// killed process keeps its slot until the kernel has freed its memory.
+/// Waits until a process has released its slot, or until the time `until`. Returns true if the slot
+/// is released. A killed process keeps its slot until the kernel has freed the process's memory.
 fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     while targets.is_held(process) {
         if Instant::now() > until {
@@ -184,15 +183,15 @@ fn why(error: &Error) -> String {
     }
 }
 
-/// Returns a line that names the processes whose memory maps could not be read in time. Such a
-/// process may hold a slot that names another process.
+/// Returns a line about processes whose memory maps could not be read in time. They may be members
+/// under another pid.
 fn unseen(silent: &[u32]) -> Option<String> {
     let why = "processes whose memory maps cannot be read in time may be members";
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
-/// Sends a signal to a process of a group. Records a signal that ends the process as an event in
-/// the ledger.
+/// Sends a signal to a process of a group. If the signal is SIGTERM or SIGKILL, records it as an
+/// event in the ledger.
 fn send_to(
     ledger: &Ledger,
     process: &ProcessUsage,
@@ -215,8 +214,8 @@ fn send_to(
     Ok(target)
 }
 
-/// Kills all processes of a group, and returns the killed processes. Fails if a slot of the ledger
-/// is held by a process that cannot be found.
+/// Kills all processes of a group, and returns them. Fails if the ledger has a slot whose process
+/// cannot be found.
 pub fn end_all(
     group: &Group,
     ledger: &Ledger,
@@ -251,8 +250,8 @@ pub fn end_all(
     )))
 }
 
-/// Lists those of the killed processes that have not ended yet, with the tracers that keep them
-/// from ending. The text is empty if all have ended.
+/// Lists the killed processes that have not ended yet, and the tracers that keep them from ending.
+/// Returns an empty text if all have ended.
 pub fn remaining(killed: &[Target]) -> String {
     fn field<'a>(status: &'a str, key: &str) -> &'a str {
         let mut lines = status.lines();
@@ -266,7 +265,7 @@ pub fn remaining(killed: &[Target]) -> String {
         let held = tracers.find(|tracer| !matches!(*tracer, "" | "0"));
         let held = held.map_or_else(String::new, |tracer| {
             let about = |task: &str| proc::read(format!("/proc/{task}/status")).unwrap_or_default();
-            // `tracer` is the id of a thread.
+            // TracerPid may be the id of any thread of the tracer.
             let thread = about(tracer);
             let tracer = Some(field(&thread, "Tgid"))
                 .filter(|pid| !pid.is_empty())

@@ -23,8 +23,7 @@ const NAME: &str = "libgpulimit.so";
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
 /// Returns the absolute path of libgpulimit.so, for `LD_PRELOAD`. Prefers the copy that
-/// /etc/ld.so.preload names. With another copy, a program would have two copies of the library, and
-/// each copy would charge the same memory.
+/// /etc/ld.so.preload names: a program with two different copies would charge its memory twice.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
     let mut places = preload.map_or_else(Vec::new, |preload| preload.state().copies);
@@ -32,8 +31,8 @@ pub fn find() -> Result<PathBuf, Failure> {
     first_of(places)
 }
 
-/// Returns the libgpulimit.so that belongs to this program, even if /etc/ld.so.preload names
-/// another copy.
+/// Returns the path of this program's own libgpulimit.so, even if /etc/ld.so.preload names another
+/// copy.
 pub fn own() -> Result<PathBuf, Failure> {
     first_of(places())
 }
@@ -65,8 +64,8 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Returns the paths at which to search libgpulimit.so: beside this program, where packages put
-/// libraries, and in cargo's target directories.
+/// Returns the paths where libgpulimit.so may be: beside this program, in the directories of
+/// packages, and in cargo's target directories.
 fn places() -> Vec<PathBuf> {
     let Ok(program) = env::current_exe() else {
         return Vec::new();
@@ -85,8 +84,8 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// Returns the version of libgpulimit.so, read from the file without loading the library. Refuses a
-/// library whose file formats differ from those of this program. As root, refuses to open a library
+/// Returns the version of libgpulimit.so. Reads it from the file, without loading the library.
+/// Refuses a library whose file formats differ from this program's. As root, also refuses a library
 /// that other users could change.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
@@ -125,9 +124,9 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Loads libgpulimit.so into this process, to see whether a command can preload it. If the dynamic
-/// linker cannot preload the library, it only prints a line, and the command then runs without a
-/// limit. This function returns an error in that case.
+/// Loads libgpulimit.so into this process, to test whether a command can preload it. Without this
+/// test, the dynamic linker would only print a line if it failed, and the command would run without
+/// a limit.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }
@@ -140,9 +139,9 @@ fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
     ))
 }
 
-/// Reads a regular file. Fails if the file is larger than a build of libgpulimit.so can be.
+/// Reads a regular file. Fails if the file is too large to be libgpulimit.so.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    /// More bytes than a build of libgpulimit.so with all debug information has.
+    /// More bytes than libgpulimit.so has with all debug information.
     const LONGEST: u64 = 1 << 30;
     let file = OpenOptions::new()
         .read(true)
@@ -158,8 +157,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a value of `LD_PRELOAD` that names this library first, and then all entries of the
-/// existing value except other copies of the library.
+/// Returns a value of `LD_PRELOAD` that names this library first. Keeps the other entries of the
+/// existing value, except for other copies of the library.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
     for part in parts(existing).filter(|part| !is_library(part) && *part != library) {
@@ -200,8 +199,7 @@ pub fn is_loaded() -> bool {
     probe::mapped(NAME).is_some()
 }
 
-/// Returns whether a path names a copy of libgpulimit.so. The name of the file decides. Two copies
-/// of the library in one program would charge all memory twice.
+/// Returns whether a path names a copy of libgpulimit.so, judging by the name of the file.
 pub fn is_library(part: &Path) -> bool {
     part.file_name() == Some(OsStr::new(NAME))
 }

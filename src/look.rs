@@ -1,9 +1,8 @@
 //! Reads memory maps and files of other processes, in bounded time.
 //!
-//! Reading another process's memory map or files can block forever, for instance on a file system
-//! that the process's user serves. A thread that waits in such a read may be uninterruptible, and
-//! its process then cannot end, not even by SIGKILL. So a child process reads (`gpulimit __probe`),
-//! and the verbs do not wait for that child to end.
+//! Such a read can block forever, for instance if the file is on a file system that the process's
+//! user serves. A process that is blocked in this way may not even end by SIGKILL. So a child process
+//! (`gpulimit __probe`) does the reading, and gpulimit does not wait for the child to end.
 
 use super::probe::VERB;
 use gpulimit_ledger::MappedFile;
@@ -16,12 +15,11 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The total time that one verb waits for child processes that look at other processes.
+/// The total time that one verb waits for child processes that read other processes' files.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs `gpulimit __probe` in a child process, and passes each line of its output to `take` until
-/// `take` returns false. Fails with `TimedOut` if the child has not ended after the time
-/// `patience`.
+/// Runs `gpulimit __probe` in a child process. Passes each line of the child's output to `take`,
+/// until `take` returns false. Fails with `TimedOut` if this takes longer than `patience`.
 pub fn in_child(
     arguments: &[&OsStr],
     input: String,
@@ -34,14 +32,13 @@ pub fn in_child(
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // Give the child no standard error: a child that never ends must not keep a pipe of the
-        // caller open.
+        // The child may never end, so it must not keep the caller's standard error open.
         .stderr(Stdio::null())
         .spawn()?;
     let (told, lines) = mpsc::channel();
     let (to, from) = (child.stdin.take(), child.stdout.take());
     thread::spawn(move || {
-        // Write all input first: the child reads all of it before it looks at the first process.
+        // Write all pids first, because the child reads all of them before it starts to work.
         to.map(|mut to| to.write_all(input.as_bytes()));
         for line in from
             .into_iter()
@@ -64,14 +61,14 @@ pub fn in_child(
             Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
         }
     };
-    // Do not wait for the child: even closing a file can block it forever. When this process ends,
-    // init reaps the child.
+    // Do not wait for the child, which may be blocked forever. When this process ends, init reaps
+    // the child.
     let _ = child.kill();
     let _ = child.try_wait();
     ended
 }
 
-/// A question about each of several processes, for a child process to answer.
+/// A question that a child process answers for each of several processes.
 #[derive(Copy, Clone)]
 pub enum Question<'a> {
     /// Is the process a member of the group with this ledger? The answer is `yes` or `no`.
@@ -82,8 +79,8 @@ pub enum Question<'a> {
     Command,
 }
 
-/// Asks a child process the question about these processes, and returns the answers by pid. A
-/// process whose files cannot be read before `patience` is over has no answer.
+/// Lets a child process answer the question about these processes. Returns the answers by pid. A
+/// process gets no answer if its files cannot be read within the time `patience`.
 pub fn ask(
     question: Question<'_>,
     pids: &[u32],
@@ -120,18 +117,17 @@ pub fn ask(
     }
 }
 
-/// Returns a function for [`gpulimit_group::Targets`]. The function gets a group's ledger and pids,
+/// Returns the function that [`gpulimit_group::Targets`] needs: it gets a group's ledger and pids,
 /// and tells which of these processes are members of the group.
 ///
-/// All calls of that function together wait for at most [`PATIENCE`]; after that, each call waits
-/// for at most a second. Without this bound, a user could delay the caller without end by starting
-/// more and more processes whose files block the reader.
+/// Its calls together wait for at most [`PATIENCE`]; later calls wait for a second each. Otherwise,
+/// a user could delay the caller forever by starting ever more processes with unreadable files.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);
     move |file, pids| {
         let start = Instant::now();
-        // Wait for half of the remaining time at most, because another call may follow.
+        // Wait for at most half of the remaining time, because another call may follow.
         let answers = ask(Question::Member(file), pids, (left.get() / 2).max(LEAST));
         if answers
             .as_ref()
@@ -150,15 +146,14 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     }
 }
 
-/// Answers a question about processes, in the child process: looks at each process and passes the
-/// answers to `told`. If the files of a process block the read, one thread is blocked, and the
-/// other threads continue.
+/// Answers a question about processes, in the child process. Calls `look` for each process, and
+/// passes the answers to `told`. If a process blocks one thread, the other threads continue.
 pub fn answer(
     pids: VecDeque<u32>,
     look: impl Fn(u32) -> String + Sync,
     mut told: impl FnMut(&str),
 ) {
-    /// If no answer comes for this time, the number of threads doubles.
+    /// If no answer comes within this time, the number of threads doubles.
     const TICK: Duration = Duration::from_millis(20);
     const STACK: usize = 256 << 10;
     let mut left = pids.len();
@@ -205,8 +200,7 @@ mod tests {
     fn processes_that_never_answer_do_not_block_the_others() {
         let (lock, bell) = (Mutex::new(false), Condvar::new());
         let look = |pid: u32| {
-            // The look at each process but the last blocks until the last process, pid 99, is
-            // looked at.
+            // The calls for all other processes block until pid 99, the last process, has its turn.
             let mut over = lock.lock().unwrap_or_else(PoisonError::into_inner);
             *over |= pid == 99;
             bell.notify_all();

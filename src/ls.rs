@@ -31,7 +31,7 @@ Examples:
 /// Lists the groups.
 pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    // `ls GROUP` does not list the named group itself, only the groups below it.
+    // `ls GROUP` lists only the groups below GROUP.
     let groups: Vec<&Group> = selection
         .groups
         .iter()

@@ -132,7 +132,7 @@ enum Verb {
     Probe(probe::Args),
 }
 
-/// Parses the command line, runs the verb and returns its exit status.
+/// Runs the verb on the command line, and returns its exit status.
 fn main() -> ExitCode {
     let before = signals::Inherited::read();
     restart_without_library(&before);
@@ -140,8 +140,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(mut error) => {
             drop_misleading_tip(&mut error);
-            // Help that the user asked for goes to standard output with status 0; mistakes in the
-            // arguments go to standard error with status 2.
+            // Help goes to standard output, with status 0. Mistakes in the arguments go to standard
+            // error, with status 2.
             output::parsing(&error);
             return ExitCode::from(if error.use_stderr() {
                 failure::USAGE
@@ -178,10 +178,10 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|failure| failure.report())
 }
 
-/// Executes this program again without libgpulimit.so if that library is preloaded, as in a shell
-/// inside a group. With the library, the controller itself would be a member of the group. CUDA and
-/// NVML would then show the controller the group's limits instead of the machine's memory.
-/// The option that tells `doctor` that it had the library is passed on.
+/// Starts this program again without libgpulimit.so if the library is preloaded, as in a shell
+/// inside a group. With the library, the controller would be a member of the group. It would then
+/// see the group's limits in place of the machine's memory. `doctor` gets the option `--preloaded`
+/// to know that the library was loaded.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
@@ -200,14 +200,13 @@ fn restart_without_library(inherited: &signals::Inherited) {
         } else {
             command.env("LD_PRELOAD", others);
         }
-        // If executing this program again fails, for instance without /proc, continue with the
-        // library loaded.
+        // If the restart fails, for instance without /proc, continue with the library loaded.
         let _ = signals::become_command(&mut command, inherited);
     }
 }
 
-/// Removes clap's tip to pass an unknown option after `--`. The tip helps nobody: names of groups
-/// never look like options, and `run` would take the option for the command.
+/// Removes clap's tip to pass an unknown option after `--`. The tip is misleading: no group has a
+/// name like an option, and `run` would take the option for the command.
 fn drop_misleading_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));

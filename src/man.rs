@@ -30,7 +30,7 @@ Examples:
 
 /// Writes the pages.
 pub fn man(args: &Args) -> Result<ExitCode, Failure> {
-    // clap's own verb `help` gets no manual page.
+    // clap adds the verb `help`, which needs no manual page.
     let mut command = super::command().disable_help_subcommand(true);
     command.build();
     match &args.directory {
@@ -95,11 +95,11 @@ const FILES: &str = "\
 /etc/ld.so.preload: Names the library, after gpulimit install.
 /etc/cdi/gpulimit.json: Devices for container engines, written by gpulimit cdi generate.";
 
-/// The text on exit statuses for the pages of verbs whose help does not mention any.
+/// The exit statuses of verbs whose help does not mention them.
 const STATUS: &str = "0 on success, 1 on failure (a sentence on standard error says why), 2 for a \
                       mistake in the options.";
 
-/// The text below the options in a verb's help, split into sections.
+/// The end of a verb's help, split into the sections of a manual page.
 #[derive(Default)]
 struct Help<'a> {
     description: Vec<&'a str>,
@@ -122,7 +122,7 @@ impl<'a> Help<'a> {
         help
     }
 
-    /// Returns the paragraphs of the verb's description, without its first sentence.
+    /// Returns the description of the verb, paragraph by paragraph.
     fn description(&self) -> Roff {
         let mut page = Roff::new();
         for paragraph in &self.description {
@@ -132,7 +132,7 @@ impl<'a> Help<'a> {
         page
     }
 
-    /// Returns the sections of the manual page after the options.
+    /// Returns the sections that follow the options in the manual page.
     fn rest(&self) -> Roff {
         let mut page = Roff::new();
         page.control("SH", ["EXIT STATUS"]);
@@ -153,13 +153,13 @@ impl<'a> Help<'a> {
     }
 }
 
-/// Writes a paragraph to the manual page. A paragraph with indented lines, such as a table or
-/// examples, keeps its layout.
+/// Writes a paragraph to the manual page. Keeps the layout of a paragraph with indented lines, such
+/// as a table or examples.
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {
-        // Remove the page's indentation. The lines of the help have up to 80 columns, and without
-        // indentation they still fit into a terminal of 80 columns.
+        // Remove the page's indentation, so that lines of 80 columns fit into a terminal of 80
+        // columns.
         page.control("RS", ["-6"]);
         page.control("nf", []);
     }

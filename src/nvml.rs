@@ -36,9 +36,9 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Loads NVML and lists the machine's GPUs. The error says why NVML does not work.
+    /// Loads NVML and lists the machine's GPUs. Fails if NVML does not work.
     pub fn load() -> Result<Self, NvmlError> {
-        // The library's name without `.1` exists only with development packages.
+        // The name without `.1` exists only if the library's development package is installed.
         let nvml = Nvml::builder()
             .lib_path(OsStr::new("libnvidia-ml.so.1"))
             .init()?;
@@ -49,14 +49,14 @@ impl Driver {
         Ok(Self { nvml, gpus })
     }
 
-    /// Returns all GPUs of the machine, by NVML's index.
+    /// Returns all GPUs, ordered by NVML's index.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
     /// Returns all GPUs and MIG instances that can have limits, each with the bytes that programs
-    /// can use: NVML's total without NVML's reserved memory. For a GPU that is split into MIG
-    /// instances, returns the instances instead of the GPU.
+    /// can use: NVML's total less the memory that NVML calls reserved. A GPU that is split into MIG
+    /// instances is replaced by its instances.
     pub fn capacities(&self) -> Vec<Capacity> {
         let bytes = |device: Result<Device<'_>, NvmlError>| {
             let memory = device.ok()?.memory_info().ok()?;
@@ -99,7 +99,7 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     if gpu.mig_mode().ok()?.current != ENABLED {
         return None;
     }
-    // NVML numbers the places for MIG instances on a GPU, and some places are empty.
+    // NVML numbers the places for MIG instances on a GPU. Some of these places are empty.
     let places = gpu.mig_device_count().unwrap_or(0);
     let id = |place| {
         gpu.mig_device_by_index(place)
@@ -112,18 +112,17 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// The inode number of the machine's initial pid namespace (linux/proc_ns.h). In that namespace,
-/// NVML's pids are the processes' pids.
+/// The inode number of the initial pid namespace (linux/proc_ns.h). NVML reports the pids of this
+/// namespace.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// Returns whether the driver holds memory of a process. The process may have executed another
-    /// program since (`exec`); `covered` is the number of bytes that are charged for that program.
-    /// If NVML lists the process, the driver holds memory if NVML's figure is more than `covered`.
+    /// Returns whether the driver still holds memory of a program; `None` if unknown. The program's
+    /// process may have executed another program since (`exec`). Then `covered` bytes are charged for
+    /// the other program, and only memory beyond them counts.
     ///
-    /// If NVML does not list the process, the driver holds no memory of it. This conclusion needs
-    /// the initial pid namespace: in other namespaces, NVML's pids differ from those in the ledger.
-    /// Returns `None` if the answer is unknown.
+    /// If NVML does not list the process, the driver holds none of its memory. This is certain only
+    /// in the initial pid namespace, because NVML's pids may differ in others.
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;

@@ -22,13 +22,13 @@ pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
     }
 }
 
-/// Makes the directory that contains a file, and the directories above it.
+/// Makes the directory of a file, and the directories above it.
 pub fn make_directories(file: &Path) -> Result<(), Failure> {
     file.parent().map_or(Ok(()), make_directory)
 }
 
-/// Makes a directory and the directories above it. All users can read the new directories, whatever
-/// the umask is.
+/// Makes a directory and the directories above it. All users can read the new directories, even if
+/// the umask says otherwise.
 pub fn make_directory(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return Ok(());
@@ -44,22 +44,22 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
-    // Write the directory to the disk: the new name must survive a loss of power. The file is
-    // replaced already, so errors of file systems that cannot do this are ignored.
+    // Write the directory to the disk, so that the new file survives a loss of power. Some file
+    // systems cannot do this; ignore their errors, because the file itself is already replaced.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes a file whose path a user gives. A regular file is replaced as a whole. A device, a pipe
-/// or a symbolic link stays, and the text is written to whatever it leads to.
+/// Writes to a path that a user gave. A regular file is replaced as a whole. A device, a pipe or a
+/// symbolic link stays, and the text is written through it.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // Create or truncate the file only if the path is a symbolic link. The link may lead to
-            // a regular file, or to a file that does not exist yet.
+            // A symbolic link may lead to a regular file, which is truncated, or to a missing file,
+            // which is created. Do neither for devices and pipes.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -72,7 +72,7 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
 }
 
 /// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, restores
-/// the file's former content `before`, or removes the file if `before` is `None`.
+/// the former content `before`; `None` means that the file did not exist.
 pub fn change(
     path: &Path,
     before: Option<&str>,

@@ -1,5 +1,5 @@
-//! The file /etc/ld.so.preload, parsed as the dynamic linker does. Spaces, colons and line breaks
-//! separate the paths in the file, and the file may have comments.
+//! The file /etc/ld.so.preload, parsed in the same way as the dynamic linker parses it. Spaces,
+//! colons and line breaks separate paths, and there may be comments.
 
 use super::super::failure::Failure;
 use super::super::library;
@@ -8,10 +8,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The path of the file.
+/// The path of the preload file.
 pub const FILE: &str = "/etc/ld.so.preload";
 
-/// The content of the file.
+/// The content of the preload file.
 pub struct Preload {
     /// `None` if the file does not exist.
     text: Option<String>,
@@ -27,7 +27,7 @@ pub struct State {
 }
 
 impl Preload {
-    /// Reads a preload file, which need not exist.
+    /// Reads the preload file. The file need not exist.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         match fs::symlink_metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self { text: None }),
@@ -44,8 +44,7 @@ impl Preload {
         Ok(Self { text: Some(text) })
     }
 
-    /// Makes the content of a preload file from text, for instance of the file in another process's
-    /// root directory.
+    /// Makes a value from text that was read elsewhere, such as another process's preload file.
     pub fn of(text: String) -> Self {
         Self { text: Some(text) }
     }
@@ -81,8 +80,8 @@ impl Preload {
         }
     }
 
-    /// Returns the text of the preload file with this copy of libgpulimit.so as the first entry,
-    /// and without the other copies.
+    /// Returns the text of the preload file with this copy of libgpulimit.so as the first entry.
+    /// Removes all other copies.
     pub fn with(&self, library: &Path) -> Result<String, Failure> {
         let path = library.to_str().filter(|path| {
             !path.contains(|c: char| c.is_whitespace() || matches!(c, ':' | '#' | '$'))
@@ -98,8 +97,8 @@ impl Preload {
         Ok(format!("{path}\n{rest}"))
     }
 
-    /// Returns the text of the preload file without the paths that match; `None` if no path
-    /// matches. Everything else is kept, line by line.
+    /// Returns the text of the preload file without the matching paths; `None` if no path matches.
+    /// Keeps everything else, line by line.
     pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
         let is_one = |path: &&str| is_one(Path::new(path));
         if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {

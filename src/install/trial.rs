@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs a program with libgpulimit.so preloaded, and binds all symbols of the library at the start.
-/// The program does not use CUDA.
+/// Runs a program with libgpulimit.so preloaded. All symbols of the library are bound at the start,
+/// so a missing one is an error. The program does not use CUDA.
 pub fn with(library: &Path) -> Result<(), Failure> {
     let mut command = true_command();
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
@@ -23,14 +23,15 @@ pub fn with(library: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Runs a program as any user would, without LD_PRELOAD. So /etc/ld.so.preload decides which
+/// Runs a program without LD_PRELOAD, as any user might. /etc/ld.so.preload then decides which
 /// libraries the program loads. The program does not use CUDA.
 pub fn plain() -> Result<(), Failure> {
     run_silently(true_command())
         .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
-/// Returns a command that does nothing: `true`, or this program where there is no `true`.
+/// Returns a command that does nothing: `true`, or this program with `--version` if there is no
+/// `true`.
 fn true_command() -> Command {
     let mut programs = ["/bin/true", "/usr/bin/true"].into_iter();
     let mut command = match programs.find(|path| Path::new(path).exists()) {
@@ -58,9 +59,9 @@ fn run_silently(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// Returns two lists of pids. The first list has the processes that have mapped this library, as
-/// far as the caller may see them. The second list has the processes whose memory maps could not be
-/// read in time.
+/// Returns two lists of pids: the processes that have mapped this library, and the processes whose
+/// memory maps could not be read in time. The first list lacks processes that the caller may not
+/// inspect.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
@@ -83,8 +84,8 @@ pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     Ok((users, pids.into_iter().filter(is_silent).collect()))
 }
 
-/// Returns whether a process has mapped this library. May block forever: reading the memory map
-/// takes the lock of the process's memory, and the process's user can keep that lock.
+/// Returns whether a process has mapped this library. May block forever, because the process's user
+/// can keep the lock that is needed to read the memory map.
 pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(about) = fs::metadata(library) else {
         return false;
@@ -94,14 +95,13 @@ pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
         return false;
     };
-    // Read the memory map line by line, because the process's user decides how many lines the map
-    // has.
+    // Read line by line, because the process's user decides how long the memory map is.
     let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
     lines.into_iter().any(|line| {
         let line = String::from_utf8_lossy(&line);
         let mut fields = line.split_ascii_whitespace().skip(4);
-        // If the mapped file was replaced, its line has the inode of the old file, and the name
-        // ends with "(deleted)".
+        // A file that was replaced after it was mapped does not match: its line has another inode,
+        // and the path ends with "(deleted)".
         fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
     })
 }

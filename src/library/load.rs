@@ -4,15 +4,14 @@
 use libloading::os::unix::Library;
 use std::path::Path;
 
-/// Loads libgpulimit.so into this process, as the dynamic linker will later do in the command. The
-/// error says why loading fails.
+/// Loads libgpulimit.so into this process, as the dynamic linker will later do in the command. If
+/// this fails, the error says why.
 ///
-/// The library stays loaded. It has no effect in this process, because the dynamic linker finds
-/// other definitions of the library's symbols first.
+/// The library stays loaded. It has no effect here: other definitions of its symbols come first.
 pub(super) fn load(path: &Path) -> Result<(), String> {
-    // SAFETY: the constructors of libgpulimit.so change at most GPULIMIT_GROUP in the environment
-    // of this process, which has one thread. Any other library is the user's own choice, and the
-    // command would load it as well; root gets here only with a library that no other user can
+    // SAFETY: loading runs the library's constructors. Those of libgpulimit.so change at most the
+    // variable GPULIMIT_GROUP, and this process has one thread. Any other library is the user's own
+    // choice, and the command would run it anyway. Root opens only libraries that no other user can
     // change.
     let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
     std::mem::forget(library);
