@@ -1,8 +1,8 @@
 //! Reads memory maps and files of other processes, in bounded time.
 //!
 //! Such a read can block forever, for instance if the file is on a file system that the process's
-//! user serves. A process that is blocked in this way may not even end by SIGKILL. So a child process
-//! (`gpulimit __probe`) does the reading, and gpulimit does not wait for the child to end.
+//! user serves. A blocked process may not even end by SIGKILL. So a child process (`gpulimit
+//! __probe`) does the reading, and gpulimit does not wait for the child to end.
 
 use super::probe::VERB;
 use gpulimit_ledger::MappedFile;

@@ -112,14 +112,14 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// The inode number of the initial pid namespace (linux/proc_ns.h). NVML reports the pids of this
-/// namespace.
+/// The inode number of the initial pid namespace (linux/proc_ns.h). In this namespace, NVML shows
+/// processes under their own pids.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
     /// Returns whether the driver still holds memory of a program; `None` if unknown. The program's
-    /// process may have executed another program since (`exec`). Then `covered` bytes are charged for
-    /// the other program, and only memory beyond them counts.
+    /// process may have executed another program since (`exec`). Then `covered` bytes are charged
+    /// for the other program, and only memory beyond them counts.
     ///
     /// If NVML does not list the process, the driver holds none of its memory. This is certain only
     /// in the initial pid namespace, because NVML's pids may differ in others.

@@ -25,7 +25,7 @@ pub struct Args {
     /// What to do
     stage: Stage,
 
-    /// create: make a group for the container, with this limit
+    /// For create: make a group with this limit for the container
     #[arg(
         long,
         value_name = "SIZE",
@@ -34,11 +34,11 @@ pub struct Args {
     )]
     cap: Option<Extent>,
 
-    /// create: put the container into this group
+    /// For create: put the container into this group
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 
-    /// The directory of the groups
+    /// The directory that contains all groups
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 }

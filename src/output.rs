@@ -1,9 +1,8 @@
-//! Prints to standard output and standard error, which may be closed pipes. Every verb prints
-//! through the functions of this file.
+//! Prints to standard output and standard error. Both may be closed pipes. Every verb prints through
+//! these functions.
 //!
-//! Much of what the controller prints comes from files that other users write: commands and group
-//! names in ledgers, paths of libraries, names of directories. So these functions escape
-//! everything, even text that was checked before: see [`Escaped`].
+//! Other users write much of what the controller prints: commands and group names in ledgers,
+//! paths of libraries, names of directories. So these functions escape all text, see [`Escaped`].
 
 use super::failure::Failure;
 use super::terminal;
@@ -12,16 +11,16 @@ use gpulimit_base::escaped::lines;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-/// Whether the program that reads standard output still reads.
+/// The state of the program that reads standard output.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Reader {
-    /// The reader still reads.
+    /// The program still reads.
     There,
-    /// The reader of standard output has closed the pipe, as `head` does after its last line.
+    /// The program has closed the pipe, as `head` does after its last line.
     Gone,
 }
 
-/// Writes lines to standard output. A pipe that the reader has closed is not an error.
+/// Writes lines to standard output. It is no error if the reader has closed the pipe.
 pub fn write(text: &str) -> Result<Reader, Failure> {
     write_as_is(&lines(text))
 }
@@ -42,20 +41,20 @@ pub fn print(text: &str) -> Result<(), Failure> {
     write(text).map(drop)
 }
 
-/// Writes a table to standard output. The table's cells are already escaped, and its column heads
-/// may be bold.
+/// Writes a table to standard output. The caller has already escaped the cells. The heads may be
+/// bold, so this function does not escape the table again.
 pub fn table(rendered: &str) -> Result<(), Failure> {
     write_as_is(rendered).map(drop)
 }
 
-/// Breaks a line at the width of the terminal, if standard output is a terminal: see
-/// [`terminal::fit`].
+/// Breaks a line at the width of the terminal: see [`terminal::fit`]. Changes nothing if standard
+/// output is not a terminal.
 pub fn fit(line: &str, indent: usize) -> String {
     terminal::fit(line, indent, &io::stdout())
 }
 
-/// Prints what the verb has done. A failure to print is reported, but does not change the exit
-/// status, because the work is done.
+/// Prints what the verb has done. If printing fails, reports that, but does not fail: the verb's
+/// work is done.
 pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
     if let Err(failure) = print(&fitted.collect::<String>()) {
@@ -63,7 +62,7 @@ pub fn report(text: &str) {
     }
 }
 
-/// Lists the first items, and the number of further items.
+/// Lists the first items, and the number of the others.
 pub fn some(all: &[impl Display]) -> String {
     const SHOWN: usize = 5;
     let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
@@ -78,27 +77,27 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a line to standard error. If writing fails, the failure is ignored.
+/// Writes a line to standard error. Ignores errors.
 pub fn note(text: &str) {
     let line = format!("gpulimit: {}", Escaped(text));
     let line = terminal::fit(&line, 2, &io::stderr()) + "\n";
-    // Write the line with one system call, so that the lines of several programs do not mix.
+    // One system call writes the whole line, so lines of other programs cannot get into it.
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Prints the output of the command line parser: either help, whose lines already have their width,
-/// or the message about a mistake in the arguments.
+/// Prints the output of the command line parser: help, or a message about a mistake. Breaks long
+/// lines of a message, because lines of help already fit.
 pub fn parsing(error: &clap::Error) {
     let said = error.render();
     let plain = said.to_string();
     let escaped = lines(&plain);
-    // The message about a mistake contains the caller's arguments. Use bold type only if no
-    // argument had to be escaped: the escape sequences of bold type look like those in an argument.
+    // Print bold type only if nothing had to be escaped. Bold type is made of escape sequences, and
+    // so a caller's argument could imitate it.
     let text = |bold: bool| match bold && escaped == plain {
         true => said.ansi().to_string(),
         false => escaped.clone(),
     };
-    // Ignore a failure to print: the exit status already reports the mistake in the arguments.
+    // If printing fails, the exit status still reports the mistake.
     let _ = if error.use_stderr() {
         let stream = io::stderr();
         let fitted = text(terminal::has_style(&stream))

@@ -3,8 +3,8 @@
 use gpulimit_base::identity::{Identity, SeenProcess};
 use std::cell::OnceCell;
 
-/// Translates processes' identities to pids. Reads `/proc` once, when the first process of another
-/// pid namespace is looked up.
+/// Finds the pid of a process by its identity. Reads all of `/proc` at most once, and only if a
+/// process of another pid namespace is asked for.
 #[derive(Default)]
 pub struct Pids {
     own_namespace: OnceCell<u64>,
@@ -12,8 +12,8 @@ pub struct Pids {
 }
 
 impl Pids {
-    /// Returns the pid of a process in the caller's pid namespace; `None` if the process is not
-    /// visible in that namespace or has ended.
+    /// Returns the pid of a process in the caller's pid namespace; `None` if the process has ended
+    /// or is not visible there.
     pub fn here(&self, process: &Identity) -> Option<u32> {
         let own = self
             .own_namespace
@@ -36,11 +36,10 @@ mod tests {
         let me = Identity::of_self();
         let pids = Pids::default();
         assert_eq!(pids.here(&me), Some(me.pid));
-        // An identity in another pid namespace, which has no processes.
+        // No process is in this pid namespace.
         let elsewhere = Identity { pid_ns: 1, ..me };
         assert_eq!(pids.here(&elsewhere), None);
-        // An identity without a pid namespace, from the slot of a process whose namespace is
-        // unknown.
+        // The pid namespace is unknown, so the pid counts as one of the caller's namespace.
         let unknown = Identity { pid_ns: 0, ..me };
         assert_eq!(pids.here(&unknown), Some(me.pid));
     }

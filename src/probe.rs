@@ -1,9 +1,8 @@
-//! The hidden verb that other verbs run in a child process to get an answer. Only a child process
-//! can do this work. The child may have libgpulimit.so preloaded, and may crash in a driver. The
-//! child may also wait forever for the process that it looks at.
+//! The hidden verb `gpulimit __probe`, which other verbs run in a child process.
 //!
-//! The child answers with lines `key value` on standard output, and with JSON about a running
-//! process.
+//! A child process is needed where the work could crash or block forever: in a driver, in a
+//! preloaded libgpulimit.so, or while reading another process's files. The child answers with lines
+//! `key value` on standard output, or with JSON about a running process.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
@@ -26,10 +25,10 @@ pub const VERB: &str = "__probe";
 /// The arguments of the hidden verb `__probe`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to find out.
+    /// The question to answer.
     what: What,
-    /// The object of the question: the libgpulimit.so that should be preloaded, the pid of the
-    /// process to look at, or the file to search for in memory maps.
+    /// The object of the question: the path of the preloaded libgpulimit.so, the pid of a process,
+    /// a ledger, or the path of a mapped file.
     about: Option<PathBuf>,
 }
 
@@ -39,14 +38,14 @@ enum What {
     Driver,
     /// The GPUs that CUDA shows.
     Gpus,
-    /// Whether libgpulimit.so is preloaded, and its hooks.
+    /// The facts about the preloaded libgpulimit.so and its hooks.
     Preload,
-    /// What `gpulimit doctor --pid` finds about a running process.
+    /// The findings of `gpulimit doctor --pid` about a running process.
     Process,
-    /// For each pid on standard input: whether the process is a member of the group that has the
-    /// given ledger.
+    /// For each pid on standard input: whether the process is a member of the group with this
+    /// ledger.
     Member,
-    /// For each pid on standard input: whether the process has mapped the given file.
+    /// For each pid on standard input: whether the process has mapped this file.
     Uses,
     /// For each pid on standard input: the process's command line.
     Command,
@@ -75,14 +74,14 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the probe in a child process, and returns the `key value` lines that it prints. The error
-/// says how the child process ended.
+/// Runs `gpulimit __probe` in a child process, and returns the `key value` lines that the child
+/// prints. If the child fails, the error says how it ended.
 pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
     command.arg(VERB).arg(what).stdin(Stdio::null());
-    // Remove the variables that select a group, because the child checks the driver and the library
-    // without the limits of a group.
+    // Remove the variables that select a group: a group's limits would change the answers about the
+    // driver and the library.
     for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
         command.env_remove(name);
     }
@@ -107,8 +106,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// Returns the UUIDs of the GPUs that a CUDA program with this environment sees; none if the CUDA
-/// driver does not answer.
+/// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Returns no GPUs if
+/// the CUDA driver does not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
     let answers = ask("gpus", None).unwrap_or_default().into_iter();
     let gpus = answers.filter(|(key, _)| key == "gpu");
@@ -116,7 +115,7 @@ pub fn visible_gpus() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Answers a question about each of the processes whose pids are on standard input.
+/// Answers one question about each process whose pid is on standard input.
 fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
     let input = io::read_to_string(io::stdin()).map_err(Failure::new)?;
     let pids = input.lines().filter_map(|line| line.parse().ok()).collect();
@@ -134,14 +133,14 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
         }
     };
     look::answer(pids, look, |line| {
-        // Ignore a failure to print: a caller that has closed the pipe does not need the answer.
+        // Ignore errors: a caller that has closed the pipe needs no answer.
         let _ = output::print(line);
     });
     Ok(ExitCode::SUCCESS)
 }
 
-/// Closes all descriptors except the first three. A read that never ends keeps this process alive,
-/// and this process must not keep the caller's locks, pipes and files open.
+/// Closes all descriptors except the first three. This process may block forever, and must not keep
+/// the caller's locks, pipes and files open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -149,8 +148,8 @@ fn close_inherited() {
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
     for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
-        // SAFETY: the descriptor was inherited through exec, so no code of this process uses it.
-        // The descriptor of the listing is closed by now.
+        // SAFETY: this process inherited the descriptor from its caller, so no code here uses it.
+        // The listing of descriptors is complete, and its own descriptor is closed.
         unsafe { libc::close(descriptor) };
     }
 }
@@ -162,20 +161,19 @@ type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
 
 /// Looks up a function of a loaded library.
 ///
-/// # Safety
-/// `F` must be the type of the function pointer that the library has under this name, and the
-/// library must stay loaded while the pointer is used.
+/// # Safety `F` must be the type of a pointer to this function. The library must stay loaded while
+/// the pointer is used.
 unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
     // SAFETY: the caller promises that `F` is the function's type.
     unsafe { library.get::<F>(name) }.ok().map(|found| *found)
 }
 
-/// Returns the facts about the CUDA driver. Without a driver, returns the line `missing WHY`. With
-/// a driver, returns the lines `file PATH`, `version N`, and `init N` (the result of cuInit). Adds
-/// the line `native true` if the driver can limit cgroups itself.
+/// Returns the facts about the CUDA driver as lines. If there is no driver, the only line is
+/// `missing WHY`. Otherwise the lines are `file PATH`, `version N`, `init N` (the result of
+/// cuInit), and `native true` if the driver can limit cgroups itself.
 fn driver() -> String {
     let mut out = String::new();
-    // SAFETY: runs the driver's constructors, as every CUDA program does.
+    // SAFETY: loading runs the driver's constructors, as in every CUDA program.
     let library = match unsafe { Library::new("libcuda.so.1") } {
         Ok(library) => library,
         Err(error) => return format!("missing {error}\n"),
@@ -196,22 +194,21 @@ fn driver() -> String {
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
     }
-    // Keep the driver loaded. A driver may crash when it is unloaded, and this process ends soon
-    // anyway.
+    // Do not unload the driver, because it may crash then. This process ends soon anyway.
     std::mem::forget(library);
     out
 }
 
-/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows. The UUID of an instance
-/// is written in the form of a GPU's UUID.
+/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows. An instance's UUID is
+/// written like a GPU's.
 fn gpus() -> String {
     let mut out = String::new();
-    // SAFETY: runs the driver's constructors, as every CUDA program does.
+    // SAFETY: loading runs the driver's constructors, as in every CUDA program.
     let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else {
         return out;
     };
     // SAFETY: the CUDA driver API declares cuInit(unsigned int), cuDeviceGetCount(int*),
-    // cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice), and the pointers lead to
+    // cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice). The pointers lead to
     // values of these types. Only the second version of cuDeviceGetUuid tells MIG instances apart.
     let mut ask = || unsafe {
         type WriteUuid = extern "C" fn(*mut [u8; 16], c_int) -> c_int;
@@ -230,16 +227,16 @@ fn gpus() -> String {
         Some(())
     };
     let _ = ask();
-    // Keep the driver loaded, for the same reason as in [`driver`].
+    // Do not unload the driver, because it may crash then.
     std::mem::forget(library);
     out
 }
 
 /// Returns whether the NVIDIA driver can limit the memory of cgroups itself; `None` without NVML.
 fn has_native_limits() -> Option<bool> {
-    // SAFETY: runs NVML's constructors, as every program with NVML does.
+    // SAFETY: loading runs NVML's constructors, as in every program with NVML.
     let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-    // SAFETY: the symbol is only looked up, not called.
+    // SAFETY: the symbol is looked up, but not called.
     let found =
         unsafe { library.get::<extern "C" fn()>(b"nvmlDeviceSetMemoryLimits_v1\0") }.is_ok();
     std::mem::forget(library);
@@ -253,9 +250,9 @@ fn c_library() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the facts about the preloaded library as lines. The line `mapped PATH` says that
-/// libgpulimit.so is in this process. The line `contains 1` says that the library catches its own
-/// panics. Each hook has a line `hook SYMBOL CLASS STATE`.
+/// Returns the facts about the preloaded libgpulimit.so as lines. `mapped PATH` means that the
+/// library is in this process. `contains 1` means that the library catches its own panics. Each
+/// hook has a line `hook SYMBOL CLASS STATE`.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());

@@ -91,8 +91,9 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Returns the topmost of the groups whose ledgers the caller can read: none of them is below
-/// another. Together, the ledgers of these topmost groups list each process exactly once.
+/// Drops each group that is below another group of the list, and groups whose ledger the caller
+/// cannot read. A group's ledger also lists the processes of the groups below, so each process is
+/// in exactly one of the remaining ledgers.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {
@@ -107,12 +108,12 @@ fn outermost(views: &[View]) -> Vec<&View> {
     found
 }
 
-/// The command lines that processes have now, read from `/proc`.
+/// The present command lines of processes, read from `/proc`.
 #[derive(Default)]
 struct Commands {
     pids: Pids,
-    /// The command lines by pid, without the processes whose files block the child process that
-    /// reads them. `None` if the child process failed.
+    /// The command lines by pid. Lacks processes whose files could not be read in time. `None` if
+    /// the child process that reads them failed.
     lines: Option<BTreeMap<u32, String>>,
 }
 
@@ -135,8 +136,8 @@ impl Commands {
     fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
         let identity = process.identity;
         let named = match (pid, &self.lines) {
-            // Use the command line of this pid only for live processes: another process may have
-            // the pid of a dead one.
+            // Read the command line only for a live process. The pid of a dead one may belong to
+            // another process now.
             (Some(pid), Some(lines)) if process.alive => match digits(lines.get(&pid)?) {
                 Some(line) => identity.with_command(pid, line),
                 None => identity,
@@ -147,7 +148,7 @@ impl Commands {
     }
 }
 
-/// Decodes 64 bytes from hexadecimal digits; `None` for any other number of bytes.
+/// Decodes exactly 64 bytes from hexadecimal digits; `None` for any other length.
 fn digits(text: &str) -> Option<[u8; 64]> {
     let pairs = text.as_bytes().chunks(2);
     let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
@@ -155,33 +156,32 @@ fn digits(text: &str) -> Option<[u8; 64]> {
     bytes?.try_into().ok()
 }
 
-/// A process's row for one GPU, or its only row if it has not used a GPU yet.
+/// A row of the table: a process on one GPU, or a process that has not used a GPU yet.
 struct Line {
     group: String,
-    /// The name of the process's group, as people see it.
+    /// The group's name for printing.
     title: String,
-    /// `None` if the process has no pid in the caller's pid namespace.
+    /// The pid in the caller's pid namespace; `None` if the process has no pid there.
     pid: Option<u32>,
     own_pid: u32,
     uid: u32,
-    /// `None` if the command line could not be read in time.
+    /// The command line; `None` if it could not be read in time.
     command: Option<String>,
     alive: bool,
     gpu: Option<(DeviceId, Parts)>,
 }
 
-/// The bytes that a process uses on a GPU, in total and by purpose.
+/// The bytes that a process uses on a GPU: the total, and the part for each purpose.
 struct Parts {
     total: u64,
-    /// `None` if the process has not recorded what its memory is for.
+    /// The bytes for each purpose; `None` if the process has not recorded the purposes.
     split: Option<Split>,
 }
 
 /// Bytes by category.
 type Split = [u64; Category::COUNT];
 
-/// Returns the bytes of memory that the program itself has allocated by address, handle, array or
-/// graph.
+/// Returns the bytes of linear memory, arrays, graphs and memory that the program maps itself.
 fn allocations(split: &Split) -> u64 {
     use Category::{Arrays, Graphs, Linear, Vmm};
     let parts = [Linear, Vmm, Arrays, Graphs].map(|category| split[category as usize]);
@@ -241,8 +241,8 @@ fn of(
 }
 
 impl Line {
-    /// Compares two rows by group, with each group before the groups below it, and then by pid. The
-    /// caller's sort is stable, so the GPUs of a process keep their order.
+    /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
+    /// same process are equal here, so that a stable sort keeps the order of its GPUs.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);

@@ -1,23 +1,23 @@
-//! Replaces files as a whole: a reader sees either the old or the new content.
+//! Replaces files as a whole. A reader sees either the old or the new content.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Writes a new file with exactly this mode at `draft`, and renames it to `path`. Processes that
-/// have opened or mapped the old file keep the old content.
+/// Writes a new file at `draft` with exactly this mode, and renames it to `path`. Processes that
+/// have already opened or mapped the old file keep its content.
 pub fn replace(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
     if written.is_err() {
-        // If removing the draft fails, the next call overwrites it.
+        // If this fails, the next call removes the draft.
         let _ = fs::remove_file(draft);
     }
     written
 }
 
 fn write(draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // Remove a draft that an earlier process left when it was killed.
+    // Remove the draft of an earlier process that was killed.
     match fs::remove_file(draft) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}

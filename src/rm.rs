@@ -37,11 +37,11 @@ Examples:
   gpulimit rm --recursive lab
   gpulimit rm --recursive --force lab/alice lab/bob";
 
-/// The total time that `rm --force` waits for the killed processes of all groups to end.
+/// How long `rm --force` waits in total for the killed processes of all groups to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Removes the groups that the arguments name. A group that cannot be removed is reported, and the
-/// other groups are still removed.
+/// Removes the named groups. If one of several groups cannot be removed, reports it and continues
+/// with the next.
 pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let end = Instant::now() + PATIENCE;
@@ -85,11 +85,9 @@ fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Resul
     }
 }
 
-/// Removes a group and the groups below it. Removes none of these groups if a program runs in one
-/// of them.
+/// Removes a group and the groups below it. If a program runs in any of them, removes none.
 fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
-    // One ledger shows whether a program runs in any of the groups: a group's ledger also lists the
-    // members of all groups below the group.
+    // A group's ledger also lists the members of all groups below it, so one ledger is enough.
     let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
         Err(error) if error.is_leased() => return Err(error.into()),
         Ok(ledger) => ledger.has_live(),
@@ -109,19 +107,20 @@ fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure>
     Ok(())
 }
 
-/// The total time that `rm` waits for other programs that make or remove the same groups.
+/// How long `rm` waits in total for other programs that make or remove the same groups.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// Removes a group. Waits for another program that makes or removes the group at the same time.
-/// Succeeds if the other program has removed it. `wait` is what is left of [`LOCK_WAIT`].
+/// Removes a group. Another program may be making or removing this group, so retries for at most
+/// the time `wait`, the unused part of [`LOCK_WAIT`]. Succeeds if the other program removes the
+/// group.
 fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
     loop {
         let start = Instant::now();
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
-            // The group is in use, but its ledger lists no process. So another program uses the
-            // group for a moment, and `rm` tries again. The group of a running job is different: it
-            // is in use even before the job uses a GPU, so `rm` does not try again.
+            // The group is in use, but its ledger lists no process. Another program is using the
+            // group for a moment, so try again. Do not try again for the group of a running job,
+            // which is in use even before the job uses a GPU.
             Err(GroupError::InUse { .. })
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>
@@ -138,19 +137,18 @@ fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), F
     }
 }
 
-/// Kills the processes of a group until none of them is alive, or until the time `end`.
+/// Kills the processes of a group again and again, until all are dead or until the time `end`.
 fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let start = Instant::now();
     let ledger = groups::to_signal(group)?;
-    // Add the time of the wait for leases on the ledger: killed programs still have their full time
-    // to end.
+    // The wait for leases on the ledger must not shorten the time that killed programs have to end.
     let end = end + start.elapsed();
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
-        // Read the clock before the kill. A round of this loop may be so slow that it ends after
-        // `end`, and may still have killed all processes.
+        // Check the time before the kill, not after it. A slow round may end after `end`, but may
+        // have killed all processes.
         let late = Instant::now() > end;
         let killed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {

@@ -19,12 +19,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a container asks for: a limit or a group.
+/// What a container asks for: its own limit, or an existing group.
 #[derive(Clone, Debug)]
 pub enum Wanted {
-    /// A group of the container's own, with this limit.
+    /// A new group for this container alone, with this limit.
     Cap(Extent),
-    /// This existing group.
+    /// An existing group with this name.
     Group(String),
 }
 
@@ -37,15 +37,14 @@ impl fmt::Display for Wanted {
     }
 }
 
-/// The file that a process locks while it changes records of containers.
+/// The lock file for changes of the containers' records.
 const LOCK: &str = ".containers.lock";
 /// The longest time to wait for the lock on the records.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
-/// The time that `poststop` waits for killed processes of a container to end.
+/// How long `poststop` waits for a container's killed processes to end.
 const END_WAIT: Duration = Duration::from_secs(30);
-/// The time that `poststop` waits for the container's first process to end. A runtime waits for the
-/// end of this process before it calls the hook. So a process that lives longer belongs to another
-/// container.
+/// How long `poststop` waits for the container's first process to end. A runtime calls this hook
+/// when that process has ended. If the process lives longer, another container has the same id.
 const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
 fn lock_records(root: &Root) -> Result<Hold, Failure> {
@@ -60,8 +59,8 @@ fn lock_records(root: &Root) -> Result<Hold, Failure> {
     }
 }
 
-/// Makes the container's group and view. A runtime may call the hook twice for a container; the
-/// second call changes nothing.
+/// Makes the container's group and view. A runtime may call the hook twice for the same container;
+/// the second call then changes nothing.
 pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure> {
     only_for_root(root)?;
     let bundle = state.bundle()?;
@@ -86,9 +85,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         own,
     };
     let _lock = lock_records(root)?;
-    // First remove the groups of ended containers, because a runtime may have been killed before it
-    // called the hook for them. A failed removal matters only if the ended container has this
-    // container's name. The checks of the record below then report the failure.
+    // First remove the groups of ended containers whose runtime was killed before it called the
+    // hook. Ignore a failure: if it concerns this container's name, the checks below report it.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
@@ -124,8 +122,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
-        // Remove what was made for the container. After the container has ended, a sweep removes
-        // what cannot be removed now.
+        // Remove what was made for the container. If that fails now, a sweep does it after the
+        // container has ended.
         let _ = take_away(root, &place, &record);
     }
     made
@@ -136,8 +134,8 @@ fn is_hosts_root() -> bool {
     effective_user() == 0 && !is_in_user_namespace()
 }
 
-/// Fails unless the caller is root of the host and the root of the groups belongs to root. Programs
-/// trust only rules of root, and only root can mount files that a container cannot change.
+/// Fails unless the caller is the host's root and the directory of groups belongs to root. Programs
+/// trust only root's rules, and only root can mount files that a container cannot change.
 fn only_for_root(root: &Root) -> Result<(), Failure> {
     if !is_hosts_root() {
         return Err(Failure::new(
@@ -156,11 +154,11 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
     }
 }
 
-/// Makes a group for one container, which is removed with the container. All users in the container
-/// may use the group; on the host, only root may.
+/// Makes a group for one container. All users in the container may use it, and on the host only
+/// root. The group is removed with the container.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
-    // Remove an existing group of this name. The group has no record. So somebody made the group by
-    // hand, or the process that made the group was killed.
+    // Remove a group of this name that has no record. Somebody made it by hand, or the process that
+    // made it was killed.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}
@@ -191,7 +189,7 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
 }
 
 /// Mounts the container's view of the groups. Runs in the container's mount namespace, before the
-/// container's file system becomes that namespace's root.
+/// runtime switches to the container's root file system.
 pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let place = Place::of(root, &name_of(&state.id));
     let record = place.read_inside()?.filter(|record| record.id == state.id);
@@ -207,9 +205,9 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     mount_view(&view, &ledgers, &record.rootfs)
 }
 
-/// Removes the group of an ended container, or whatever was made for a container that never
-/// started. Keeps the group of a container that still runs. The runtime has then called the hook
-/// for another container with the same id, and has given up that other container.
+/// Removes the group of an ended container, or what was made for a container that never started.
+/// Keeps the group of a container that still runs: the runtime called the hook for a second
+/// container with the same id, which could not start.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
@@ -218,16 +216,16 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     let start = Instant::now();
     let mut before = None;
     loop {
-        // Take the lock anew for each attempt. Processes of this container can keep the group in
-        // use for any time, and the hooks of other containers must not wait for these processes.
+        // Take the lock anew for each attempt. The container's processes may use the group for
+        // long, and hooks of other containers must not wait for them.
         let lock = lock_records(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
             _ => return Ok(()),
         };
         if before.is_some_and(|before| before != record) {
-            // Another process has removed this container's record. The record that was found now
-            // belongs to a new container with the same id.
+            // Another process has removed this container's record. The present record belongs to a
+            // new container with the same id.
             return Ok(());
         }
         let Err(stays) = take_away(root, &place, &record) else {
@@ -243,10 +241,10 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
 }
 
 /// Removes the groups, views and records of ended containers whose runtime did not call the hook.
-/// Returns the names of the containers' directories.
+/// Returns the names of the removed directories.
 ///
-/// Only containers that the host's root started have records. Ignores a record that users other
-/// than root could have written, and names this record on standard error.
+/// Only root of the host makes such records. A record that other users could have written is
+/// ignored, and named on standard error.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
     if !is_hosts_root() {
         return Ok(Vec::new());
@@ -269,8 +267,8 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
         let done = match place.read() {
             Ok(Some(record)) if record.init.lives() => continue,
             Ok(Some(record)) => take_away(root, &place, &record).map_err(Failure::from),
-            // The process that made this directory was killed before it wrote the record, so the
-            // container has no group.
+            // This directory has no record, because the process that made it was killed. So there
+            // is no group.
             Ok(None) => place.remove_unrecorded(),
             Err(failure) => Err(failure),
         };
@@ -282,18 +280,18 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// Why the group of a container cannot be removed.
+/// The reason why a container's group cannot be removed.
 enum Stays {
     /// The container's first process still runs.
     Runs(Failure),
-    /// A process uses the group.
+    /// A process still uses the group.
     Used(Failure),
     /// The removal failed for another reason.
     Fails(Failure),
 }
 
 impl Stays {
-    /// Returns how long to repeat the attempt to remove the group.
+    /// Returns how long to repeat the attempt before giving up.
     fn patience(&self) -> Duration {
         match self {
             Self::Runs(_) => FIRST_END_WAIT,
@@ -311,8 +309,7 @@ impl From<Stays> for Failure {
     }
 }
 
-/// Removes a container's group if the group was made for this container alone. Then removes the
-/// container's view and record.
+/// Removes a container's view and record, and also its group if the group was made for it alone.
 fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
     if record.init.lives() {
         return Err(Stays::Runs(Failure::new(format_args!(

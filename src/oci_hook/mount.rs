@@ -1,4 +1,5 @@
-//! Mounts a container's view of the groups at the path where programs look for groups.
+//! Mounts a container's view of the groups at /run/gpulimit, where the container's programs look
+//! for groups.
 #![allow(unsafe_code)]
 
 use crate::failure::Failure;
@@ -11,11 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The flags of the view's mounts: no program is executed from a view.
+/// The flags of the view's mounts. Programs, devices and setuid files in a view have no effect.
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
-/// Mounts `view` at [`SYSTEM`] in the container's file system at `rootfs`. The mount is read-only,
-/// except for the files `writable` in the view.
+/// Mounts `view` at [`SYSTEM`] in the container's file system, which is at `rootfs`. The mount is
+/// read-only; only the files in `writable` can be written.
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
@@ -27,8 +28,7 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     let place = || open_in(rootfs, Path::new(SYSTEM));
     let bound = place().and_then(|place| bind(view, &place));
     bound.map_err(|error| failed(view, &error))?;
-    // Open the path of the mount again. The path now leads to the mounted view, and no longer to
-    // the directory under the mount.
+    // Open the path again: only now it leads to the mounted view.
     let closed = place().and_then(|place| remount(&place, QUIET | libc::MS_RDONLY));
     closed.map_err(|error| failed(view, &error))?;
     for file in writable {
@@ -44,8 +44,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     Ok(())
 }
 
-/// Opens a path in the container's file system. Refuses symbolic links: the container's image may
-/// contain links that lead out of its file system.
+/// Opens a path in the container's file system. Refuses symbolic links, because links in the image
+/// may lead out of that file system.
 fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     let open = |path: &Path, flags| {
         let mut options = OpenOptions::new();
@@ -70,7 +70,7 @@ fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns a path under `/proc/self/fd` that leads to exactly this open file.
+/// Returns a path under `/proc/self/fd` that leads to this open file.
 fn through(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -79,7 +79,7 @@ fn bind(source: &Path, target: &File) -> io::Result<()> {
     mount(source, target, libc::MS_BIND)
 }
 
-/// Adds flags to a mount.
+/// Changes the flags of a mount.
 fn remount(target: &File, flags: libc::c_ulong) -> io::Result<()> {
     mount(
         Path::new("none"),
@@ -92,7 +92,7 @@ fn mount(source: &Path, target: &File, flags: libc::c_ulong) -> io::Result<()> {
     let source = CString::new(source.as_os_str().as_bytes())?;
     let target = CString::new(through(target).into_os_string().as_bytes())?;
     let none = std::ptr::null();
-    // SAFETY: both paths are C strings; the kernel ignores type and data for a bind mount.
+    // SAFETY: both paths are C strings. The kernel ignores the other two pointers for a bind mount.
     match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), none, flags, none.cast()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,5 +1,5 @@
-//! Identifies the first process of a container, by its pid and start time. A pid alone can be
-//! reused.
+//! Identifies the first process of a container by pid and start time. The pid alone is not enough,
+//! because the kernel reuses pids.
 
 use gpulimit_base::proc;
 use std::fmt;
@@ -21,7 +21,7 @@ impl Process {
         Some(Self { pid, start })
     }
 
-    /// Returns whether this process, and not a later one with the same pid, still runs.
+    /// Returns whether this process still runs. A later process with the same pid does not count.
     pub fn lives(self) -> bool {
         Self::living(self.pid) == Some(self)
     }
@@ -30,7 +30,7 @@ impl Process {
 /// Parses the process's start time (field 22) from the text of `/proc/PID/stat`; `None` if the
 /// state (field 3) says that the process is dead.
 fn start(stat: &str) -> Option<u64> {
-    // Skip the command name: it is in parentheses, and may itself contain any character.
+    // Skip the command name in parentheses, which may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?;

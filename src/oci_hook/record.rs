@@ -1,8 +1,7 @@
-//! The records of containers that have a group. The root has a directory for each such container,
-//! with its record and its view.
+//! The records of containers that have a group. The root has a directory for each such container:
 //!
 //! ```text
-//! .containers/container-4f2a0c6d8e1b/record   this record
+//! .containers/container-4f2a0c6d8e1b/record   the container's record
 //! .containers/container-4f2a0c6d8e1b/view     the root that the container sees
 //! ```
 
@@ -28,7 +27,7 @@ const LONGEST: u64 = 1 << 16;
 pub struct Record {
     /// The container's id, as the container runtime knows it.
     pub id: String,
-    /// The container's first process, with which the container ends.
+    /// The container's first process. The container ends with it.
     pub init: Process,
     /// The root directory of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
@@ -40,17 +39,17 @@ pub struct Record {
     pub own: bool,
 }
 
-/// Returns the name for a container's directory and for the container's own group. The name
-/// contains the short form of the container's id, which people see.
+/// Returns the name of a container's directory, which is also the name of a group made for this
+/// container alone. The name contains the short container id that container engines show.
 pub fn name_of(id: &str) -> String {
     let digest = id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit());
     let name = format!("container-{}", if digest { &id[..12] } else { id });
     if gpulimit_group::check_name(&name).is_ok() && !name.contains('/') {
         return name;
     }
-    // An id that cannot be part of a name, because the id is too long or has characters that names
-    // may not have, is replaced by its FNV-1a hash. If two such ids have the same hash, the second
-    // container finds the record of the first and fails.
+    // The id cannot be part of a name: it is too long, or has a character that names cannot have.
+    // Use its FNV-1a hash. If two ids have the same hash, the second container finds the other's
+    // record and fails.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, step);
     format!("container-{hash:016x}")
@@ -58,26 +57,25 @@ pub fn name_of(id: &str) -> String {
 
 /// A container's directory, with the container's record and view.
 ///
-/// The directory belongs to root. Only root can write to this directory and to the directories
-/// above it, because root removes whatever a record names. In a user namespace, the container's
-/// root is another user of the host. That user can pass through the directory to the view, and can
-/// read the record.
+/// Only root can write to this directory and to those above it, because root removes what the
+/// records name. A container with a user namespace has its own root, who is another user on the
+/// host. This user can read the record and pass through the directory to the view.
 #[derive(Debug)]
 pub struct Place {
     root: PathBuf,
     name: String,
 }
 
-/// The names of the files in a view that gpulimit makes. Names that begin with [`VIEW_PREFIX`] are
-/// also gpulimit's.
+/// The files that gpulimit makes in a view. Files with the prefix [`VIEW_PREFIX`] are gpulimit's,
+/// too.
 const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
 const VIEW_PREFIX: &str = ".context-";
-/// The greatest number of nested directories in a view: the view itself, and for each level of
-/// groups the group's directory and its directory `sub`.
+/// The maximum depth of directories in a view: the view itself, and two directories for each level
+/// of groups (the group and its `sub`).
 const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
-    /// Returns the place of a container's directory. The directory need not exist.
+    /// Returns a container's directory, which need not exist.
     pub fn of(root: &Root, name: &str) -> Self {
         Self {
             root: root.path().into(),
@@ -85,8 +83,8 @@ impl Place {
         }
     }
 
-    /// Lists the directories of all containers, each with its name. Fails if users other than root
-    /// can write to the list.
+    /// Lists the directories of all containers, with their names. Fails if users other than root
+    /// could have made them.
     pub fn all(root: &Root) -> Result<Vec<(String, Self)>, Failure> {
         let path = root.path().join(FOLDER);
         let Some(folder) = open_folder(root.path())? else {
@@ -102,7 +100,7 @@ impl Place {
         Ok(all)
     }
 
-    /// Makes the container's directory, for root alone.
+    /// Makes the container's directory. Only root has access to it.
     pub fn make(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("create", &path);
@@ -110,8 +108,8 @@ impl Place {
             Some(folder) => folder,
             None => {
                 let root = Directory::open(&self.root).map_err(&failed)?;
-                // This mode lets users pass through the directory, but not list the containers in
-                // it.
+                // With this mode, users can pass through the directory, but cannot list its
+                // containers.
                 root.create_directory(FOLDER, 0o711).map_err(&failed)?
             }
         };
@@ -119,9 +117,9 @@ impl Place {
         made.map(drop).map_err(failed)
     }
 
-    /// Gives a unix group access to the container's directory, for a container with its own user
-    /// namespace. The container's root is a member of that unix group. The container can then read
-    /// the record and mount the view, but cannot change them.
+    /// Gives a unix group read access to the container's directory. In a container with a user
+    /// namespace, the container's root is a member of that unix group. It can then read the record
+    /// and mount the view.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("give the container access to", &path);
@@ -138,7 +136,8 @@ impl Place {
         self.root.join(FOLDER).join(&self.name)
     }
 
-    /// Returns the path of the container's view, which the container sees as its root of groups.
+    /// Returns the path of the container's view. In the container, the view is the root of the
+    /// groups.
     pub fn view(&self) -> PathBuf {
         self.path().join("view")
     }
@@ -156,9 +155,8 @@ impl Place {
         self.parse(read.map(|_| text))
     }
 
-    /// Reads the container's record like [`Place::read`], but inside the container's namespaces.
-    /// Inside these namespaces, root's directories seem to belong to another user. A process can
-    /// pass through the directories, but cannot open them.
+    /// Reads the container's record from inside the container's namespaces. [`Place::read`] would
+    /// fail there: root's directories seem to belong to another user, and cannot be opened.
     pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
         self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
     }
@@ -170,8 +168,8 @@ impl Place {
             read => read.map_err(cannot("read", &path))?,
         };
         match std::str::from_utf8(&bytes).ok().and_then(parse) {
-            // A container's own group has the same name as the container's directory. A record with
-            // an own group of another name is damaged.
+            // If the group was made for the container alone, its name is that of the container's
+            // directory. Any other name means that the record is damaged.
             Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
             _ => Err(Failure::new(format_args!(
                 "{} is damaged: remove {} when the container has ended",
@@ -211,8 +209,8 @@ impl Place {
             .map_err(failed)
     }
 
-    /// Removes a container's directory without a record. The process that made the directory was
-    /// killed early, so the directory contains at most a draft of the record.
+    /// Removes a container's directory that has no record. The process that made it was killed
+    /// early, so the directory has at most a draft of the record.
     pub fn remove_unrecorded(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("remove", &path);
@@ -223,8 +221,8 @@ impl Place {
         gone(folder.remove_directory(&self.name)).map_err(failed)
     }
 
-    /// Removes the container's directory and the view in it. If the view contains files that
-    /// gpulimit did not make, these files and the record stay.
+    /// Removes the container's directory with its view. If the view has files that gpulimit did not
+    /// make, these files and the record stay.
     pub fn remove(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("remove", &path);
@@ -242,7 +240,7 @@ impl Place {
         self.remove_unrecorded()
     }
 
-    /// Opens the list of containers, and this container's directory in the list; `None` if either
+    /// Opens the directory of all containers, and this container's directory in it; `None` if one
     /// is missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, Failure> {
         let Some(folder) = open_folder(&self.root)? else {
@@ -253,7 +251,7 @@ impl Place {
     }
 }
 
-/// Opens the directory in this root that lists all containers; `None` if it does not exist.
+/// Opens the directory of all containers in this root; `None` if it does not exist.
 fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     let directory = Directory::open(root);
     if let Ok(directory) = &directory
@@ -267,8 +265,8 @@ fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     open_roots_own(directory.open_directory(FOLDER), &root.join(FOLDER))
 }
 
-/// Accepts a directory only if it belongs to root and only root can write to it; `None` if the
-/// directory does not exist.
+/// Fails unless the opened directory belongs to root and only root can write to it. Returns `None`
+/// if it does not exist.
 fn open_roots_own(
     opened: io::Result<Directory>,
     path: &Path,
@@ -289,7 +287,7 @@ fn open_roots_own(
     )))
 }
 
-/// Removes the files of a view that gpulimit makes. Fails at any other file.
+/// Removes gpulimit's files from a view. Fails if the view has any other file.
 fn empty_view(directory: &Directory, depth: usize) -> io::Result<()> {
     for name in directory.names()? {
         let name = name?;

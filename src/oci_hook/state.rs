@@ -1,5 +1,5 @@
-//! Parses the state that a container runtime passes to its hooks, and the configuration in the
-//! container's bundle.
+//! Parses the container's state, which the container runtime passes to a hook, and the
+//! configuration in the container's bundle.
 
 use crate::failure::Failure;
 use serde::Deserialize;
@@ -15,10 +15,11 @@ const LONGEST: u64 = 1 << 20;
 pub struct State {
     /// The container's id, which is unique among the containers of a runtime.
     pub id: String,
-    /// The pid of the container's first process; 0 or missing if that process has ended.
+    /// The pid of the container's first process; 0 if that process has ended or the runtime gave no
+    /// pid.
     #[serde(default)]
     pub pid: u32,
-    /// The container's bundle: the directory with its configuration.
+    /// The directory that contains the container's configuration.
     pub bundle: PathBuf,
 }
 
@@ -51,12 +52,12 @@ struct Mapping {
     host_id: u32,
 }
 
-/// What gpulimit needs from a container's bundle.
+/// The facts from a container's bundle that gpulimit needs.
 pub struct Bundle {
     /// The root directory of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
-    /// The id on the host of the unix group that has id 0 in the container; `None` if the
-    /// container's root is the host's root.
+    /// The host's id of the unix group that has id 0 in the container; `None` if the container's
+    /// root is the host's root.
     pub root_group: Option<u32>,
 }
 
@@ -82,7 +83,7 @@ impl State {
         Ok(state)
     }
 
-    /// Reads the container's configuration, which is in its bundle.
+    /// Reads the container's configuration from its bundle.
     pub fn bundle(&self) -> Result<Bundle, Failure> {
         let path = self.bundle.join("config.json");
         let failed = |why: &dyn std::fmt::Display| {
