@@ -18,7 +18,7 @@ pub struct Args {
     /// The name of the group; lab/alice is a group below lab
     group: String,
 
-    /// Other keys, as for `gpulimit set`; max=4G is the same as --max 4G
+    /// Other settings, as for `gpulimit set`; max=4G is the same as --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 

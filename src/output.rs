@@ -1,8 +1,8 @@
-//! Prints to standard output and standard error. Both may be closed pipes. Every verb prints through
-//! these functions.
+//! Prints to standard output and standard error. Both may be closed pipes. Every verb prints
+//! through these functions.
 //!
-//! Other users write much of what the controller prints: commands and group names in ledgers,
-//! paths of libraries, names of directories. So these functions escape all text, see [`Escaped`].
+//! Other users write much of what the controller prints: commands and group names in ledgers, paths
+//! of libraries, names of directories. So these functions escape all text, see [`Escaped`].
 
 use super::failure::Failure;
 use super::terminal;

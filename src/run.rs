@@ -25,7 +25,7 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// The settings before the command on the command line, such as max=4G.
+    /// The settings that stand before the command, such as `max=4G`.
     #[arg(skip)]
     settings: Vec<String>,
 
@@ -34,8 +34,8 @@ pub struct Args {
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// When the limit is reached, wait up to this long (such as 30s or 10m) for memory, and only
-    /// then refuse the request
+    /// When the limit is reached, wait for memory up to this long (such as 30s or 10m) before the
+    /// request is refused
     #[arg(long, value_name = "TIME", value_parser = time)]
     wait: Option<Duration>,
 
@@ -44,11 +44,11 @@ pub struct Args {
     group: Option<String>,
 
     /// Run in the group with this name, below the group of --group if given. The group stays after
-    /// the command, and runs with the same name share the group
+    /// the command ends, and later runs with the same name share it
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Print on standard error, when the command has ended, how much GPU memory the command used
+    /// When the command has ended, print on standard error how much GPU memory it used
     #[arg(long)]
     stat: bool,
 
@@ -85,8 +85,7 @@ gpulimit failed, 126 when the command cannot be executed, 127 when it was not
 found, 2 for a mistake in the options.";
 
 impl Args {
-    /// Removes the settings such as `max=4G` that stand before the command, and keeps them in
-    /// `settings`.
+    /// Moves settings such as `max=4G` from the beginning of the command to `settings`.
     fn take_settings(&mut self) -> Result<(), Failure> {
         let word = |word: &OsString| word.to_str().is_some_and(sizes::is_setting);
         let count = self.command.iter().take_while(|it| word(it)).count();
@@ -120,8 +119,8 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     parse_duration(text).ok_or("expected a time such as 30s, 10m or 2h, at most 1000h")
 }
 
-/// Replaces this process with the command. With `--stat`, supervises the command instead, and ends
-/// with the command's exit status.
+/// Replaces this process with the command. With `--stat`, runs the command as a child process
+/// instead, and ends with its exit status.
 pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     args.take_settings()?;
     let library = library::find().map_err(Failure::of_run)?;
@@ -142,8 +141,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX);
     let Some(stat) = stat else {
-        // Nothing is left to do after the command ends, so this process becomes the command.
-        // `become_command` returns only if that fails.
+        // Nothing remains to be done after the command, so this process becomes the command. The
+        // call returns only if that fails.
         let error = signals::become_command(&mut command, inherited);
         place.leave();
         return Err(cannot_run(&program, &error));

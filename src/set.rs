@@ -22,7 +22,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Other keys to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as
+    /// Other settings to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as
     /// --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
@@ -70,20 +70,18 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Change)?;
     let now = group
         .past_leases(groups::end_of_leases(), || {
-            // The changes can be applied without an error, because [`Changes::new`] has already
-            // computed them.
+            // Cannot fail: [`Changes::new`] has already tried to apply the changes.
             group.write_limits(|rules| drop(changes.apply(rules)))
         })
         .map_err(|error| refused(&group, error))?;
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     if let Ok(ledger) = groups::readable(&group) {
-        // The ledger is `None` if the caller may not read it: the administrator of a group may lack
-        // the right to read the group's ledger.
+        // The administrator of a group can change its limits even without the right to read its
+        // ledger. The ledger is `None` then.
         if let Some(ledger) = &ledger {
             record(ledger, &changes, &now);
-            // Remove the charges of dead processes from the ledger, so that the usage in the
-            // warnings is current.
+            // Remove the charges of dead processes, because the warnings show the group's usage.
             ledger.clean(groups::witness(driver));
         }
         let view = View::of(group, name.clone(), now, ledger, driver);
@@ -114,15 +112,15 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Records the changes as an event in the ledger, if the caller may write the ledger. The event of
-/// a change for a single GPU has the figures of that GPU.
+/// Records the changes as an event in the ledger, if the caller may write the ledger. If the
+/// changes are for one GPU, the event contains the figures of that GPU.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
         _ => (None, now.get(Selector::All, Key::Max)),
     };
     let entry = device.and_then(|device| ledger.device_entry(device));
-    // In an event, the largest number means "no limit" or "unknown".
+    // In an event, the largest number stands for "no limit" or "unknown".
     let max = max.filter(|_| changes.has_max());
     let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
     ledger.record(&Happening {
@@ -135,7 +133,7 @@ fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     });
 }
 
-/// Returns a warning line for each GPU on which the group's usage is above the new limit.
+/// Returns a warning for each GPU on which the usage is above the new limit.
 fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
     let Some(ledger) = &view.ledger else {
         return Vec::new();

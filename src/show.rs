@@ -66,7 +66,7 @@ const OPTIONAL: [Column; 5] = [
     Column::Left("OPTIONS"),
 ];
 
-/// The columns of the table that may be dropped on a narrow terminal, in the order of dropping.
+/// The columns that may be dropped on a narrow terminal. The first column is dropped first.
 const NARROW: [Column; 8] = [
     Column::Left("OPTIONS"),
     Column::Right("MIN"),
@@ -145,14 +145,14 @@ fn table(groups: &[Figures]) -> Table {
     table
 }
 
-/// Formats the group's own `max` for a GPU.
+/// Formats the group's own `max` on a GPU.
 pub fn max(gpu: &Gpu) -> String {
     gpu.text(Key::Max)
         .unwrap_or_else(|| figures::size(Size::Max))
 }
 
-/// Formats the smallest `max` of the groups above this group. Returns `None` if that `max` is not
-/// below the group's own `max`.
+/// Formats the smallest `max` of the groups above this group; `None` if the group's own `max` is
+/// not larger.
 pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))

@@ -33,8 +33,8 @@ pub fn parse(text: &str) -> Result<i32, String> {
         })
 }
 
-/// Returns the name of a signal, such as `SIGTERM`; for a signal without a name in this file,
-/// `signal 42`.
+/// Returns the name of a signal, such as `SIGTERM`. A signal that is not in the list gets a name
+/// such as `signal 42`.
 pub fn name(signal: i32) -> String {
     match NAMES.iter().find(|(_, number)| *number == signal) {
         Some((name, _)) => format!("SIG{name}"),

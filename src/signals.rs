@@ -1,15 +1,14 @@
-//! Gives the command of `run` the signal state with which gpulimit started. This process either
-//! becomes the command, or supervises the command as a child process.
+//! Gives the command of `run` the signal state with which gpulimit started. gpulimit either becomes
+//! the command, or runs it as a child process and waits for it.
 //!
-//! A supervised child behaves as if the caller had started it directly: it gets the signals that
-//! are sent to this process, and this process ends in the same way as the child.
+//! Such a child behaves as if the caller had started it directly. The signals that gpulimit gets
+//! reach the child, and gpulimit ends in the same way as the child.
 //!
-//! The child stays in this process's process group, so it gets the terminal's signals (interrupt,
-//! quit, suspend, hang-up) directly. Signals that are sent to this process's pid are forwarded to
-//! the child. A signal to the whole process group (`kill -TERM -PGID`) reaches the child twice. The
-//! cause is that the kernel does not tell whether a signal was sent to the process or to its
-//! process group. When the child is suspended, this process suspends itself as well, so that the
-//! shell gets the terminal back.
+//! The child stays in gpulimit's process group, so the terminal's signals (interrupt, quit,
+//! suspend, hang-up) reach it directly. gpulimit forwards signals to its own pid. The kernel does
+//! not tell whether a signal went to a pid or to the process group, so a signal to the group (`kill
+//! -TERM -PGID`) reaches the child twice. When the child is suspended, gpulimit suspends itself as
+//! well, and the shell gets the terminal back.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -20,9 +19,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// Returns the signals that this process forwards to its child: all signals except those that
-/// cannot be blocked, those that faults cause, and those that concern this process's own children
-/// and terminal.
+/// Returns the signals that gpulimit forwards to its child. Leaves out signals that cannot be
+/// blocked, signals of faults (such as SIGSEGV), SIGCHLD, and the signals for reading or writing
+/// the terminal from the background.
 fn forwarded() -> impl Iterator<Item = libc::c_int> {
     const KEPT: [libc::c_int; 11] = [
         libc::SIGKILL,
@@ -40,8 +39,7 @@ fn forwarded() -> impl Iterator<Item = libc::c_int> {
     (1..=libc::SIGRTMAX()).filter(|signal| !KEPT.contains(signal))
 }
 
-/// The signals that a terminal sends to all processes of its process group. They reach the child
-/// without being forwarded.
+/// The signals that a terminal sends to its whole process group. They reach the child directly.
 const OF_TERMINALS: [libc::c_int; 6] = [
     libc::SIGINT,
     libc::SIGQUIT,
@@ -54,41 +52,39 @@ const OF_TERMINALS: [libc::c_int; 6] = [
 /// How the child ended.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum End {
-    /// The command exited with this status.
+    /// The child exited with this status.
     Exit(u8),
-    /// This signal killed it.
+    /// This signal killed the child.
     Signal(libc::c_int),
 }
 
-/// The signal state and the closed descriptors with which this process started. The command must
-/// start with the same.
+/// The signal state and the closed descriptors with which this process started. The command gets
+/// the same ones.
 #[derive(Copy, Clone)]
 pub struct Inherited {
     mask: libc::sigset_t,
     child: libc::sigaction,
     pipe: libc::sighandler_t,
     file_size: libc::sighandler_t,
-    /// A bit for each of the descriptors 0 to 2, set if the descriptor was closed when this process
-    /// started.
+    /// The bits of those descriptors from 0 to 2 that were closed when this process started.
     closed: u8,
 }
 
-/// True if SIGPIPE was already ignored when this process started. Recorded before Rust's start-up
-/// code runs, because that code ignores SIGPIPE in any case.
+/// True if SIGPIPE was ignored when this process started. Must be read before Rust's start-up code
+/// runs, because that code always ignores SIGPIPE.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
-/// A bit for each of the descriptors 0 to 2, set if the descriptor was closed when this process
-/// started. Recorded before Rust's start-up code runs, because that code opens `/dev/null` for
-/// closed descriptors.
+/// The bits of those descriptors from 0 to 2 that were closed when this process started. Must be
+/// read before Rust's start-up code runs, because that code opens `/dev/null` in their place.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// The C library's start-up code calls this function before `main`, and so before Rust's start-up
-/// code.
+/// The C library calls this function before `main` and before Rust's start-up code.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn look() {
         let mut pipe = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only reads the disposition, into memory of this function that is valid as zeroes.
+        // SAFETY: only reads the disposition of a signal into a local variable. All zeroes are a
+        // valid value.
         let pipe = unsafe {
             libc::sigaction(libc::SIGPIPE, ptr::null(), pipe.as_mut_ptr());
             pipe.assume_init()
@@ -105,14 +101,13 @@ static BEFORE_MAIN: extern "C" fn() = {
 };
 
 impl Inherited {
-    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ; the rest of the state was
-    /// recorded before `main`. Then ignores SIGXFSZ, so that a write beyond the limit on file sizes
-    /// (`ulimit -f`) returns an error that this process can report.
+    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. The other values were
+    /// read before `main`. Then ignores SIGXFSZ: if a file becomes too large (`ulimit -f`), a write
+    /// then returns an error that this process can report.
     pub fn read() -> Self {
         let mut mask = empty();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: reads the mask and a disposition into memory of this function, and ignores a
-        // signal.
+        // SAFETY: reads the mask and a disposition into local variables, and ignores a signal.
         let file_size = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
             libc::sigaction(libc::SIGCHLD, ptr::null(), child.as_mut_ptr());
@@ -120,7 +115,7 @@ impl Inherited {
         };
         Self {
             mask,
-            // SAFETY: the call filled `child` in, and zeroes are valid too.
+            // SAFETY: the call filled in `child`, which is valid even as zeroes.
             child: unsafe { child.assume_init() },
             pipe: match IGNORED_PIPE.load(Ordering::Relaxed) {
                 true => libc::SIG_IGN,
@@ -131,11 +126,12 @@ impl Inherited {
         }
     }
 
-    /// Restores the signal state and the closed descriptors of the start. Makes only system calls
-    /// that are allowed between fork and exec.
+    /// Restores the signal state and the closed descriptors. Makes only system calls that are
+    /// allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
-        // SAFETY: the values came from the kernel. They contain no handlers, because exec resets
-        // these. A descriptor that was closed is `/dev/null` now, and is not used after this call.
+        // SAFETY: the kernel gave these values. They contain no handlers, because this process
+        // started by exec, which resets handlers. The closed descriptors lead to `/dev/null` now,
+        // and are not used any more.
         let done = unsafe {
             for descriptor in (0..3).filter(|descriptor| self.closed & 1 << descriptor != 0) {
                 libc::close(descriptor);
@@ -153,17 +149,17 @@ impl Inherited {
     }
 }
 
-/// Asks the kernel to kill this process, a child of `parent`, when the parent process ends. Makes
-/// only system calls that are allowed between fork and exec.
+/// Asks the kernel to kill this process when its parent process `parent` ends. Makes only system
+/// calls that are allowed between fork and exec.
 ///
-/// The kernel drops this request if the child executes a setuid program, which only root may kill.
+/// The kernel drops this request if this process executes a setuid program.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {
-    // SAFETY: the calls take numbers only.
+    // SAFETY: the calls take only numbers.
     unsafe {
         if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent process may have ended before `PR_SET_PDEATHSIG` took effect.
+        // The parent may have ended before the request took effect.
         if libc::getppid() != parent {
             libc::raise(libc::SIGKILL);
         }
@@ -175,8 +171,8 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
 /// kernel kills the command.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
     let mut waited = empty();
-    // SAFETY: changes the mask and dispositions of this process, which has one thread. SIGCHLD may
-    // have been ignored by the parent, and this process could then not wait for its child.
+    // SAFETY: changes only the signal mask and a disposition of this process, which has one thread.
+    // SIGCHLD may have been ignored at the start; this process could then not wait for its child.
     unsafe {
         for signal in forwarded().chain([libc::SIGCHLD]) {
             libc::sigaddset(&mut waited, signal);
@@ -187,22 +183,22 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     let before = *inherited;
     // SAFETY: getpid only returns a number.
     let own = unsafe { libc::getpid() };
-    // SAFETY: the closure makes system calls only, which are allowed between fork and exec.
+    // SAFETY: the closure makes only system calls that are allowed between fork and exec.
     unsafe { command.pre_exec(move || die_with(own).and_then(|()| before.restore())) };
     let child = match command.spawn() {
-        // The cast is exact: the kernel's pids are positive numbers that fit into `pid_t`.
+        // The kernel's pids are positive and fit into `pid_t`, so this cast is exact.
         Ok(child) => child.id() as libc::pid_t,
         Err(error) => {
             inherited.restore()?;
             return Err(error);
         }
     };
-    // This loop ends when the child has ended, which the kernel reports with SIGCHLD.
+    // Wait for signals until the child has ended. The kernel reports its end with SIGCHLD.
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: both pointers lead to memory of this function.
+        // SAFETY: both pointers point to local variables.
         let signal = unsafe { libc::sigwaitinfo(&waited, info.as_mut_ptr()) };
-        // SAFETY: `info` is valid as zeroes; a successful call filled it in.
+        // SAFETY: a successful call filled in `info`, which is valid even as zeroes.
         let info = unsafe { info.assume_init() };
         match signal {
             libc::SIGCHLD => {
@@ -220,29 +216,29 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     }
 }
 
-/// Replaces this process with the command, which gets the signal state and the closed descriptors
-/// of this process's start. Returns only if that fails.
+/// Replaces this process with the command. The command gets the signal state and the closed
+/// descriptors with which this process started. Returns only if that fails.
 pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error {
     let before = *inherited;
-    // SAFETY: the closure makes system calls only, which are allowed between fork and exec.
+    // SAFETY: the closure makes only system calls that are allowed between fork and exec.
     unsafe { command.pre_exec(move || before.restore()) };
     command.exec()
 }
 
-/// Returns whether to forward a signal to the child. Forwards a signal that another process or a
-/// timer has sent to this process. The terminal's signals have already reached the child directly,
-/// and signals that the child sent itself are meant for this process.
+/// Returns whether to forward a signal to the child. Signals from other processes and from timers
+/// are forwarded. The terminal's signals are not, because they have reached the child directly.
+/// Signals from the child itself are meant for this process.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
     }
-    // SAFETY: signals with a code of at most 0 come from kill and similar calls, which set the
-    // sender's pid.
+    // SAFETY: a code of at most 0 means that kill or a similar call sent the signal. Such calls set
+    // the sender's pid.
     unsafe { info.si_pid() != child }
 }
 
-/// Reads the child's state changes from the kernel. Returns how the child ended, or `None` if it
-/// still runs.
+/// Reads the child's state changes from the kernel. Returns how the child ended; `None` if it still
+/// runs.
 fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
     // Each round of this loop reads one state change, until the kernel reports no more.
     loop {
@@ -253,15 +249,15 @@ fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
             libc::CLD_EXITED => return Ok(Some(End::Exit(status as u8))),
             libc::CLD_KILLED | libc::CLD_DUMPED => return Ok(Some(End::Signal(status))),
             libc::CLD_STOPPED if is_suspension(status) && has_terminal() => follow(child)?,
-            // The child was stopped in another way, for instance by a debugger, or this process has
-            // no terminal: do not suspend this process.
+            // A debugger may have stopped the child, or this process may have no terminal. Do not
+            // suspend this process then.
             _ => {}
         }
     }
 }
 
-/// Returns whether this process has a terminal. Without a terminal, there is no shell that would
-/// resume this process after a suspension.
+/// Returns whether this process has a terminal. Without one, no shell would resume this process
+/// after it suspended itself.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
@@ -270,13 +266,13 @@ const fn is_suspension(signal: libc::c_int) -> bool {
     matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
 }
 
-/// Suspends this process, because the child was suspended. When SIGCONT resumes this process, the
-/// signal is forwarded to the child.
+/// Suspends this process, because the child was suspended. When this process gets SIGCONT, it
+/// forwards that signal to the child.
 fn follow(child: libc::pid_t) -> io::Result<()> {
-    // Wait a moment: a SIGCONT for the whole process group may be about to reach the child.
+    // Wait a moment: somebody may be resuming the whole process group just now.
     std::thread::sleep(Duration::from_millis(2));
-    // Suspend this process only if the child is still stopped. The kernel reports a stop only once
-    // (without WNOWAIT), so ask whether the child was resumed.
+    // Suspend this process only if the child is still stopped. The kernel has already reported the
+    // stop, and would not report it again, so ask whether the child was resumed.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };
@@ -287,13 +283,13 @@ fn follow(child: libc::pid_t) -> io::Result<()> {
 fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_int, libc::c_int)>> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let id = child as libc::id_t;
-    // SAFETY: `info` is memory of this function. The call does not block, so signals cannot
-    // interrupt it.
+    // SAFETY: `info` is a local variable. The call returns at once, so no signal can interrupt it.
     let status = unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), what | libc::WNOHANG) };
     if status != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `info` is zeroes if the child has no change, else the call filled it in for a child.
+    // SAFETY: if the child's state has changed, the call filled in the fields for a child.
+    // Otherwise `info` is still zeroes.
     let (info, pid, status) = unsafe {
         let info = info.assume_init();
         (info, info.si_pid(), info.si_status())
@@ -301,16 +297,16 @@ fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_in
     Ok((pid != 0).then_some((info.si_code, status)))
 }
 
-/// Ends this process by the signal that ended the child. Returns if the default action of that
-/// signal does not end processes.
+/// Ends this process by the signal that ended the child. Returns if that signal does not end
+/// processes by default.
 pub fn die_by(signal: libc::c_int) {
     let none = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     let mut only = empty();
-    // SAFETY: changes dispositions and limits of this process only. The child has dumped core; a
-    // core dump of this process would overwrite it.
+    // SAFETY: changes only dispositions and limits of this process. The child has already dumped
+    // core, and a core dump of this process would overwrite that file.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::signal(signal, libc::SIG_DFL);

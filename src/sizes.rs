@@ -12,22 +12,21 @@ pub struct Sizes {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub max: Option<Extent>,
 
-    /// Above this usage, processes give unused memory back to the driver before they get more
-    /// memory
+    /// Above this usage, processes must give unused memory back to the driver before they get more
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub high: Option<Extent>,
 
-    /// Memory that other groups leave to this group: they get it only when no other memory is left
+    /// Memory kept for this group: other groups get it only when no other memory is left
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub low: Option<Extent>,
 
-    /// Memory that is reserved for this group: other groups at the same level never get it
+    /// Memory reserved for this group: groups with the same parent group never get it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub min: Option<Extent>,
 }
 
 impl Sizes {
-    /// Returns the options that are given, as settings.
+    /// Returns the given options as settings.
     pub fn settings(&self) -> impl Iterator<Item = Setting> {
         let all = [
             (Key::Max, self.max),
@@ -46,14 +45,13 @@ pub fn keys() -> impl Iterator<Item = &'static str> {
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
 }
 
-/// Returns whether a word has the form `KEY=VALUE`, with a known key.
+/// Returns whether a word has the form `KEY=VALUE` with a known key.
 pub fn is_setting(word: &str) -> bool {
     word.split_once('=')
         .is_some_and(|(key, _)| keys().any(|name| name == key))
 }
 
-/// Joins the settings from options with those from `KEY=VALUE` words. Fails if a key is given
-/// twice.
+/// Returns all settings, from options and from `KEY=VALUE` words. Fails if a key is given twice.
 pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failure> {
     let mut settings: Vec<Setting> = Vec::new();
     let words = words

@@ -17,12 +17,12 @@ pub fn figure(figure: Option<impl Display>) -> String {
     figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
 }
 
-/// A column of a table: its head, and the side to which the column's cells are aligned.
+/// A column of a table, with its head.
 #[derive(Copy, Clone, Eq, PartialEq)]
 pub enum Column {
-    /// A column of text.
+    /// A column of text, aligned to the left.
     Left(&'static str),
-    /// A column of figures.
+    /// A column of figures, aligned to the right.
     Right(&'static str),
 }
 
@@ -34,7 +34,7 @@ impl Column {
     }
 }
 
-/// Cells of up to this many characters are never broken into lines. The name of a GPU is shorter.
+/// Texts of up to this many characters are not broken into lines. The names of GPUs are shorter.
 const UNBROKEN: u16 = 16;
 
 /// A table of columns and rows.
@@ -44,7 +44,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes a table with these columns and without rows.
+    /// Makes a table with these columns and no rows.
     pub fn new(columns: &[Column]) -> Self {
         Self {
             columns: columns.into(),
@@ -58,7 +58,7 @@ impl Table {
         self.rows.push(escaped.collect());
     }
 
-    /// Drops those columns of `optional` in which every figure is unknown.
+    /// Drops optional columns in which every figure is unknown.
     pub fn without_empty(&mut self, optional: &[Column]) {
         for column in optional {
             if self.says_only(*column, &[UNKNOWN]) {
@@ -71,8 +71,8 @@ impl Table {
         self.columns.iter().position(|there| *there == column)
     }
 
-    /// Returns true if the table has this column and each cell of the column has one of these
-    /// texts.
+    /// Returns whether every cell of this column has one of these texts; false if the table has no
+    /// such column.
     fn says_only(&self, column: Column, texts: &[&str]) -> bool {
         let says = |at: usize| self.rows.iter().all(|row| texts.contains(&&*row[at]));
         self.position(column).is_some_and(says)
@@ -93,11 +93,11 @@ impl Table {
         self.laid_out(out.is_terminal(), terminal::has_style(&out))
     }
 
-    /// Returns the table as text for standard output. If the terminal is too narrow for the table,
-    /// drops some of the `optional` columns. First drops the columns in which each text is
-    /// uninteresting, and then other columns in the given order.
+    /// Returns the table as text for standard output. If the terminal is too narrow, drops some of
+    /// the `optional` columns: first those whose cells say nothing interesting, then others in the
+    /// given order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
-        // Only a terminal has a width to which the table must fit.
+        // The table must fit only if standard output is a terminal.
         if let (true, Some(width)) = (
             io::stdout().is_terminal(),
             comfy_table::Table::new().width(),
@@ -109,8 +109,8 @@ impl Table {
 
     fn narrow(&mut self, optional: &[Column], width: usize) {
         let mut order = optional.to_vec();
-        // Columns with only uninteresting texts come first. The sort is stable, so the given order
-        // stays among these columns and among the others.
+        // Columns without an interesting cell come first. The sort is stable, so apart from that
+        // the given order stays.
         order.sort_by_key(|column| !self.says_only(*column, &["0 B", "running", UNKNOWN]));
         for column in order {
             if self.least_width() > width {
@@ -119,8 +119,8 @@ impl Table {
         }
     }
 
-    /// Returns the smallest width in characters to which the table can be fitted: long texts can be
-    /// broken into lines, figures cannot.
+    /// Returns the width, in characters, of the narrowest form of the table. In this form, long
+    /// texts are broken into lines, and figures are not.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
@@ -130,8 +130,8 @@ impl Table {
         least.sum::<usize>().saturating_sub(2)
     }
 
-    /// Formats the table. If `fits` is true, the table gets the width of the terminal. If `bold` is
-    /// true, the heads are bold.
+    /// Formats the table. `fits` breaks long texts to fit the terminal's width, and `bold` makes
+    /// the heads bold.
     fn laid_out(&self, fits: bool, bold: bool) -> String {
         let mut table = comfy_table::Table::new();
         table
@@ -149,7 +149,7 @@ impl Table {
         let shown = table.column_iter_mut();
         for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
             shown.set_padding((0, 2));
-            // On a narrow terminal, long texts are broken into lines, and figures are not.
+            // On a narrow terminal, only long texts are broken into lines.
             shown.set_constraint(match column {
                 Column::Left(_) if width > usize::from(UNBROKEN) => {
                     ColumnConstraint::LowerBoundary(Width::Fixed(UNBROKEN))

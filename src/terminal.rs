@@ -1,10 +1,10 @@
-//! Finds out the width of terminals, and whether they show bold type.
+//! Finds out how wide a terminal is and whether it shows bold type. Breaks lines to fit.
 
 use std::env;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-/// The narrowest terminal, in columns, for which lines are wrapped.
+/// The smallest width of a terminal, in columns, for which lines are broken.
 const NARROWEST: usize = 40;
 
 /// Returns whether to print bold type on a stream. The stream must be a terminal that supports bold
@@ -16,8 +16,8 @@ pub fn has_style(stream: &impl IsTerminal) -> bool {
         && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Breaks a line between words at the width of the terminal, and indents the continuation lines by
-/// `indent` columns. Returns the line unchanged if the stream is not a terminal.
+/// Breaks a line between words to fit the terminal's width. Indents the following lines by `indent`
+/// columns. Returns the line unchanged if the stream is not a terminal.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
         Some(width) => wrap(line, indent, width),
@@ -38,7 +38,7 @@ fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
 fn wrap(line: &str, indent: usize, width: usize) -> String {
     let mut out = String::with_capacity(line.len());
     let (mut column, mut gap) = (0, 0);
-    // A single space separates words; several spaces align columns and are kept.
+    // A single space separates words. Several spaces align columns, so keep them.
     for word in line.split(' ') {
         let length = columns(word);
         if length > 0 && column > indent && column + gap + length > width {
@@ -57,8 +57,8 @@ fn wrap(line: &str, indent: usize, width: usize) -> String {
     out
 }
 
-/// Returns the width of a word in columns, without the escape sequences for bold type (`ESC [ 1
-/// m`).
+/// Returns the width of a word in columns. The escape sequences for bold type (`ESC [ 1 m`) have no
+/// width.
 fn columns(word: &str) -> usize {
     let mut in_sequence = false;
     let is_seen = |c: &char| {
@@ -82,12 +82,12 @@ mod tests {
             wrapped("just one more than it takes"),
             "just one more than\n    it takes"
         );
-        // The columns of a line that is aligned with spaces keep their places.
+        // A line with aligned columns keeps its spaces.
         assert_eq!(
             wrapped("ok   root   a path and more"),
             "ok   root   a path\n    and more"
         );
-        // A word that is longer than a line gets its own line.
+        // A word that is longer than a line is not broken.
         assert_eq!(
             wrapped("see /a/path/that/is/longer here"),
             "see /a/path/that/is/longer\n    here"

@@ -18,7 +18,7 @@ pub struct Args {
     /// Show only this group and the groups below it
     group: Option<String>,
 
-    /// Print JSON: the list `groups` of a group has the groups directly below that group
+    /// Print JSON: each group has a list `groups` of the groups directly below it
     #[arg(long)]
     json: bool,
 }
@@ -71,8 +71,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns the trees of the given groups. The top of each tree is a group whose parent group is
-    /// not among the given groups.
+    /// Returns the given groups as trees. A group is the top of a tree if its parent is not given.
     fn tops(groups: &'a [Figures]) -> Vec<Self> {
         let is_top = |group: &&Figures| !groups.iter().any(|other| group.is_directly_below(other));
         let tops = groups.iter().filter(is_top);
@@ -87,9 +86,8 @@ impl Node<'_> {
         json
     }
 
-    /// Adds a row for this group and rows for the groups below it. `name` is the first cell of the
-    /// group's row. `edge` is the part of the drawn tree that stands before the names of the child
-    /// groups.
+    /// Adds a row for this group, and rows for the groups below it. `name` is the first cell of the
+    /// group's own row. `edge` is drawn before the names of the groups below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

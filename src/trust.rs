@@ -6,20 +6,19 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The overflow uid: the number that the kernel shows in a user namespace for users who have no
-/// number there.
+/// The overflow uid. In a user namespace, the kernel shows it for users who have no uid there.
 const OVERFLOW: u32 = 65534;
-/// The most symbolic links that are followed on a path, the same as in the kernel.
+/// The maximum number of symbolic links to follow on a path. The kernel has the same maximum.
 const MOST_LINKS: u32 = 40;
 
-/// The users and unix groups who are trusted. They may be able to change a file that root uses.
+/// The users and unix groups who may be able to change a file that root uses.
 #[derive(Clone, Debug, Default)]
 pub struct Trusted {
     users: BTreeSet<u32>,
     unix_groups: BTreeSet<u32>,
 }
 
-/// A step on the path to a file: a directory, a symbolic link, or the file itself.
+/// A part of the path to a file: a directory, a symbolic link, or the file itself.
 struct Step {
     path: PathBuf,
     about: fs::Metadata,
@@ -29,8 +28,8 @@ impl Trusted {
     /// Trusts root only.
     pub fn root() -> Self {
         let mut users = BTreeSet::from([0]);
-        // In a user namespace, files of the machine's root seem to belong to the overflow uid. The
-        // namespace's root must trust these files.
+        // In a user namespace, files of the machine's root seem to belong to the overflow uid. They
+        // can be trusted.
         if is_in_user_namespace() {
             users.insert(OVERFLOW);
         }
@@ -40,8 +39,8 @@ impl Trusted {
         }
     }
 
-    /// Trusts root, and the users and unix groups who can change or replace the file of the running
-    /// program. Such users control what this program does anyway.
+    /// Trusts root, and also the users and unix groups who can change this program's own file. They
+    /// control what this program does anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
@@ -54,9 +53,9 @@ impl Trusted {
         trusted
     }
 
-    /// Fails if users who are not trusted could change a file, or could replace it by changing a
-    /// directory or symbolic link on its path. The error names what such users could change, and
-    /// why.
+    /// Fails if a user who is not trusted could change a file. Such a user could also replace the
+    /// file, by changing a directory or symbolic link on its path. The error names what could be
+    /// changed, and why.
     pub fn check(&self, path: &Path) -> Result<(), String> {
         let way = self.checked(Path::new("/"), path)?;
         match way.ends_early {
@@ -70,9 +69,9 @@ impl Trusted {
         self.checked(Path::new("/"), path).map(drop)
     }
 
-    /// Checks a path like [`Self::check_new`], in another system whose root directory is `root`.
-    /// Refuses symbolic links on the path, because a link can lead to another file when that other
-    /// system runs.
+    /// Checks a path as [`Self::check_new`] does, in an image of a system with the root directory
+    /// `root`. Refuses symbolic links, because a link may lead to another file when that system
+    /// runs.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {
@@ -93,9 +92,9 @@ impl Trusted {
             if about.is_symlink() {
                 continue;
             }
-            // Accept a sticky directory whose next step belongs to a trusted user: other users can
-            // make files in such a directory, but cannot remove or rename the files of trusted
-            // users.
+            // In a sticky directory, other users can make files, but cannot remove or rename a
+            // trusted user's files. So accept it if the next part of the path exists and belongs to
+            // a trusted user.
             let is_taken = number + 1 < last;
             if about.is_dir() && mode & 0o1000 != 0 && is_taken {
                 continue;
@@ -109,17 +108,17 @@ impl Trusted {
     }
 }
 
-/// The steps on an absolute path, which together decide which file the path leads to.
+/// The parts of an absolute path. Together they decide to which file the path leads.
 struct Way {
-    /// The steps that exist, in order. The last step is the file itself.
+    /// The existing parts, in order. If the file exists, it is the last one.
     steps: Vec<Step>,
-    /// The first component of the path that does not exist; `None` if the file exists.
+    /// The first part of the path that does not exist; `None` if the file exists.
     ends_early: Option<PathBuf>,
 }
 
 impl Way {
-    /// Follows a path below `root`, with symbolic links resolved as in a system whose root
-    /// directory is `root`.
+    /// Follows a path below `root`. Symbolic links lead where they would lead in a system whose
+    /// root directory is `root`.
     fn to(root: &Path, path: &Path) -> io::Result<Self> {
         let below = path
             .strip_prefix(root)
@@ -173,7 +172,7 @@ impl Way {
     }
 }
 
-/// Returns the components of a path in reverse order, the last component first.
+/// Returns the parts of a path in reverse order.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let part = |part: Component<'_>| match part {
         Component::Normal(name) => Some(PathBuf::from(name)),
@@ -184,7 +183,7 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 }
 
 /// Returns whether this process is in a user namespace other than the initial one. Only the initial
-/// one maps all users to themselves.
+/// one gives all users their own uid.
 pub fn is_in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -220,8 +219,7 @@ mod tests {
                 "{said}"
             );
         };
-        // The temporary directory above the file is either sticky or belongs to root, so the check
-        // accepts it.
+        // The directory above the test's files is sticky or belongs to root, so this check passes.
         root.check(&file).expect("root's");
         root.check(&at("absolute/b/file")).expect("root's");
         assert!(root.check(&at("missing")).is_err());
@@ -229,7 +227,7 @@ mod tests {
         root.check_in_image(&place.0, &file).expect("root's");
         let said = root.check_in_image(&place.0, &at("relative/b/file"));
         assert!(said.expect_err("a link").contains("is a symbolic link"));
-        // In a sticky directory, other users could make the missing file before root does.
+        // In a sticky directory, any user could make a missing file before root does.
         fs::set_permissions(at("a/b"), fs::Permissions::from_mode(0o1777)).expect("set");
         root.check_new(&file).expect("root's");
         let said = root.check_new(&at("a/b/missing")).expect_err("refused");
@@ -248,8 +246,7 @@ mod tests {
         }
         std::os::unix::fs::lchown(at("absolute"), Some(40_001), None).expect("given");
         refused(&at("absolute/b/file"), "absolute", "belongs to user 40001");
-        // `of_this_program` trusts root and the users who can change this test program, so it
-        // accepts root's file.
+        // This check trusts root, and also the users who can change this test program.
         Trusted::of_this_program().check(&file).expect("root's");
     }
 }

@@ -1,4 +1,4 @@
-//! Warns about limits that are valid and probably not intended: too small for any program, larger
+//! Warns about limits that are valid but probably unintended: too small for any program, larger
 //! than the GPU, or contradictory.
 
 use super::changes::is_above;
@@ -10,15 +10,15 @@ use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, Selector, Values};
 
-/// A limit below this many bytes is probably a number without a unit, because even the smallest
-/// CUDA context needs more.
+/// A limit with fewer bytes is probably a number without a unit. Even the smallest CUDA context
+/// needs more.
 const SMALLEST: u64 = 1 << 20;
 
-/// A `max` below this many bytes leaves no room for a CUDA context, even on the smallest GPUs.
+/// A `max` with fewer bytes has no room for a CUDA context, even on the smallest GPUs.
 const SMALLEST_CONTEXT: u64 = 100 << 20;
 
-/// Returns the GPUs whose memory size is known, each with this size. NVML or the group's ledger
-/// lists these GPUs.
+/// Returns the memory of each GPU that NVML or the group's ledger lists. Leaves out GPUs whose
+/// memory is unknown.
 pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(DeviceId, u64)> {
     let listed = driver.map(Driver::capacities).unwrap_or_default();
     let known = listed.into_iter();
@@ -31,7 +31,7 @@ pub fn capacities(driver: Option<&Driver>, ledger: Option<&Ledger>) -> Vec<(Devi
     known
 }
 
-/// Returns a sentence for each warning about these limits.
+/// Returns warnings about these limits, one sentence each.
 pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut say = |line: String| {
@@ -43,8 +43,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
         for (key, size) in own.iter() {
             if let Size::Bytes(bytes @ 1..SMALLEST) = size {
                 let meant = match bytes {
-                    // Guess the number of GiB that the user meant: they forgot the unit, or wrote K
-                    // instead of G.
+                    // The user probably meant GiB, and forgot the unit or wrote K.
                     bytes if bytes < 1024 => bytes,
                     bytes => bytes >> 10,
                 };
@@ -115,7 +114,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
     lines
 }
 
-/// Returns warnings about sizes that are above the `max` of the same GPU.
+/// Returns warnings about sizes that are larger than `max`.
 fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item = String> {
     let max = values.get(Key::Max).unwrap_or(Size::Max);
     [Key::High, Key::Low, Key::Min]
@@ -223,8 +222,7 @@ mod tests {
             &above,
             &["high=5GiB is above max=4GiB: the limit high has no effect"],
         );
-        // Whether `min` is above `max` depends on the GPU: half of GPU A's memory is above `max`,
-        // half of GPU B's is not.
+        // Half of GPU A is more than `max`, and half of GPU B is not. So the warning is for A only.
         let part = [
             (Selector::All, Key::Max, "30G"),
             (Selector::Device(A), Key::Min, "50%"),

@@ -66,8 +66,7 @@ pub struct Place {
     name: String,
 }
 
-/// The files that gpulimit makes in a view. Files with the prefix [`VIEW_PREFIX`] are gpulimit's,
-/// too.
+/// The files that gpulimit makes in a view, besides those with the prefix [`VIEW_PREFIX`].
 const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
 const VIEW_PREFIX: &str = ".context-";
 /// The maximum depth of directories in a view: the view itself, and two directories for each level

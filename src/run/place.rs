@@ -15,29 +15,29 @@ use gpulimit_policy as policy;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-/// The group of the command.
+/// The group in which the command runs.
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// The hold on a group that was made for this command only; `None` for other groups. While this
-    /// process lives, the hold keeps other programs from removing the group as unused.
+    /// The hold on a group that was made for this command only; `None` for other groups. The hold
+    /// keeps other programs from removing the group before the command uses it.
     own: Option<Hold>,
 }
 
 impl Place {
-    /// Finds or makes the group that the options and the environment ask for.
+    /// Finds or makes the group that the options and the environment select.
     pub fn of(args: &Args) -> Result<Self, Failure> {
         let asked = Asked::of(args)?;
         let place = match &args.name {
             Some(name) => Self::named(args, name, asked),
             None => Self::own(args, asked.limits()?),
         }?;
-        // Remove the groups of ended jobs. If that fails, the command still runs.
+        // Remove the groups of ended jobs. A failure must not keep the command from running.
         let _ = place.root.collect_garbage(Garbage::Everywhere);
         Ok(place)
     }
 
-    /// Finds or makes the group of the option `--name`, which stays after the command.
+    /// Finds or makes the group that `--name` names. This group stays after the command.
     fn named(args: &Args, name: &str, asked: Asked) -> Result<Self, Failure> {
         refuse_job_name(name)?;
         let name = match &args.group {
@@ -63,8 +63,8 @@ impl Place {
         })
     }
 
-    /// Makes a group for this command only. Uses the parent group instead if the caller may not
-    /// make groups below the parent and the command has no limit of its own.
+    /// Makes a group for this command only. If the caller may not make a group below the parent,
+    /// and the command has no limit of its own, uses the parent group.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -102,8 +102,7 @@ impl Place {
                 own: Some(created.hold),
             }),
             (Err(error), Some(parent)) if groups::is_denied(&error) => match limits {
-                // The caller may not make groups in the parent, and this command has no limit of
-                // its own, so run it in the parent.
+                // Without a limit of its own, the command can run in the parent group.
                 None => Ok(Self {
                     group: parent,
                     root,
@@ -120,8 +119,8 @@ impl Place {
         }
     }
 
-    /// Removes the group of this command, if the command has ended or did not start. If child
-    /// processes of the command still run, the group stays until those processes end.
+    /// Removes this command's group, after the command has ended or failed to start. If child
+    /// processes of the command still run, the group stays until they end.
     pub fn leave(self) {
         if self.own.is_some() {
             let _ = self.group.forget_job();
@@ -131,11 +130,11 @@ impl Place {
     }
 }
 
-/// Makes a group for this process, which will become the command.
+/// Makes a group for this process, which will become the command. The group's name contains the pid
+/// and the start time of this process.
 ///
-/// The group's name contains the pid and start time of this process. Another group may have this
-/// name: if one `gpulimit run` executes another, both have the same pid and start time. A process
-/// in another pid namespace may also have the same pid and start time.
+/// The name may be taken, so several names are tried. A `gpulimit run` that executes another one
+/// has the same pid and start time, and so may a process in another pid namespace.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -152,9 +151,8 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment select for the caller; `None` if they
-/// select no group. Ignores `GPULIMIT_MAX`, which asks for a new group for a job, because `run`
-/// makes such a group itself.
+/// Returns the group that the rules and the environment select for the caller, if any. Ignores
+/// `GPULIMIT_MAX`: it asks for a new group for a job, and `run` makes such a group itself.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
@@ -177,14 +175,14 @@ fn callers() -> Result<Option<Group>, Failure> {
     }
 }
 
-/// The limits that the options ask for.
+/// The limits that the options of `run` ask for.
 struct Asked {
     changes: Changes,
     wait: Option<Duration>,
 }
 
 impl Asked {
-    /// Reads the options, and prints warnings about them.
+    /// Reads the options, and prints warnings about the limits.
     fn of(args: &Args) -> Result<Self, Failure> {
         let settings = sizes::together(&args.sizes, &args.settings)?;
         if settings.is_empty() && !args.devices.is_empty() {
@@ -192,8 +190,8 @@ impl Asked {
                 "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
             ));
         }
-        // Load NVML only if the limits depend on the GPUs, or if a person at a terminal would see
-        // the warnings that need NVML.
+        // Loading NVML takes time. Load it only for limits that depend on the GPUs, and for
+        // warnings that a person at a terminal would see.
         let driver = (io::stderr().is_terminal() && !settings.is_empty())
             || !args.devices.is_empty()
             || settings.iter().any(changes::depends_on_gpus);
@@ -225,8 +223,8 @@ impl Asked {
         Ok(limits)
     }
 
-    /// Fails if an existing group has other limits than those asked for. Limits that the options do
-    /// not name may have any value.
+    /// Fails if an existing group has a limit that differs from the option for it. Limits without
+    /// an option do not matter.
     fn agree(&self, name: &str, there: &LimitSet) -> Result<(), Failure> {
         let asked = self.applied_to(there)?;
         let (mut has, mut wants, mut commands) = (Vec::new(), Vec::new(), Vec::new());

@@ -11,7 +11,7 @@ use gpulimit_group::Group;
 use gpulimit_ledger::{DeviceIndex, Ledger, Usage};
 use std::time::{Duration, Instant};
 
-/// The usage of the group when the command began, for comparison at the end.
+/// The state of the group when the command began, to compare with at the end.
 pub struct Stat {
     group: Group,
     start: Instant,
@@ -78,8 +78,7 @@ impl Stat {
         }
     }
 }
-/// Returns the part of the summary that says how often requests waited for memory, and how long in
-/// total; empty if no request waited.
+/// Returns how often requests waited for memory, and how long in total; empty if no request waited.
 fn waited(count: u64, time: Duration) -> String {
     let time = span(time);
     match count {
