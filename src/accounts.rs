@@ -124,7 +124,7 @@ unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> 
         let mut buffer: Vec<c_char> = vec![0; size];
         let mut found = ptr::null_mut();
         // SAFETY: the caller promises that `key` is valid. The other pointers point to local
-        // variables.
+        // values.
         match unsafe {
             lookup(
                 key,

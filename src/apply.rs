@@ -234,7 +234,8 @@ fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
     if effective_user() == 0 {
-        // Programs trust the rules in this directory, so other users must not be able to change it.
+        // Programs trust the rules in this directory, so other users must not be able to change
+        // them.
         Trusted::root().check(root.path()).map_err(|why| {
             Failure::new(format_args!(
                 "{why}: as root, gpulimit applies a policy only in a directory that other users \
@@ -342,8 +343,8 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // A group with child groups cannot be removed, so first remove the child groups of ended
-        // jobs.
+        // A group with child groups cannot be removed. So first remove the groups of ended jobs
+        // below it.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),

@@ -171,8 +171,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // If the group's ledger lists no GPU, compare without a GPU (`None`). Without a GPU's
-            // size, bytes compare only with bytes, and percentages only with percentages.
+            // If the ledger lists no GPU, use `None`, a GPU of unknown size. Then bytes compare
+            // only with bytes, and percentages only with percentages.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
@@ -224,8 +224,8 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
 }
 
 /// Drops the GPUs that CUDA_VISIBLE_DEVICES hides and that are too small for a size such as -2G
-/// (all but 2 GiB). Asks CUDA which GPUs are visible, because the variable may use CUDA's own
-/// numbers.
+/// (all but 2 GiB). Asks CUDA which GPUs are visible, because CUDA may number GPUs in its own
+/// order.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),

@@ -109,8 +109,7 @@ fn outranked(
     all: &BTreeMap<&str, &LimitSet>,
     gpus: &[(DeviceId, u64)],
 ) -> Vec<String> {
-    // If no GPU is known, compare without a GPU's size: bytes with bytes, percentages with
-    // percentages.
+    // If no GPU is known, bytes compare only with bytes, and percentages only with percentages.
     let unknown = gpus.is_empty().then_some(None);
     let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
     gpus.filter_map(|gpu| {
@@ -156,8 +155,7 @@ pub struct Found {
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. If the file has mistakes, prints them; the error message then ends with
-/// `outcome`.
+/// Reads a policy file. If it has mistakes, prints them. `outcome` then ends the error message.
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {

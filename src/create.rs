@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
-    /// Also make the groups above it that do not exist yet
+    /// Also make the missing groups above this group
     #[arg(long)]
     parents: bool,
 }

@@ -150,7 +150,7 @@ pub fn look_at(pid: u32) -> Value {
 /// Returns an error if this process may open only few more files. The other checks would then fail,
 /// and report wrong causes.
 fn too_few_descriptors() -> Option<Finding> {
-    /// More file descriptors than the checks ever open at a time, in this process or in a child
+    /// More file descriptors than any check has open at a time, in this process or in a child
     /// process.
     const NEEDED: usize = 32;
     let mut open = Vec::with_capacity(NEEDED);

@@ -72,8 +72,8 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The symbol of libgpulimit.so's version. The version is a text that ends with a zero byte, and
-/// can be read without relocating anything.
+/// The name of the symbol that contains libgpulimit.so's version. The version is a text that ends
+/// with a zero byte, and can be read without relocating anything.
 const VERSION: &[u8] = b"gpulimit_version_text";
 /// The maximum length of the version text in bytes; longer texts are cut.
 const LONGEST_VERSION: u64 = 256;
@@ -84,8 +84,7 @@ const MOST_NAMES: usize = 4_096;
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Parses the ELF headers of a shared library. Fails with a text that says why the file is not
-    /// one.
+    /// Parses the ELF headers of a shared library. If the file is not one, the error says why.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
             return Err(format!("the file is {what}"));
@@ -136,8 +135,8 @@ impl<'data> Library<'data> {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name in a version definition is the version itself. The other names are its
-            // parents.
+            // The first name in a version definition is its own name; the others are its parents'
+            // names.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());
@@ -238,8 +237,8 @@ mod tests {
         let own = fs::read("/proc/self/exe").expect("readable");
         let sections = u64::from_le_bytes(own[40..48].try_into().expect("eight"));
         let sections = usize::try_from(sections).expect("small");
-        // The parser must not panic, whichever byte of the ELF header or first section headers is
-        // wrong.
+        // Whichever byte of the ELF header or first section headers is wrong, the parser must not
+        // panic.
         let mut bytes = own.clone();
         for at in (0..64).chain(sections..(sections + 6 * 64).min(own.len())) {
             for value in [0, 0x7f, 0xff] {

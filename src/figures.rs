@@ -31,8 +31,7 @@ pub struct Figures {
     /// The smallest `max` for all GPUs among the groups above, with the name of its group. `None`
     /// if the group's own `max` is not larger.
     pub above_all: Option<(Size, String)>,
-    /// The label of the table row for all GPUs that are not in `gpus`; `None` if there is no such
-    /// row.
+    /// The label of the table row for GPUs that are not in `gpus`; `None` if there is no such row.
     pub others: Option<&'static str>,
     /// The GPUs that members have used or that have their own limit. Also all other GPUs that NVML
     /// lists, if the group has both limits for single GPUs and a limit for all other GPUs.

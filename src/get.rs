@@ -56,8 +56,7 @@ enum Name {
 
 fn key(text: &str) -> Result<Name, String> {
     all().find(|key| key.text() == text).ok_or_else(|| {
-        // The parser's error for unknown settings lists the known keys, and suggests the closest
-        // one.
+        // The parser's error for unknown settings lists the known keys and suggests the closest.
         match format!("{text}=").parse::<Setting>() {
             Err(error @ KeyError::Unknown { .. }) => error.to_string(),
             _ => "expected a key without a value".into(),
@@ -105,7 +104,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => out += &value,
                 None => out += &format!("{}={value}", key.text()),
             }
-            // A caller who named exactly one GPU knows which GPU the line is for.
+            // If the caller named exactly one GPU, the line need not name it.
             if let Selector::Device(id) = selector
                 && args.devices.len() != 1
             {

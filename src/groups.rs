@@ -47,7 +47,7 @@ pub enum Purpose {
 /// group, most verbs also accept the full name of another group; `create` and `run` do not.
 ///
 /// If no rule assigns the caller, names are full names. Root's names are always full names, except
-/// in `run`. `GPULIMIT_GROUP` is read in the same way.
+/// in `run`. Names in `GPULIMIT_GROUP` have the same meaning.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
@@ -168,8 +168,7 @@ impl Selection {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
-    /// Prints entries as JSON under this key, together with the schema's version and the root's
-    /// path.
+    /// Prints entries as JSON under this key. Adds the schema's version and the root's path.
     pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
         let root = self.root().to_string_lossy();
         output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
@@ -192,8 +191,8 @@ impl Selection {
     /// status is then a failure.
     ///
     /// A group may lack a file because another program is still making it, so opening it is tried
-    /// again. The wait is bounded for all groups together: a user with thousands of unfinished groups
-    /// cannot delay the caller for long.
+    /// again. The total wait is bounded: a user with thousands of unfinished groups cannot delay
+    /// the caller for long.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
@@ -248,8 +247,7 @@ impl Unreadable {
         }
     }
 
-    /// Reports the number of groups that got no line. Returns true if any group could not be
-    /// opened.
+    /// Reports the number of groups that got no line. Returns true if any group failed to open.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}

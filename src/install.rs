@@ -48,7 +48,7 @@ pub struct Uninstall {
 
 #[derive(clap::Args)]
 struct Place {
-    /// The directory for the copy of the library, which is put into DIR/lib/gpulimit
+    /// The library is copied to DIR/lib/gpulimit
     #[arg(long, value_name = "DIR", default_value = "/usr/local")]
     prefix: PathBuf,
     /// The root directory of the system to change, such as an image that is being built

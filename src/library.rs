@@ -31,8 +31,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     first_of(places)
 }
 
-/// Returns the path of this program's own libgpulimit.so, even if /etc/ld.so.preload names another
-/// copy.
+/// Returns the path of this program's own libgpulimit.so, whatever /etc/ld.so.preload names.
 pub fn own() -> Result<PathBuf, Failure> {
     first_of(places())
 }

@@ -120,8 +120,9 @@ pub fn ask(
 /// Returns the function that [`gpulimit_group::Targets`] needs: it gets a group's ledger and pids,
 /// and tells which of these processes are members of the group.
 ///
-/// Its calls together wait for at most [`PATIENCE`]; later calls wait for a second each. Otherwise,
-/// a user could delay the caller forever by starting ever more processes with unreadable files.
+/// Its calls together wait for at most [`PATIENCE`]; after that, each call waits for at most a
+/// second. Otherwise, a user could delay the caller forever by starting ever more processes with
+/// unreadable files.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);

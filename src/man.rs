@@ -158,8 +158,7 @@ impl<'a> Help<'a> {
 fn text(page: &mut Roff, paragraph: &str) {
     let as_it_is = paragraph.lines().any(|line| line.starts_with("  "));
     if as_it_is {
-        // Remove the page's indentation, so that lines of 80 columns fit into a terminal of 80
-        // columns.
+        // Remove the page's indentation, so that lines of 80 columns fit into a common terminal.
         page.control("RS", ["-6"]);
         page.control("nf", []);
     }

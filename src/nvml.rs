@@ -112,8 +112,8 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// The inode number of the initial pid namespace (linux/proc_ns.h). In this namespace, NVML shows
-/// processes under their own pids.
+/// The inode number of the initial pid namespace (linux/proc_ns.h). In it, NVML shows processes
+/// under their own pids.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {

@@ -42,8 +42,7 @@ enum What {
     Preload,
     /// The findings of `gpulimit doctor --pid` about a running process.
     Process,
-    /// For each pid on standard input: whether the process is a member of the group with this
-    /// ledger.
+    /// For each pid on standard input: whether the process is a member of this ledger's group.
     Member,
     /// For each pid on standard input: whether the process has mapped this file.
     Uses,

@@ -110,9 +110,8 @@ fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure>
 /// How long `rm` waits in total for other programs that make or remove the same groups.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// Removes a group. Another program may be making or removing this group, so retries for at most
-/// the time `wait`, the unused part of [`LOCK_WAIT`]. Succeeds if the other program removes the
-/// group.
+/// Removes a group. While another program makes or removes the same group, tries again for at most
+/// the time `wait`. Succeeds if the other program removes the group.
 fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
     loop {
         let start = Instant::now();

@@ -1,14 +1,14 @@
 //! Gives the command of `run` the signal state with which gpulimit started. gpulimit either becomes
 //! the command, or runs it as a child process and waits for it.
 //!
-//! Such a child behaves as if the caller had started it directly. The signals that gpulimit gets
-//! reach the child, and gpulimit ends in the same way as the child.
+//! Such a child behaves as if the caller had started it directly. Signals to gpulimit reach the
+//! child, and gpulimit ends in the same way as the child.
 //!
 //! The child stays in gpulimit's process group, so the terminal's signals (interrupt, quit,
-//! suspend, hang-up) reach it directly. gpulimit forwards signals to its own pid. The kernel does
-//! not tell whether a signal went to a pid or to the process group, so a signal to the group (`kill
-//! -TERM -PGID`) reaches the child twice. When the child is suspended, gpulimit suspends itself as
-//! well, and the shell gets the terminal back.
+//! suspend, hang-up) reach it directly. gpulimit forwards signals that are sent to gpulimit's pid.
+//! The kernel does not tell whether a signal was sent to a pid or to a process group. So a signal
+//! to the group (`kill -TERM -PGID`) reaches the child twice. When the child is suspended, gpulimit
+//! suspends itself as well, and the shell gets the terminal back.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -66,15 +66,15 @@ pub struct Inherited {
     child: libc::sigaction,
     pipe: libc::sighandler_t,
     file_size: libc::sighandler_t,
-    /// The bits of those descriptors from 0 to 2 that were closed when this process started.
+    /// One bit for each of the descriptors 0 to 2: set if it was closed when this process started.
     closed: u8,
 }
 
 /// True if SIGPIPE was ignored when this process started. Must be read before Rust's start-up code
 /// runs, because that code always ignores SIGPIPE.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
-/// The bits of those descriptors from 0 to 2 that were closed when this process started. Must be
-/// read before Rust's start-up code runs, because that code opens `/dev/null` in their place.
+/// One bit for each of the descriptors 0 to 2: set if it was closed when this process started. Must
+/// be read before Rust's start-up code runs, because that code opens `/dev/null` in its place.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// The C library calls this function before `main` and before Rust's start-up code.
@@ -237,8 +237,7 @@ fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t)
     unsafe { info.si_pid() != child }
 }
 
-/// Reads the child's state changes from the kernel. Returns how the child ended; `None` if it still
-/// runs.
+/// Reads the child's state changes from the kernel. Returns how the child ended, if it has.
 fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
     // Each round of this loop reads one state change, until the kernel reports no more.
     loop {

@@ -57,8 +57,7 @@ fn wrap(line: &str, indent: usize, width: usize) -> String {
     out
 }
 
-/// Returns the width of a word in columns. The escape sequences for bold type (`ESC [ 1 m`) have no
-/// width.
+/// Returns the width of a word in columns, without escape sequences for bold type (`ESC [ 1 m`).
 fn columns(word: &str) -> usize {
     let mut in_sequence = false;
     let is_seen = |c: &char| {

@@ -70,8 +70,7 @@ impl Trusted {
     }
 
     /// Checks a path as [`Self::check_new`] does, in an image of a system with the root directory
-    /// `root`. Refuses symbolic links, because a link may lead to another file when that system
-    /// runs.
+    /// `root`. Refuses symbolic links, because a link may lead elsewhere when that system runs.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {

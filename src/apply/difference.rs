@@ -217,8 +217,9 @@ impl Step {
         }
     }
 
-    /// Describes the step for people. If `done` is false, says "would be". Returns no line for a
-    /// failed step, because the caller prints its error on standard error.
+    /// Describes the step for people. If `done` is false, describes it as something that would be
+    /// done. Returns no line for a failed step, because the caller prints its error on standard
+    /// error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is, would| if done { is } else { would };
         match self {

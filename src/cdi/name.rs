@@ -41,8 +41,7 @@ impl Device {
         &self.name
     }
 
-    /// Returns the option and the value that the device's hook passes to `gpulimit oci-hook
-    /// create`.
+    /// Returns the option and value that the device's hook passes to `gpulimit oci-hook create`.
     pub fn asked(&self) -> (&'static str, &str) {
         (self.option, &self.value)
     }

@@ -36,8 +36,8 @@ fn by_id(id: &str) -> Option<u32> {
             .iter()
             .any(|found| found.starts_with(&id))
     };
-    // Pids usually increase, so the lowest pid in the container is nearly always that of its first
-    // process.
+    // Pids usually increase, so the lowest pid in the container is nearly always the first
+    // process's.
     SeenProcess::numbers().filter(is_in).min()
 }
 

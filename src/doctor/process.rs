@@ -58,8 +58,8 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
     })
 }
 
-/// Checks a process in a child process of gpulimit, because a blocking read must not block
-/// gpulimit.
+/// Checks a process in a child process of gpulimit, because a read that blocks must not block
+/// gpulimit itself.
 fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
@@ -498,8 +498,7 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// Returns a process's group in this root, and the bytes that the process uses on all GPUs
-/// together.
+/// Returns a process's group in this root, and the process's bytes on all GPUs together.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {

@@ -1,5 +1,4 @@
-//! Checks the directory of groups: whether the caller can make groups in it, and what else it
-//! contains.
+//! Checks the directory of groups: whether the caller can make groups, and what else is there.
 
 use super::Finding;
 use crate::accounts;

@@ -36,7 +36,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    // Rules have an effect only on programs that load libgpulimit.so. Report it if not all do.
+    // Rules have an effect only on programs that load libgpulimit.so, so report if some may not.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
     // Some rules have further conditions, such as the cgroup. A user's processes differ in these,

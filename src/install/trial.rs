@@ -30,8 +30,7 @@ pub fn plain() -> Result<(), Failure> {
         .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
 }
 
-/// Returns a command that does nothing: `true`, or this program with `--version` if there is no
-/// `true`.
+/// Returns a command that does nothing: `true`. If it is missing, this program with `--version`.
 fn true_command() -> Command {
     let mut programs = ["/bin/true", "/usr/bin/true"].into_iter();
     let mut command = match programs.find(|path| Path::new(path).exists()) {
@@ -61,7 +60,7 @@ fn run_silently(mut command: Command) -> Result<(), String> {
 
 /// Returns two lists of pids: the processes that have mapped this library, and the processes whose
 /// memory maps could not be read in time. The first list lacks processes that the caller may not
-/// inspect.
+/// see.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();

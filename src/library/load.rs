@@ -11,7 +11,7 @@ use std::path::Path;
 pub(super) fn load(path: &Path) -> Result<(), String> {
     // SAFETY: loading runs the library's constructors. Those of libgpulimit.so change at most the
     // variable GPULIMIT_GROUP, and this process has one thread. Any other library is the user's own
-    // choice, and the command would run it anyway. Root opens only libraries that no other user can
+    // choice, and the command would run it anyway. Root opens only libraries that others cannot
     // change.
     let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
     std::mem::forget(library);

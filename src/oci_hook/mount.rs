@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The flags of the view's mounts. Programs, devices and setuid files in a view have no effect.
+/// The flags of the view's mounts: nothing in a view can be executed or used as a device.
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
 /// Mounts `view` at [`SYSTEM`] in the container's file system, which is at `rootfs`. The mount is

@@ -107,8 +107,7 @@ impl Place {
             Some(folder) => folder,
             None => {
                 let root = Directory::open(&self.root).map_err(&failed)?;
-                // With this mode, users can pass through the directory, but cannot list its
-                // containers.
+                // With this mode, users can pass through the directory, but cannot list it.
                 root.create_directory(FOLDER, 0o711).map_err(&failed)?
             }
         };
@@ -116,9 +115,9 @@ impl Place {
         made.map(drop).map_err(failed)
     }
 
-    /// Gives a unix group read access to the container's directory. In a container with a user
+    /// Lets a unix group pass through the container's directory. In a container with a user
     /// namespace, the container's root is a member of that unix group. It can then read the record
-    /// and mount the view.
+    /// and mount the view, but cannot change them.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("give the container access to", &path);
@@ -135,8 +134,7 @@ impl Place {
         self.root.join(FOLDER).join(&self.name)
     }
 
-    /// Returns the path of the container's view. In the container, the view is the root of the
-    /// groups.
+    /// Returns the path of the container's view, which is the root of groups in the container.
     pub fn view(&self) -> PathBuf {
         self.path().join("view")
     }

@@ -15,8 +15,7 @@ const LONGEST: u64 = 1 << 20;
 pub struct State {
     /// The container's id, which is unique among the containers of a runtime.
     pub id: String,
-    /// The pid of the container's first process; 0 if that process has ended or the runtime gave no
-    /// pid.
+    /// The pid of the container's first process; 0 if that process has ended or its pid is missing.
     #[serde(default)]
     pub pid: u32,
     /// The directory that contains the container's configuration.

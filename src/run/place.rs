@@ -19,8 +19,8 @@ use std::time::Duration;
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// The hold on a group that was made for this command only; `None` for other groups. The hold
-    /// keeps other programs from removing the group before the command uses it.
+    /// The hold on a group that was made for this command only; `None` for other groups. While this
+    /// process lives, other programs cannot remove the group as unused.
     own: Option<Hold>,
 }
 
