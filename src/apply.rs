@@ -126,7 +126,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         .iter()
         .filter_map(|step| Some((step, step.failure()?)))
     {
-        output::note(&format!("{}: not changed: {why}", step.name()));
+        output::note(&format!("{name}: not changed: {why}", name = step.name()));
         status = ExitCode::FAILURE;
     }
     Ok(status)

@@ -129,9 +129,9 @@ impl Changes {
             }
             for id in &done {
                 lines.push(format!(
-                    "{change} applied to GPU {}{}",
-                    label(*id),
-                    size(*id)
+                    "{change} applied to GPU {gpu}{size}",
+                    gpu = label(*id),
+                    size = size(*id)
                 ));
             }
             if !self.targets.contains(&Selector::All) {
@@ -142,8 +142,8 @@ impl Changes {
                     && !done.contains(id)
                 {
                     lines.push(format!(
-                        "GPU {} keeps its own {key}={size}; change it with --device",
-                        label(*id)
+                        "GPU {gpu} keeps its own {key}={size}; change it with --device",
+                        gpu = label(*id)
                     ));
                 }
             }

@@ -57,12 +57,12 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     }
     warn(&args.file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
-        "{}: {}groups: {}, rules: {}{}\n",
-        args.file.display(),
-        if absent.is_empty() { "ok, " } else { "" },
-        found.policy.groups.len(),
-        found.policy.rules.len(),
-        match absent.is_empty() {
+        "{file}: {ok}groups: {groups}, rules: {rules}{rejected}\n",
+        file = args.file.display(),
+        ok = if absent.is_empty() { "ok, " } else { "" },
+        groups = found.policy.groups.len(),
+        rules = found.policy.rules.len(),
+        rejected = match absent.is_empty() {
             true => "",
             false => "; on this machine `gpulimit apply` rejects the policy",
         }

@@ -251,10 +251,10 @@ impl Line {
             None => String::new(),
         };
         format!(
-            "{}  {:<7}  {}  {device}{said}",
-            self.time(),
-            what.kind.name(),
-            self.title
+            "{time}  {kind:<7}  {group}  {device}{said}",
+            time = self.time(),
+            kind = what.kind.name(),
+            group = self.title
         )
     }
 }

@@ -20,7 +20,12 @@ pub const NOT_FOUND: u8 = 127;
 /// Returns a function that turns an I/O error into a failure "cannot WHAT PATH: ERROR". `what` is a
 /// verb, such as "read".
 pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
-    move |error| Failure::new(format_args!("cannot {what} {}: {error}", path.display()))
+    move |error| {
+        Failure::new(format_args!(
+            "cannot {what} {path}: {error}",
+            path = path.display()
+        ))
+    }
 }
 
 /// The failure of a verb: a sentence for people, and the exit status.

@@ -38,14 +38,14 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
         }
         for path in root.remove_leftovers()? {
             lines.push(format!(
-                "{}: removed, it was not a complete group",
-                path.display()
+                "{path}: removed, it was not a complete group",
+                path = path.display()
             ));
         }
         for path in root.remove_drafts(&survey) {
             lines.push(format!(
-                "{}: removed, because the process that made this draft was killed",
-                path.display()
+                "{path}: removed, because the process that made this draft was killed",
+                path = path.display()
             ));
         }
         report(&root, &survey);
@@ -77,8 +77,8 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
         ] {
             if count > 0 {
                 lines.push(format!(
-                    "{}: memory of dead processes {what} ({count})",
-                    group.name()
+                    "{name}: memory of dead processes {what} ({count})",
+                    name = group.name()
                 ));
             }
         }

@@ -55,9 +55,9 @@ fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {
         [(_, id)] => Ok(id),
         [] => Err(unknown(text, gpus)),
         _ => Err(Failure::usage(format_args!(
-            "'{}' names more than one GPU: {}",
-            text.escape_debug(),
-            list(found)
+            "'{name}' names more than one GPU: {gpus}",
+            name = text.escape_debug(),
+            gpus = list(found)
         ))),
     }
 }

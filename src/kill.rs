@@ -108,14 +108,17 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     if args.pids.is_empty() {
         for target in &unnamed {
             if target.send(args.signal).is_ok() {
-                note(group.name(), &format!("{} (in no slot)", target.pid));
+                note(
+                    group.name(),
+                    &format!("{pid} (in no slot)", pid = target.pid),
+                );
                 found += 1;
             }
         }
     }
     let mut status = ExitCode::SUCCESS;
     for (who, error) in missed.iter().skip(found) {
-        output::note(&format!("cannot signal {who}: {}", why(error)));
+        output::note(&format!("cannot signal {who}: {why}", why = why(error)));
         status = ExitCode::FAILURE;
     }
     if missed.len() > found
@@ -242,11 +245,11 @@ pub fn end_all(
     };
     let unseen = unseen(&silent).map_or_else(String::new, |line| format!("; {line}"));
     Err(Failure::new(format_args!(
-        "cannot kill {} ({}) in group '{}': {}{unseen}",
-        process.identity.pid,
-        process.identity.command(),
-        groups::of_process(group, process),
-        why(&error)
+        "cannot kill {pid} ({command}) in group '{group}': {why}{unseen}",
+        pid = process.identity.pid,
+        command = process.identity.command(),
+        group = groups::of_process(group, process),
+        why = why(&error)
     )))
 }
 

@@ -145,11 +145,11 @@ fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
         let usage = usage.charged.saturating_sub(usage.idle);
         (usage > max).then(|| {
             format!(
-                "applied; usage {} of GPU {} is above the new max {}: growth is refused until the \
-                 usage falls",
-                gib(usage),
-                groups::label(device.id, driver),
-                gib(max)
+                "applied; usage {usage} of GPU {gpu} is above the new max {max}: growth is refused \
+                 until the usage falls",
+                usage = gib(usage),
+                gpu = groups::label(device.id, driver),
+                max = gib(max)
             )
         })
     };

@@ -95,10 +95,10 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                     && bytes > *capacity
                 {
                     say(format!(
-                        "{key}={size} is more than the {} of GPU {}{}",
-                        gib(*capacity),
-                        groups::label(*id, driver),
-                        match key {
+                        "{key}={size} is more than the {memory} of GPU {gpu}{effect}",
+                        memory = gib(*capacity),
+                        gpu = groups::label(*id, driver),
+                        effect = match key {
                             Key::Max | Key::High => ": the limit has no effect on that GPU",
                             Key::Low | Key::Min => "",
                         }

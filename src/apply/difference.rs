@@ -228,10 +228,10 @@ impl Step {
                 limits,
                 access,
             }) => vec![format!(
-                "{name}: {}, {limits}, owner {}, members {}",
-                word("created", "would be created"),
-                access.owner.map(accounts::user_name).unwrap_or_default(),
-                members(access.members)
+                "{name}: {created}, {limits}, owner {owner}, members {members}",
+                created = word("created", "would be created"),
+                owner = access.owner.map(accounts::user_name).unwrap_or_default(),
+                members = members(access.members)
             )],
             Self::Change {
                 wanted, changes, ..
@@ -240,10 +240,10 @@ impl Step {
                     let gpu = gpu.as_ref().map(|gpu| format!(" of {gpu}"));
                     let [old, new] = [old, new].map(|side| side.as_deref().unwrap_or("unset"));
                     format!(
-                        "{}: {}{key}{} {old} -> {new}",
-                        wanted.name,
-                        word("", "would change "),
-                        gpu.unwrap_or_default()
+                        "{name}: {would_change}{key}{of_gpu} {old} -> {new}",
+                        name = wanted.name,
+                        would_change = word("", "would change "),
+                        of_gpu = gpu.unwrap_or_default()
                     )
                 };
                 changes.iter().map(line).collect()

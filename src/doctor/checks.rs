@@ -80,8 +80,8 @@ fn driver() -> Result<Vec<Finding>, Finding> {
         code => Err(Finding::error(
             CHECK,
             format!(
-                "{text}: cuInit fails ({})",
-                code.unwrap_or("no such function")
+                "{text}: cuInit fails ({code})",
+                code = code.unwrap_or("no such function")
             ),
             "run `nvidia-smi`; code 100 means no GPU, 803 a library that does not match the kernel \
              module, 999 usually a missing /dev/nvidia-uvm",
@@ -132,12 +132,15 @@ fn nvml() -> Result<Vec<Finding>, Finding> {
             .capacity
             .map_or_else(|| "-".to_owned(), |bytes| gib(bytes).to_string());
         let text = format!(
-            "{} {} {} {} {capacity}",
-            gpu.index, gpu.id, gpu.bus, gpu.name
+            "{index} {id} {bus} {name} {capacity}",
+            index = gpu.index,
+            id = gpu.id,
+            bus = gpu.bus,
+            name = gpu.name
         );
         findings.push(Finding::fine("gpu", text));
         for instance in gpu.instances.iter().flatten() {
-            let text = format!("{} {instance} (MIG instance)", gpu.index);
+            let text = format!("{index} {instance} (MIG instance)", index = gpu.index);
             findings.push(Finding::fine("gpu", text));
         }
     }
@@ -277,15 +280,18 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         findings.push(Finding::fine(
             "hooks",
             format!(
-                "{} in the library's table; without a CUDA driver, hooks cannot be resolved",
-                hooks.len()
+                "{hooks} in the library's table; without a CUDA driver, hooks cannot be resolved",
+                hooks = hooks.len()
             ),
         ));
     } else {
         let older = if absent.is_empty() {
             String::new()
         } else {
-            format!(", {} for functions that this driver lacks", absent.len())
+            format!(
+                ", {count} for functions that this driver lacks",
+                count = absent.len()
+            )
         };
         findings.push(Finding::fine(
             "hooks",
@@ -295,9 +301,9 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
             findings.push(Finding::error(
                 "hooks",
                 format!(
-                    "{} not resolved, although this driver should have the functions: {}",
-                    missing.len(),
-                    names(&missing)
+                    "{count} not resolved, although this driver should have the functions: {names}",
+                    count = missing.len(),
+                    names = names(&missing)
                 ),
                 "report this with the driver's version; memory allocated through these functions \
                  is not counted",

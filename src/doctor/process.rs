@@ -172,7 +172,11 @@ impl Process {
         let user = accounts::user_name(self.uid);
         Finding::fine(
             "process",
-            format!("{} {} of {user}{place}", self.pid, name.trim_end()),
+            format!(
+                "{pid} {name} of {user}{place}",
+                pid = self.pid,
+                name = name.trim_end()
+            ),
         )
     }
 

@@ -42,10 +42,10 @@ pub(super) fn checks() -> Vec<Finding> {
         Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
     };
     let about_it = format!(
-        "{path}{on}, owner {}, mode {:04o}, groups: {}",
-        accounts::user_name(about.uid()),
-        about.permissions().mode() & 0o7777,
-        groups.len()
+        "{path}{on}, owner {owner}, mode {mode:04o}, groups: {count}",
+        owner = accounts::user_name(about.uid()),
+        mode = about.permissions().mode() & 0o7777,
+        count = groups.len()
     );
     let mut findings = vec![Finding::fine(CHECK, about_it)];
     match tried {
@@ -121,13 +121,19 @@ pub(super) fn checks() -> Vec<Finding> {
         let name = left.to_string_lossy();
         findings.push(Finding::warning(
             "stale",
-            format!("{} is not a complete group", name.escape_debug()),
+            format!(
+                "{group} is not a complete group",
+                group = name.escape_debug()
+            ),
             "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` makes \
              the group again",
         ));
     }
     if leftovers.len() > SHOWN {
-        let more = format!("{} more are not complete groups", leftovers.len() - SHOWN);
+        let more = format!(
+            "{count} more are not complete groups",
+            count = leftovers.len() - SHOWN
+        );
         findings.push(Finding::warning("stale", more, ""));
     }
     let survey = root.survey().unwrap_or_default();
@@ -135,12 +141,15 @@ pub(super) fn checks() -> Vec<Finding> {
         let more = match survey.foreign.len() {
             1 => String::new(),
             2 => " and 1 more entry".into(),
-            count => format!(" and {} more entries", count - 1),
+            count => format!(" and {more} more entries", more = count - 1),
         };
         let name = first.to_string_lossy();
         findings.push(Finding::warning(
             "root",
-            format!("not made by gpulimit: {}{more}", name.escape_debug()),
+            format!(
+                "not made by gpulimit: {name}{more}",
+                name = name.escape_debug()
+            ),
             "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or \
              removes them",
         ));

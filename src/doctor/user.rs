@@ -54,10 +54,10 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         alone.executable.clear();
         if let Ok(Some(assigned)) = Rules(vec![alone]).assigned(&facts) {
             let text = format!(
-                "rule {}: a process {} joins {}, if no earlier rule applies",
-                rule.number,
-                asks.join(" and "),
-                assigned.group
+                "rule {number}: a process {conditions} joins {group}, if no earlier rule applies",
+                number = rule.number,
+                conditions = asks.join(" and "),
+                group = assigned.group
             );
             findings.push(Finding::fine(CHECK, text));
         }
@@ -66,8 +66,9 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         Ok(Some(assigned)) => Finding::fine(
             CHECK,
             format!(
-                "{name} is assigned to {} by rule {}",
-                assigned.group, assigned.rule
+                "{name} is assigned to {group} by rule {rule}",
+                group = assigned.group,
+                rule = assigned.rule
             ),
         ),
         Ok(None) => Finding::fine(

@@ -43,8 +43,8 @@ impl Stat {
         };
         let name = self.group.name();
         output::note(&format!(
-            "{name}: {} elapsed, {how}",
-            span(self.start.elapsed())
+            "{name}: {time} elapsed, {how}",
+            time = span(self.start.elapsed())
         ));
         let Ok(view) = View::cleaned(self.group.clone(), name.into(), driver) else {
             return;
@@ -58,7 +58,7 @@ impl Stat {
         for device in &view.devices {
             let gpu = Gpu::of(&view, device.id, driver);
             let limit = match &gpu.effective {
-                Some((max, by)) if by != name => format!("max {} (of {by})", gib(*max)),
+                Some((max, by)) if by != name => format!("max {max} (of {by})", max = gib(*max)),
                 Some((max, _)) => format!("max {}", gib(*max)),
                 None => "no limit".into(),
             };
@@ -71,9 +71,9 @@ impl Stat {
                 Duration::from_millis(usage.waited_ms.saturating_sub(before.waited_ms)),
             );
             output::note(&format!(
-                "{name}: GPU {}: {limit}, peak {}, refused {refusals}{waited}",
-                groups::label(device.id, driver),
-                gib(usage.peak)
+                "{name}: GPU {gpu}: {limit}, peak {peak}, refused {refusals}{waited}",
+                gpu = groups::label(device.id, driver),
+                peak = gib(usage.peak)
             ));
         }
     }
