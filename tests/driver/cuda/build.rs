@@ -3,10 +3,10 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // With -Bsymbolic, calls that the driver makes to its own functions never pass through a
-    // preloaded library.
+    // -Bsymbolic binds the library's calls of its own functions to itself. So a preloaded library
+    // does not see these calls, as with the real driver.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // With nodelete the library stays mapped until its exit handlers have run. Some C libraries do
-    // this on their own for a library with thread-local variables, but not all C libraries do.
+    // With nodelete the library stays mapped until its exit handlers have run. Some C libraries,
+    // but not all, keep a library with thread-local variables mapped without this flag.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,7 +1,8 @@
-//! Reads compiled code: cubins, and fat binaries with one image per kind of GPU, compressed or not.
+//! Reads compiled code: cubins and fat binaries. A fat binary has several images of the same code,
+//! one for each kind of GPU.
 //!
-//! Fat binaries are read in the layout that nvcc 11 to 13 write. The LZ4 and zstd entries of the
-//! fat binaries in NVIDIA's libraries have the same layout.
+//! Reads the format of the fat binaries that nvcc 11 to 13 write and that NVIDIA's libraries
+//! contain. An image in a fat binary may be compressed with LZ4 or zstd.
 
 use std::borrow::Cow;
 
@@ -15,7 +16,7 @@ const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 /// The compute capability 9.0 of the simulated GPUs, as `cuDeviceGetAttribute` reports it.
 const GPU: u32 = 90;
 
-/// The code that the driver loads from a code image. The program passes the image.
+/// The part of a code image that the driver loads.
 pub enum Code<'a> {
     Text(Cow<'a, [u8]>),
     /// Machine code, with the sizes in bytes of its variables in device memory and in managed
@@ -26,7 +27,8 @@ pub enum Code<'a> {
     },
 }
 
-/// Returns the bytes of the code image at this pointer. The image's header has the length.
+/// Returns the code image at this pointer. The header of a binary image gives the image's length;
+/// PTX text ends with a NUL.
 pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     if image.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -38,7 +40,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     let length = if start == FATBIN[..4] {
         16 + image.field::<u64>(8).get()?
     } else if start == ELF {
-        // The ELF file's table of segments follows its table of sections.
+        // An ELF file ends with its table of sections or with its table of segments.
         let sections =
             image.field::<u64>(40).get()? + u64::from(image.field::<u16>(60).get()?) * 64;
         let segments =
@@ -53,7 +55,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
         .map(Cow::Owned)
 }
 
-/// Returns the code that the driver loads from a code image.
+/// Returns the part of a code image that the driver loads.
 pub fn code(image: &[u8]) -> Outcome<Code<'_>> {
     if image.starts_with(&FATBIN) {
         let (kind, code) = choice(image).ok_or(Status::NO_BINARY_FOR_GPU)?;
@@ -83,8 +85,8 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// Returns one entry of a fat binary: the entry that the simulated GPU runs. This is the machine
-/// code for that GPU if there is any, and otherwise the PTX text for the latest GPU.
+/// Returns the entry of a fat binary that the simulated GPU runs. This is the machine code for that
+/// GPU. Without such machine code it is the PTX text for the newest GPU that fits.
 fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     let mut rest = fatbin.get(16..)?;
     let mut best = None;
@@ -147,8 +149,8 @@ fn variables(cubin: &[u8]) -> Option<u64> {
         .sum()
 }
 
-/// Returns the total size of a cubin's managed variables. These are the objects whose symbol has
-/// bit 2 of `st_other` set (seen in the output of ptxas 12.9).
+/// Returns the total size of a cubin's managed variables. The symbol of a managed variable has bit
+/// 2 of `st_other` set (seen in the output of ptxas 12.9).
 fn managed(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let mut sum = 0;

@@ -1,5 +1,5 @@
-//! The checkpoint functions: they lock other processes, move their GPU memory away and bring it
-//! back. Their options are ignored, because no option changes what the simulated driver does.
+//! The checkpoint functions. They lock another process, move its GPU memory away and bring this
+//! memory back. The simulated driver ignores the options of these functions.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;

@@ -29,7 +29,7 @@ pub fn given(handle: usize) -> Outcome<&'static Context> {
     }
 }
 
-/// Returns the current context. Fails as long as the driver is not initialised.
+/// Returns the current context. Fails while the driver is not initialised.
 pub fn here() -> Outcome<&'static Context> {
     driver()?;
     current()
@@ -58,7 +58,7 @@ pub fn set_primary_flags(ordinal: i32, flags: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// `cuDevicePrimaryCtxSetFlags` before CUDA 11, which refuses an active context.
+/// `cuDevicePrimaryCtxSetFlags` before CUDA 11. This version fails if the context is active.
 pub fn set_primary_flags_v1(ordinal: i32, flags: u32) -> Outcome<()> {
     if primary(ordinal)?.is_active() {
         return Err(Status::PRIMARY_CONTEXT_ACTIVE);

@@ -1,5 +1,5 @@
-//! The driver's functions that copy and fill memory. Copies and fills are done before the call
-//! returns. A large copy or fill moves only the first part of its data (see [`space`]).
+//! The driver's functions that copy and fill memory. Each copy or fill is done when the call
+//! returns. Of a large copy or fill, only the first part of the data is moved (see [`space`]).
 
 use gpulimit_sim::space::space;
 use gpulimit_sim::{Outcome, Status};
@@ -20,7 +20,7 @@ fn copy_now(to: u64, from: u64, bytes: usize) -> Outcome<()> {
     if to == 0 || from == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: the C caller promises that addresses outside the device space are its own.
+    // SAFETY: the C caller promises that it may access the addresses outside the device space.
     unsafe { space().copy(to, from, bytes) };
     Ok(())
 }
@@ -56,7 +56,7 @@ pub fn copy_peer_async(
     copy_async(to, from, bytes, stream, twin)
 }
 
-/// Accepts a copy of a two- or three-dimensional shape, but does not move any data.
+/// Accepts a two- or three-dimensional copy, but moves no data.
 pub fn copy_shape(params: In<u8>, _twin: bool) -> Outcome<()> {
     here()?;
     if params.is_null() {

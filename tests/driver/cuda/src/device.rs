@@ -100,8 +100,7 @@ pub fn total(bytes: Out<usize>, ordinal: i32) -> Outcome<()> {
     bytes.put(device::capacity(driver()?.machine, index) as usize)
 }
 
-/// The function of the 32-bit interface. A size above 32 bits is reported as the largest 32-bit
-/// number.
+/// The 32-bit variant of `cuDeviceTotalMem`. It reports a larger size as the largest 32-bit number.
 pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
     let index = index(ordinal)?;
     bytes.put(u32::try_from(device::capacity(driver()?.machine, index)).unwrap_or(u32::MAX))

@@ -1,4 +1,4 @@
-//! The driver's functions for graphs, simulated as far as graphs take memory.
+//! The driver's functions for graphs. Only the memory that graphs take is simulated.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
@@ -35,8 +35,8 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
-/// Copies a graph. A graph that cannot be a child of another graph cannot be copied either.
-/// NVIDIA's documentation says so; for graphs with conditional nodes it was also measured.
+/// Copies a graph. Fails for a graph with memory nodes or conditional nodes, and for the body of a
+/// conditional node (NVIDIA's documentation; for conditional nodes it was also measured).
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -69,8 +69,8 @@ fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcom
     Ok(node)
 }
 
-/// Adds a node with a child graph, which is copied or moved into the parent graph. A graph with
-/// memory nodes can only be moved.
+/// Adds a child graph as a node: copies the child graph into the parent graph, or moves it there. A
+/// child graph with memory nodes can only be moved.
 fn child(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -170,11 +170,10 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
-/// Returns the function that `CUDA_KERNEL_NODE_PARAMS_v2` names, and the memory that it needs. The
-/// function is the first field; if it is 0, the kernel at offset 56 and the context at offset 64
-/// are used. Measured: a kernel's library is loaded in the context at offset 64; if that context is
-/// 0, the library is loaded in the current context. The code of a function is loaded, too. If the
-/// first field has the handle of a kernel, the call fails with 400.
+/// Reads the function of a `CUDA_KERNEL_NODE_PARAMS_v2`, and returns it with the memory that it
+/// needs. If the first field is not 0, it is the function. If it is 0, offset 56 has a kernel and
+/// offset 64 a context; the context 0 means the current context. The code of the function, or the
+/// kernel's library, is loaded. A kernel in the first field fails with 400 (measured).
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -354,8 +353,7 @@ pub fn instantiate(
     Ok(())
 }
 
-/// Fails if the flag for an upload is set. This driver function does not accept that flag
-/// (measured).
+/// `cuGraphInstantiateWithFlags`. Fails if the upload flag is set (measured).
 pub fn instantiate_with_flags(exec: Out<usize>, graph: usize, flags: u64) -> Outcome<()> {
     if flags & UPLOAD != 0 {
         return Err(Status::INVALID_VALUE);
@@ -405,7 +403,7 @@ pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32
 }
 
 /// Updates an executable graph and writes a `CUgraphExecUpdateResultInfo`. Its fields are the
-/// result, the failed node, and the start node of the edge at which the update failed.
+/// result, the failed node, and the node at the start of the failed edge.
 pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> {
     let (told, updated) = update_exec(exec, graph)?;
     info.put([told as u64, 0, 0])?;
@@ -413,7 +411,7 @@ pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> 
 }
 
 /// Replaces a kernel in an executable graph. Reads `CUDA_KERNEL_NODE_PARAMS_v2`. Its first field is
-/// the function; if that field is 0, the kernel at offset 56 is used.
+/// a function. If this field is 0, the kernel is at offset 56.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let need = match params.field(0).get()? {
         0 => module::kernel_need(params.field(56).get()?)?,
@@ -475,7 +473,7 @@ pub fn destroy_exec(exec: usize) -> Outcome<()> {
 pub fn destroy(graph: usize) -> Outcome<()> {
     driver()?;
     let graph = Graph::from_handle(graph)?;
-    // The program cannot destroy the body of a conditional node (measured).
+    // A program cannot destroy the body of a conditional node (measured).
     if graph.is_owned() {
         return Err(Status::INVALID_VALUE);
     }

@@ -1,5 +1,5 @@
-//! The driver's functions for green contexts: parts of a primary context, simulated as far as they
-//! take memory.
+//! The driver's functions for green contexts. A green context is a part of a primary context. Only
+//! the memory that green contexts take is simulated.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::context::{self, Context};
@@ -15,8 +15,8 @@ const DEFAULT_STREAM: u32 = 1;
 const MULTIPROCESSORS: i32 = 1;
 /// The handle of the only resource description that exists: all multiprocessors.
 const DESCRIPTION: usize = 0x5200_0000_0010;
-/// The difference between two handles of a green context: its `CUgreenCtx` handle is its
-/// `CUcontext` handle plus this number.
+/// A green context has two handles. Its `CUgreenCtx` handle is its `CUcontext` handle plus this
+/// number.
 const GREEN: usize = 8;
 
 /// Writes a `CUdevResource`: the kind of resource, then 92 bytes that only the driver understands,
@@ -57,8 +57,8 @@ fn given(handle: usize) -> Outcome<&'static Context> {
     Context::from_handle(handle.wrapping_sub(GREEN)).map_err(|_| Status::INVALID_HANDLE)
 }
 
-/// Each green context holds a retain of its primary context. So the primary context lives at least
-/// as long as its green contexts.
+/// Destroys a green context, and releases the primary context. Each green context retains its
+/// primary context, which therefore lives at least as long.
 pub fn destroy(handle: usize) -> Outcome<()> {
     let green = given(handle)?;
     let primary = green.end_green()?;

@@ -2,9 +2,8 @@
 //!
 //! The integrity answer is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key. It covers facts that
 //! libcudart and the driver both know: the versions, the process, the thread, the addresses of two
-//! export tables, the time that libcudart passes, and the identity of every visible GPU. libcudart
-//! gets the same facts from the driver's public functions and computes the answer from them. If the
-//! driver's answer differs, libcudart refuses to start.
+//! export tables, a time from libcudart, and the identity of every visible GPU. libcudart computes
+//! the same answer from these facts. If the driver's answer differs, libcudart refuses to start.
 
 /// A visible GPU, as the integrity answer covers it.
 pub struct Gpu {

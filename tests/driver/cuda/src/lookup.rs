@@ -1,5 +1,4 @@
-//! `cuGetProcAddress`. The rules were read off eight real drivers; the function's two versions fail
-//! in different ways.
+//! `cuGetProcAddress`, in its two versions. Its rules were found by calling eight real drivers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -44,8 +43,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     if name.is_empty() {
         return Ok(Answer::Empty);
     }
-    // A negative version asks for the newest variant of the function. On drivers before 13.0 a
-    // version above the driver's own version asks for the newest variant, too.
+    // A negative version asks for the newest variant of the function. Before driver 13.0, a version
+    // above the driver's own version does the same.
     let newest = if version < 0 {
         driver
     } else {
@@ -75,8 +74,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     })
 }
 
-/// Returns a function's twin: the variant that uses the per-thread default stream. Returns the
-/// plain function instead if it has a newer variant than the twin.
+/// Returns a function's twin: the variant that uses the per-thread default stream. If the plain
+/// function has a newer variant than the twin, returns the plain function.
 fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
     match (plain, twin) {
         (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),
@@ -84,8 +83,8 @@ fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option
     }
 }
 
-/// `cuGetProcAddress` of CUDA 11: for a name that is not found it returns an error, and does not
-/// write the pointer.
+/// `cuGetProcAddress` of CUDA 11. For an unknown name it returns an error and leaves the pointer as
+/// it was.
 pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()> {
     match look(symbol, version, flags)? {
         Answer::Found(address) => pfn.put(address),
@@ -94,8 +93,8 @@ pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()
     }
 }
 
-/// `cuGetProcAddress` of CUDA 12: for a name that is not found it returns success, a NULL pointer,
-/// and a status that says why.
+/// `cuGetProcAddress` of CUDA 12. For an unknown name it returns success, a NULL pointer, and a
+/// status that gives the reason.
 pub fn v2(
     symbol: Text,
     pfn: Out<usize>,

@@ -28,8 +28,8 @@ pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome<()> {
     total.put(numbers.1 as usize)
 }
 
-/// The function of the 32-bit interface. A number of bytes above 32 bits is reported as the largest
-/// 32-bit number.
+/// The 32-bit variant of `cuMemGetInfo`. It reports a larger number of bytes as the largest 32-bit
+/// number.
 pub fn info_v1(free: Out<u32>, total: Out<u32>) -> Outcome<()> {
     let numbers = numbers()?;
     free.put(u32::try_from(numbers.0).unwrap_or(u32::MAX))?;
@@ -45,7 +45,7 @@ pub fn allocate(dptr: Out<u64>, bytes: usize) -> Outcome<()> {
     dptr.put(blocks::allocate(context, bytes as u64)?)
 }
 
-/// Memory that the 32-bit interface allocates has addresses that fit into 32 bits.
+/// The 32-bit variant of `cuMemAlloc`. The address of its memory fits into 32 bits.
 pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     let context = here()?;
     if dptr.is_null() {
@@ -55,7 +55,7 @@ pub fn allocate_v1(dptr: Out<u32>, bytes: u32) -> Outcome<()> {
     dptr.put(blocks::allocate_low(context, bytes.into())? as u32)
 }
 
-/// Returns the pitch of memory with this width, and the bytes that `height` rows of this pitch
+/// Returns the pitch of memory with this width, and the bytes that `height` rows with this pitch
 /// take.
 fn rows(width: usize, height: usize, element: u32) -> Outcome<(usize, u64)> {
     if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
@@ -117,8 +117,7 @@ pub fn free(dptr: u64) -> Outcome<()> {
     if dptr != 0 {
         work::wait_for_current();
     }
-    // All work of the current context has ended. So it does not matter which stream is passed here:
-    // on every stream the memory is freed at once.
+    // All work of the current context has ended. So memory freed on any stream is free at once.
     blocks::free(dptr, Name::LEGACY)
 }
 
@@ -153,7 +152,8 @@ pub fn ipc_get(handle: Out<ipc::Handle>, address: u64) -> Outcome<()> {
     handle.put(ipc::export(address)?)
 }
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS` is the only flag, and it is required.
+/// `cuIpcOpenMemHandle`. The flag `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS` is required; no other flag
+/// exists.
 pub fn ipc_open(dptr: Out<u64>, handle: ipc::Handle, flags: u32) -> Outcome<()> {
     let context = here()?;
     if dptr.is_null() || flags != 1 {

@@ -1,19 +1,19 @@
 //! The driver's functions for modules, libraries, kernels and launches.
 //!
-//! The simulated driver reads from a code image only what takes memory. In PTX text it reads the
-//! `.global` variables. For each `.entry` of the text it also reads the `.local` memory, the length
-//! of the code, and whether the code uses device `malloc`, `printf` or `assert`. In machine code it
-//! reads only the variables; a lookup of a function in machine code succeeds for any name. Managed
-//! variables take addresses and no GPU memory, as `cuMemAllocManaged` does.
+//! From a code image the simulated driver reads only what takes memory. In PTX text it reads the
+//! `.global` variables. For each `.entry` it also reads the `.local` memory, the length of the
+//! code, and whether the code uses device `malloc`, `printf` or `assert`. In machine code it reads
+//! only the variables, and accepts any function name. Managed variables take addresses but no GPU
+//! memory.
 //!
-//! Measured (H100, 580.159.04): a module takes the memory of its variables when it is loaded, in
-//! every loading mode. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`: it
-//! takes the memory of its variables when its module is first needed. These calls need the module:
+//! Measured (H100, 580.159.04): loading a module takes the memory of the module's variables at
+//! once. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`. It takes the memory
+//! of its variables when a call first needs the library's module. These calls are
 //! `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute`,
 //! `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, adding a kernel to a
-//! graph, and launching a kernel. The code of a module is loaded lazily, too. For example,
-//! `cuModuleLoadData` took no memory for two kernels of 60,000 stores each; the kernels took 20 MiB
-//! once `cuModuleGetFunction` had returned both.
+//! graph, and launching a kernel. Code is loaded lazily, too. For example, two kernels of 60,000
+//! stores each took no memory in `cuModuleLoadData`. They took 20 MiB after `cuModuleGetFunction`
+//! of both.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -34,8 +34,8 @@ use gpulimit_sim::abi::{In, Out, Text, fatal};
 
 struct Module {
     context: &'static Context,
-    /// The id that the context had when the module was loaded. If the context now has another id,
-    /// the context was destroyed, and the module's memory was freed with it.
+    /// The id of the context when the module was loaded. If the id is different now, the context
+    /// was destroyed, and the module's memory with it.
     generation: u64,
     image: Arc<Image>,
     start: u64,
@@ -43,8 +43,7 @@ struct Module {
     managed: u64,
     /// The address of the module's code; 0 before the code is loaded.
     code: u64,
-    /// The handles of those functions of the module that the program has asked for, by the names of
-    /// the functions.
+    /// The functions of the module that the program has looked up: names with handles.
     functions: HashMap<String, usize>,
 }
 
@@ -56,14 +55,14 @@ impl Module {
 
 struct Library {
     image: Arc<Image>,
-    /// Its modules by context.
+    /// The handle of the library's module in each context, by the context's index.
     modules: HashMap<usize, usize>,
     kernels: HashMap<String, usize>,
 }
 
 #[derive(Clone, Copy)]
 struct Function {
-    /// The handle of the owner: the module of a `CUfunction`, or the library of a `CUkernel`.
+    /// The handle of the function's module. For a kernel (`CUkernel`), the handle of its library.
     owner: usize,
     kernel: bool,
     local: u64,
@@ -78,7 +77,7 @@ struct State {
     libraries: HashMap<usize, Library>,
     functions: HashMap<usize, Function>,
     last: usize,
-    /// Handles that may be used again: the modules of their functions were unloaded.
+    /// The handles of removed functions. A new function may get such a handle.
     free: Vec<usize>,
 }
 
@@ -88,7 +87,7 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The base of all handles: every handle is larger than this number.
+/// Every handle is larger than this number.
 const NUMBERS: usize = 0x5100_0000_0000;
 
 impl State {
@@ -98,18 +97,18 @@ impl State {
         NUMBERS + self.last
     }
 
-    /// Returns whether the driver has ever given out this handle.
+    /// Returns whether the driver ever gave out this handle.
     fn was(&self, handle: usize) -> bool {
         (1..=self.last).contains(&handle.wrapping_sub(NUMBERS))
     }
 
-    /// Returns a handle for a function. If `GPULIMIT_SIM_REUSE` is set, this is the handle of a
-    /// function that no longer exists, as long as there is such a handle.
+    /// Returns a handle for a new function. With `GPULIMIT_SIM_REUSE` set, prefers the handle of a
+    /// removed function.
     fn function_number(&mut self) -> usize {
         self.free.pop().unwrap_or_else(|| self.number())
     }
 
-    /// Removes the functions that `gone` selects.
+    /// Removes all functions for which `gone` is true.
     fn forget_functions(&mut self, gone: impl Fn(&Function) -> bool) {
         static REUSE: LazyLock<bool> =
             LazyLock::new(|| std::env::var_os("GPULIMIT_SIM_REUSE").is_some());
@@ -123,7 +122,7 @@ impl State {
     }
 }
 
-/// A variable of a module: its offset in the memory for variables of its kind, and its size.
+/// A variable of a module: its kind, its size, and its offset among the variables of this kind.
 #[derive(Clone, Copy)]
 struct Variable {
     is_managed: bool,
@@ -461,8 +460,8 @@ pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()
     out.put(with(|state| state.kernel(library, name))?)
 }
 
-/// Returns the status for a handle that is not a library. Any such handle except NULL may crash the
-/// call.
+/// Returns the status for a handle that is not a library. A wrong handle, except NULL, may crash
+/// the call.
 fn no_library(handle: usize) -> Status {
     match handle {
         0 => Status::INVALID_HANDLE,
@@ -476,9 +475,9 @@ fn names(state: &State, library: usize) -> Outcome<Vec<String>> {
     Ok(found.image.locals.keys().cloned().collect())
 }
 
-/// Writes the kernels of a library, with the same handles as `cuLibraryGetKernel` returns (NVIDIA's
-/// documentation). A handle of another kind is treated as a library without kernels (measured,
-/// H200, 580.159.04).
+/// Writes the handles of a library's kernels, equal to those of `cuLibraryGetKernel` (NVIDIA's
+/// documentation). For a handle that is not a library, writes nothing and succeeds (measured, H200,
+/// 580.159.04).
 pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     driver()?;
     if library != 0 && !with(|state| state.libraries.contains_key(&library)) {
@@ -492,9 +491,8 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes the number of kernels of a library. For a handle of another kind the call ends in a
-/// memory fault. The other functions that read a library fault in the same way (measured, H200,
-/// 580.159.04).
+/// Writes the number of a library's kernels. A handle that is not a library crashes this call, as
+/// it does in the real driver (measured, H200, 580.159.04).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -688,9 +686,8 @@ pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
     Ok((function, found.need()))
 }
 
-/// Takes a kernel for a graph node and returns the kernel's function in a context, with the memory
-/// that the function needs. The node then has the handle of that function and not the handle of the
-/// kernel (measured).
+/// Returns a kernel's function in a context, for a graph node, with the memory that the function
+/// needs. The graph node then has the function's handle, not the kernel's (measured).
 pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
     let need = kernel_of(kernel)?.need();
     Ok((function_in(kernel, context)?, need))
@@ -739,13 +736,12 @@ pub fn load_function(function: usize) -> Outcome<()> {
     load_code(function_of(function)?.owner)
 }
 
-/// Writes an attribute of a function. Fails with 400 for the handle of a kernel. In the same way
-/// `cuKernelGetAttribute` fails for the handle of a function (measured).
+/// Writes an attribute of a function. Fails with 400 for the handle of a kernel (measured).
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     put_attribute(value, attribute, function_of(function)?)
 }
 
-/// Loads no code (measured).
+/// Writes an attribute of a kernel. Loads no code. Fails for the handle of a function (measured).
 pub fn kernel_attribute(
     value: Out<i32>,
     attribute: i32,
@@ -769,20 +765,18 @@ fn put_attribute(value: Out<i32>, attribute: i32, function: Function) -> Outcome
     })
 }
 
-/// Accepts any attribute. Loads the code of the function if the function was only listed so far
-/// (measured).
+/// Accepts any attribute. Loads the function's code if it is not loaded yet (measured).
 pub fn set_function_attribute(function: usize, _attribute: i32, _value: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Accepts any configuration. Loads the code of the function as [`set_function_attribute`] does
-/// (measured).
+/// Accepts any configuration. Loads the function's code if it is not loaded yet (measured).
 pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Loads the kernel's library in all existing contexts of the GPU, current or not. A context that
-/// is made later loads the library when it first needs it (measured).
+/// Loads the kernel's library in every existing context of the GPU. A context that is made later
+/// loads the library when it first needs the library (measured).
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
@@ -800,8 +794,8 @@ pub fn set_kernel_attribute(
     Ok(())
 }
 
-/// Checks the cache configuration, and then loads the kernel's library as [`set_kernel_attribute`]
-/// does (measured).
+/// Checks the cache configuration. Then loads the kernel's library in every existing context of the
+/// GPU (measured).
 pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outcome<()> {
     if !(0..=3).contains(&config) {
         return Err(Status::INVALID_VALUE);
@@ -809,9 +803,8 @@ pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outc
     set_kernel_attribute(0, 0, kernel, ordinal)
 }
 
-/// Writes the offset and the size of a kernel's parameter. Loads the kernel's library, even if the
-/// call then fails with 1 (measured). The simulated driver does not read the parameters from the
-/// code: every kernel has one parameter of 8 bytes.
+/// Writes the offset and the size of a kernel's parameter. Loads the kernel's library even if the
+/// index is invalid (measured). In the simulated driver every kernel has one parameter of 8 bytes.
 pub fn param_info(
     kernel: usize,
     index: usize,
@@ -826,9 +819,8 @@ pub fn param_info(
     offset.put(0)
 }
 
-/// Writes the number of a kernel's parameters. The simulated driver loads the kernel's library here
-/// as in [`param_info`]. This is an assumption, because the measured driver was too old to have
-/// this function.
+/// Writes the number of a kernel's parameters. Loads the kernel's library. This is assumed, because
+/// the measured driver does not have this function.
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)
@@ -899,8 +891,7 @@ pub fn launch_cooperative(
     )
 }
 
-/// Launches a kernel. Reads the stream from `CUlaunchConfig`, which has seven 32-bit numbers before
-/// the stream.
+/// Launches a kernel. Reads the stream from a `CUlaunchConfig`, after seven 32-bit numbers.
 pub fn launch_ex(
     config: In<u8>,
     function: usize,
@@ -912,8 +903,8 @@ pub fn launch_ex(
 }
 
 /// Launches a kernel on each of several GPUs. Reads a list of `CUDA_LAUNCH_PARAMS` of 56 bytes: the
-/// function at offset 0, the stream at offset 40. Two launches on one GPU are invalid (NVIDIA's
-/// documentation).
+/// function at offset 0, the stream at offset 40. Fails if two launches are on the same GPU
+/// (NVIDIA's documentation).
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
@@ -948,9 +939,9 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
-/// Answers an occupancy question. First rejects a result pointer that is NULL. Then loads the
-/// library of a kernel in the current context, or the code of a function that was only listed, even
-/// if the call then fails with 1 (measured).
+/// Returns how many thread blocks fit on a multiprocessor. Loads the code of the function or kernel
+/// even if the block size is invalid. A NULL result pointer fails before anything is loaded
+/// (measured).
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;
     let found = known(function)?;

@@ -58,7 +58,7 @@ pub fn free(dptr: u64, handle: usize, twin: bool) -> Outcome<()> {
     }
 }
 
-/// Returns the GPU that a `CUmemLocation` names; `None` for the host.
+/// Returns the GPU of a `CUmemLocation`; `None` for a location on the host.
 fn location(location: [i32; 2]) -> Outcome<Option<usize>> {
     match location {
         [1, ordinal] => device::index(ordinal)
@@ -79,8 +79,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     let made = match props.field::<i32>(0).get()? {
         PINNED => Pool::make(location(place)?),
         MANAGED => {
-            // The driver also rejects a managed pool that can be shared, and a managed pool with a
-            // largest size (measured, H200, 580.159.04).
+            // A managed pool cannot be shared and cannot have a largest size (measured, H200,
+            // 580.159.04).
             if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
                 return Err(Status::INVALID_VALUE);
             }
@@ -91,8 +91,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     pool.put(made.handle())
 }
 
-/// Returns the GPU to which the simulated driver assigns a managed pool. The driver accepts any
-/// location for such a pool, or none.
+/// Returns the GPU to which the simulated driver assigns a managed pool. A managed pool may have
+/// any location or none.
 fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     match place {
         [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
@@ -161,9 +161,8 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
     if Pool::was_destroyed(pool) {
-        // When the pool was destroyed, the real driver returns 1 or ends in a memory fault
-        // (measured with RMM's tests, H200, 580.159.03). The simulated driver always ends in a
-        // memory fault.
+        // For a destroyed pool, the real driver returns 1 or crashes (measured with RMM's tests,
+        // H200, 580.159.03). The simulated driver always crashes.
         crash();
     }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
@@ -198,8 +197,8 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // A GPU has one current pool for managed memory and another one for `cuMemAllocAsync`.
-        // Setting a managed pool changes only the former (measured, H200, 580.159.04).
+        // A GPU has one current pool for managed memory and another for `cuMemAllocAsync`. A
+        // managed pool never replaces the pool for `cuMemAllocAsync` (measured, H200, 580.159.04).
         return Ok(());
     }
     *driver()?.current_pool(index) = pool;
@@ -210,8 +209,8 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Returns the GPU that a location names. Fails for other locations: in the simulated driver the
-/// default pools of pinned memory are all on GPUs.
+/// Returns the GPU of a default pool of pinned memory. Fails for other memory and for the host,
+/// because the simulated driver has no such default pools.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

@@ -140,7 +140,7 @@ pub fn host_function(handle: usize, function: usize, data: usize, twin: bool) ->
     if captured(handle)? {
         return Ok(());
     }
-    // SAFETY: the C caller promises a function of this type.
+    // SAFETY: the C caller promises that the address is a function of this type.
     let function: extern "C" fn(usize) = unsafe { std::mem::transmute(function) };
     function(data);
     Ok(())
@@ -158,7 +158,7 @@ pub fn callback(
     if callback == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: the C caller promises a function of this type.
+    // SAFETY: the C caller promises that the address is a function of this type.
     let callback: extern "C" fn(usize, i32, usize) = unsafe { std::mem::transmute(callback) };
     callback(handle, 0, data);
     Ok(())
@@ -197,8 +197,8 @@ pub fn is_capturing(handle: usize, status: Out<i32>, twin: bool) -> Outcome<()> 
         return status.put(stream.capture_status());
     }
     let context = current()?;
-    // `cuStreamIsCapturing` of the legacy stream fails during a capture that forbids its use, but
-    // does not invalidate that capture.
+    // If a capture forbids the use of the legacy stream, `cuStreamIsCapturing` of the legacy stream
+    // fails. The capture stays valid.
     if is_legacy(handle, twin) && capture::holds_legacy(context) {
         return Err(Status::STREAM_CAPTURE_IMPLICIT);
     }
@@ -217,8 +217,8 @@ pub fn capture_info(handle: usize, status: Out<i32>, id: Out<u64>, twin: bool) -
     )
 }
 
-/// Returns the state of a capture. Does not return the nodes on which the next captured call will
-/// depend: the simulated driver does not know them.
+/// Returns the state of a capture. The simulated driver does not return the graph nodes on which
+/// the next captured call depends.
 pub fn capture_info_v2(
     handle: usize,
     status: Out<i32>,

@@ -1,11 +1,12 @@
-//! The table of the driver's exported functions. Each row has the signature of a function, the name
-//! by which `cuGetProcAddress` finds the function, and the Rust function that does its work.
+//! The table of the driver's exported functions.
 //!
-//! A row of the table reads `exported_name(arguments) "base name" version => handler;` or, where a
-//! twin for the per-thread default stream exists,
-//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The handler is
-//! the Rust function that does the work. If the row has a twin, the last argument of the handler
-//! says whether the program called the twin.
+//! A row of the table reads `exported_name(arguments) "base name" version => handler;`. The base
+//! name is the name by which `cuGetProcAddress` finds the function. The handler is the Rust
+//! function that does the work.
+//!
+//! Some functions have a twin for the per-thread default stream. Their rows read
+//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The last
+//! argument of the handler says whether the program called the twin.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -618,9 +619,8 @@ symbols! {
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>)
         "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The functions `unseen…` are driver functions exported a second time, under names that
-    // gpulimit does not hook. No hook sees a call of these names. So a test can use them in place
-    // of calls that the driver makes to itself.
+    // The functions `unseen…` are driver functions under second names. gpulimit does not hook these
+    // names. So a test can call these functions as if the driver itself had called them.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32)
         "unseenCtxCreate" 2000 => context::create;
@@ -637,7 +637,7 @@ symbols! {
     cuProfilerStop() "cuProfilerStop" 4000 => device::profiler;
 }
 
-/// From CUDA 12 on the name `cuGraphInstantiate` means `cuGraphInstantiateWithFlags`.
+/// From CUDA 12 on, the name `cuGraphInstantiate` means `cuGraphInstantiateWithFlags`.
 pub static ALIASES: &[Symbol] = &[Symbol {
     base: "cuGraphInstantiate",
     version: 12_000,

@@ -1,8 +1,9 @@
-//! `cuGetExportTable`: the private tables without which NVIDIA's libcudart does not start.
+//! `cuGetExportTable` and the private tables that it returns. NVIDIA's libcudart does not start
+//! without these tables.
 //!
-//! The ZLUDA project has published what the entries of these tables mean. Each table begins with
-//! its own size in bytes, except the table for context-local storage. The addresses of two tables
-//! are part of the integrity answer.
+//! The ZLUDA project has published the meaning of the entries. Each table begins with its own size
+//! in bytes, except the table for context-local storage. The integrity answer depends on the
+//! addresses of two tables.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

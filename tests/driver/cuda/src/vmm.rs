@@ -26,7 +26,7 @@ pub fn unreserve(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unreserve(address, bytes as u64)
 }
 
-/// Returns the GPU that a `CUmemAllocationProp` names in its location at offset 8; `None` for host
+/// Reads the location at offset 8 of a `CUmemAllocationProp`. Returns its GPU; `None` for host
 /// memory.
 fn place(prop: In<u8>) -> Outcome<Option<usize>> {
     let [kind, id] = prop.field::<[i32; 2]>(8).get()?;
@@ -71,8 +71,8 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unmap(address, bytes as u64)
 }
 
-/// Sets the access flags of a mapping to the flags of the last descriptor in the list. The
-/// simulated driver ignores which GPU a descriptor names.
+/// Sets the access flags of a mapping. The last descriptor in the list decides; the simulated
+/// driver ignores which GPU a descriptor names.
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {

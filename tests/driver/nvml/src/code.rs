@@ -19,7 +19,7 @@ impl Code {
     pub const VERSION_MISMATCH: Code = Code(25);
 }
 
-/// A pointer that cannot be read or written makes an NVML call fail with "invalid argument".
+/// A NULL pointer makes an NVML call fail with "invalid argument".
 impl From<Status> for Code {
     fn from(_: Status) -> Self {
         Code::INVALID_ARGUMENT

@@ -11,24 +11,23 @@ use crate::code::{Answer, Code};
 use crate::own;
 use crate::system::{machine, text};
 
-/// The number from which device handles are counted. The handle of a GPU is this number plus 16
-/// times the GPU's index. For a MIG instance the index is [`MIG`] plus the device number of the
-/// instance.
+/// The base of all device handles. A handle is this number plus 16 times an index. The index of a
+/// GPU is its PCI index. The index of a MIG instance is [`MIG`] plus its device number.
 const HANDLES: usize = 0x6e76_6d6c_0000;
 const MIG: usize = 64;
 
-/// The object that an NVML device handle stands for.
+/// The object that an NVML device handle stands for: a GPU or a MIG instance.
 #[derive(Clone, Copy)]
 pub enum Unit {
-    /// A GPU, whole or divided into MIG instances, by its PCI index.
+    /// A GPU, by its PCI index. The GPU may be divided into MIG instances.
     Gpu(usize),
     /// A MIG instance, by its device number.
     Instance(usize),
 }
 
 impl Unit {
-    /// Returns the PCI index of the unit's GPU. The GPU of a MIG instance is the GPU that the
-    /// instance is part of.
+    /// Returns the PCI index of the GPU. For a MIG instance this is the GPU that contains the
+    /// instance.
     fn gpu(self, machine: &Machine) -> usize {
         match self {
             Unit::Gpu(gpu) => gpu,
@@ -36,8 +35,7 @@ impl Unit {
         }
     }
 
-    /// Returns the devices that the unit consists of. A device is a whole GPU or a MIG instance:
-    /// each of these has memory of its own.
+    /// Returns the devices with memory of their own. For a divided GPU these are its MIG instances.
     pub fn devices(self, machine: &Machine) -> Range<usize> {
         match self {
             Unit::Gpu(gpu) => device::devices_of(machine, gpu),
@@ -72,14 +70,14 @@ fn all(machine: &Machine) -> impl Iterator<Item = Unit> {
     gpus(machine).chain((0..instances).map(Unit::Instance))
 }
 
-/// Returns the simulated machine, and the unit that a device handle stands for.
+/// Returns the simulated machine, and the GPU or MIG instance of an NVML device handle.
 pub fn open(handle: usize) -> Result<(&'static Machine, Unit), Code> {
     let machine = machine()?;
     let unit = all(machine).find(|unit| unit.handle() == handle);
     Ok((machine, unit.ok_or(Code::INVALID_ARGUMENT)?))
 }
 
-/// Returns the simulated machine and the GPU of a handle, for a call that only supports whole GPUs.
+/// Returns the simulated machine and the GPU of a device handle. Fails for a MIG instance.
 fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
     match open(handle)? {
         (machine, Unit::Gpu(gpu)) => Ok((machine, gpu)),
@@ -87,8 +85,7 @@ fn open_gpu(handle: usize) -> Result<(&'static Machine, usize), Code> {
     }
 }
 
-/// Returns the simulated machine and the device of a handle, for a call that only supports MIG
-/// instances.
+/// Returns the simulated machine and the MIG instance of a device handle. Fails for a GPU.
 fn open_instance(handle: usize) -> Result<(&'static Machine, usize), Code> {
     match open(handle)? {
         (machine, Unit::Instance(device)) => Ok((machine, device)),
@@ -159,9 +156,9 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Returns the total, reserved, free and used bytes of a unit. The reserved bytes do not count as
-/// used. A divided GPU spreads its reserved bytes evenly over its MIG instances, and each of its
-/// figures is the sum over the instances.
+/// Returns the total, reserved, free and used bytes of a GPU or MIG instance. Reserved bytes do not
+/// count as used. A divided GPU reports the sum of its MIG instances, which share its reserved
+/// bytes equally.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
     process::scan(machine, false);
@@ -181,8 +178,8 @@ fn memory(handle: usize) -> Result<[u64; 4], Code> {
     Ok(sums)
 }
 
-/// Writes an `nvmlMemory_t`: total, free and used bytes. In this structure all bytes that are not
-/// free count as used.
+/// Writes an `nvmlMemory_t`: total, free and used bytes. Here the used bytes include the reserved
+/// bytes.
 pub fn memory_v1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     // The first word holds the version of `nvmlMemory_v2_t` and its size.
     let mut whole = [0x0200_0028, 0, 0, 0, 0];
@@ -213,7 +210,7 @@ pub fn bar1(handle: usize, out: Out<[u64; 3]>) -> Answer {
     Ok(out.put([128 << 30, (128 << 30) - (2 << 20), 2 << 20])?)
 }
 
-/// Checks the device handle and writes this value.
+/// Checks the device handle and writes `value`.
 fn constant<T>(handle: usize, out: Out<T>, value: T) -> Answer {
     open(handle)?;
     Ok(out.put(value)?)

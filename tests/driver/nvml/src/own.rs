@@ -1,5 +1,5 @@
-//! Calls that NVML makes to its own functions by their exported names. The dynamic linker resolves
-//! such a name. If a preloaded library exports the same name, that library gets the call.
+//! NVML's calls of its own functions by their exported names. If a preloaded library exports the
+//! same name, that library gets the call.
 
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;
@@ -10,7 +10,7 @@ use gpulimit_sim::abi::Out;
 use crate::code::{Answer, Code};
 use crate::system::machine;
 
-/// Returns the address to which the dynamic linker has bound an exported name of NVML; `None`
+/// Looks up a function of NVML by its exported name, as the dynamic linker does. Returns `None`
 /// unless the knob `own-exports` is set.
 fn bound(name: &CStr) -> Result<Option<*mut c_void>, Code> {
     if machine()?.knobs.own_exports.load(Relaxed) == 0 {
@@ -28,8 +28,8 @@ fn answer(status: i32) -> Answer {
     }
 }
 
-/// Calls `nvmlDeviceGetMemoryInfo_v2` by its exported name; `None` unless the knob `own-exports` is
-/// set.
+/// Calls `nvmlDeviceGetMemoryInfo_v2` by its exported name. Returns `None` unless the knob
+/// `own-exports` is set.
 pub fn memory_v2(handle: usize, memory: &mut [u64; 5]) -> Option<Answer> {
     let found = match bound(c"nvmlDeviceGetMemoryInfo_v2") {
         Ok(found) => found?,
@@ -40,8 +40,8 @@ pub fn memory_v2(handle: usize, memory: &mut [u64; 5]) -> Option<Answer> {
     Some(answer(function(handle, memory)))
 }
 
-/// Calls the function of a process list by its exported name; `None` unless the knob `own-exports`
-/// is set.
+/// Calls a function that returns a process list by the function's exported name. Returns `None`
+/// unless the knob `own-exports` is set.
 pub fn list(name: &CStr, handle: usize, count: Out<u32>, infos: Out<u8>) -> Option<Answer> {
     let found = match bound(name) {
         Ok(found) => found?,

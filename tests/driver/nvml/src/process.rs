@@ -10,7 +10,7 @@ use crate::code::{Answer, Code};
 use crate::device::{Unit, instance_ids, open};
 use crate::own;
 
-/// Values of `nvmlProcessMode_t`, each of which stands for one process list.
+/// NVML's process lists, with the numbers of `nvmlProcessMode_t`.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Compute = 0,
@@ -18,8 +18,9 @@ enum Mode {
     Mps = 2,
 }
 
-/// Sizes of `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and `nvmlProcessDetail_v1_t`. The `_v3`
-/// functions of the first R535 drivers also write elements of the size of `nvmlProcessDetail_v1_t`.
+/// Sizes of the elements `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and
+/// `nvmlProcessDetail_v1_t`. In the first R535 drivers, the `_v3` functions also write elements of
+/// the third size.
 const V1: usize = 16;
 const V2: usize = 24;
 const DETAIL: usize = 32;
@@ -42,16 +43,15 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     unit.devices(machine).flat_map(held).collect()
 }
 
-/// Reads a number from `GPULIMIT_SIM_NVML_FIGURE` or `GPULIMIT_SIM_NVML_COUNT` in the environment
-/// of the calling process. The first variable makes NVML report wrong bytes for every process. The
-/// second variable makes it report a wrong number of processes. A library that stands in for NVML
-/// might report such figures.
+/// Reads a number from an environment variable. `GPULIMIT_SIM_NVML_FIGURE` makes NVML report wrong
+/// bytes for every process. `GPULIMIT_SIM_NVML_COUNT` makes NVML report a wrong number of
+/// processes. So NVML can be made to report wrong figures, as a replacement of NVML might.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Writes a process list. If the list does not fit into the caller's buffer, writes only the number
-/// of elements that the buffer must have.
+/// Writes a process list. If the caller's buffer is too small, writes only the number of elements
+/// that it must hold.
 fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
     let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;
@@ -78,7 +78,7 @@ fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usiz
             info.at(16).cast().put(instance_ids(machine, device))?;
         }
         if stride >= DETAIL {
-            // None of the process's memory counts as protected memory.
+            // The bytes of protected memory are always 0.
             info.at(24).cast().put(0u64)?;
         }
     }

@@ -39,7 +39,7 @@ pub fn machine() -> Result<&'static Machine, Code> {
     Machine::get().map_err(|_| Code::DRIVER_NOT_LOADED)
 }
 
-/// Writes a text into the caller's buffer, which must have room for the whole text.
+/// Writes a text into the caller's buffer. Fails if the buffer is too small for the whole text.
 pub fn text(out: Out<u8>, text: &str, length: u32) -> Answer {
     if out.is_null() {
         return Err(Code::INVALID_ARGUMENT);
