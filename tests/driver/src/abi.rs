@@ -1,5 +1,5 @@
-//! Wrappers for the pointers and strings that C callers pass to the simulated driver, and the
-//! wrapper that applies the knobs to each driver call.
+//! Wrappers for the pointers and strings that C callers pass to the simulated driver. [`Site::run`]
+//! applies the knobs to each driver call.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -172,7 +172,7 @@ impl Text {
     }
 }
 
-/// One exported driver function: its name, and how often it was called while a knob was set.
+/// One exported driver function: its name, and the number of its calls while a knob was set.
 pub struct Site {
     name: &'static str,
     calls: AtomicU64,
@@ -191,13 +191,12 @@ impl Site {
         }
     }
 
-    /// Runs `work`, the body of a driver call. The knobs of the simulated driver can order a wait
-    /// before or after `work`, or can order that the call fails without running `work`. While no
-    /// knob is set, the check costs one branch.
+    /// Runs `work`, the body of a driver call. A knob can make the call wait before or after
+    /// `work`, or fail without running `work`. While no knob is set, this costs one branch.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: `ACTIVE` only ever holds the address of a static above or of a word of the
-        // machine, which is never unmapped.
+        // SAFETY: `ACTIVE` holds the address of a static, or of a word of the machine's shared
+        // file, which is never unmapped.
         let active = unsafe { &*ACTIVE.load(Relaxed) };
         if active.load(Relaxed) == 0 {
             work()
@@ -206,9 +205,8 @@ impl Site {
         }
     }
 
-    /// Returns `code` unchanged. If `code` is an error, also appends the function's name as one
-    /// line to the file that `GPULIMIT_SIM_FAILED` names. The tests read in that file which
-    /// functions rejected a wrong handle.
+    /// Returns `code` unchanged. If `code` is an error, appends the function's name to the file
+    /// that `GPULIMIT_SIM_FAILED` names. The tests read this file to learn which functions failed.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
             self.failed();
@@ -264,15 +262,14 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// Whether the present driver call was given a stale handle. A handle is an address, and a real
-    /// driver may have reused the memory at the address of a stale handle.
+    /// Whether the present driver call got a stale or wrong handle. A real driver may crash on such
+    /// a handle, because the handle is an address and the memory there may be reused.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions of the real driver that end in a memory fault when the object of their handle was
-/// destroyed or is of another kind (measured on an H200, 580.159.03). In the real driver
-/// `cuLibraryUnload` faults, too. It is not in this list, because the random programs of the tests
-/// unload handles that are not libraries.
+/// Functions of the real driver that crash if the object of their handle was destroyed or is of
+/// another kind (measured on an H200, 580.159.03). The real `cuLibraryUnload` crashes, too. It is
+/// left out because random tests call it with wrong handles.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",
@@ -294,17 +291,17 @@ const CRASHES: &[&str] = &[
     "cuStreamSynchronize",
 ];
 
-/// Notes that the present driver call was given a wrong handle other than NULL, and returns
-/// `status`. If `CRASHES` lists the called function, the process then crashes.
+/// Notes that the present driver call got a wrong handle, and returns `status`. If `CRASHES` lists
+/// the called function, the process crashes at the end of the call.
 pub fn fatal(status: Status) -> Status {
     FATAL.set(true);
     status
 }
 
-/// Ends the process by SIGSEGV, as a memory fault in the real driver does.
+/// Ends the process by SIGSEGV, like a crash in the real driver.
 pub fn crash() -> ! {
-    // SAFETY: the process signals itself; the default action is set first, so no handler can return
-    // to here.
+    // SAFETY: the process signals itself. The default action is set first, so no signal handler
+    // runs.
     unsafe {
         libc::signal(libc::SIGSEGV, libc::SIG_DFL);
         libc::raise(libc::SIGSEGV)

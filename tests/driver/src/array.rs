@@ -1,12 +1,10 @@
-//! Arrays and mipmapped arrays of the simulated driver: how much memory they take, and how small
-//! arrays share blocks. Some arrays have no memory of their own; the program maps memory into these
-//! arrays.
+//! Arrays and mipmapped arrays of the simulated driver, and the memory that they take.
 //!
 //! Measured (H100, 580.159.04): an array of 2 MiB or more ([`Shape::bytes`]) takes blocks of its
-//! own. Smaller arrays share blocks with other arrays of their context, but not with linear memory:
-//! one block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB. A block is freed with
-//! its last array. Sparse arrays and arrays with deferred mapping take no memory; the program maps
-//! memory into such an array, and this memory is freed when the program releases its handle.
+//! own. Smaller arrays share blocks with other arrays of their context, but not with linear memory.
+//! One block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB. A block is freed with
+//! its last array. Sparse arrays and arrays with deferred mapping take no memory. The program maps
+//! memory into such an array. This memory is freed when the program releases the memory's handle.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -39,7 +37,7 @@ struct Array {
     shape: Shape,
     levels: u32,
     memory: Memory,
-    /// The mipmapped array's levels that the program has asked for so far, each with its handle.
+    /// The handles of the levels that the program has asked for. Only a mipmapped array has levels.
     views: Vec<u64>,
 }
 
@@ -49,10 +47,10 @@ enum Memory {
     /// Some grains of a block that several arrays share. Bit *n* of `grains` is set if this array
     /// has the grain *n*.
     Shared { block: usize, grains: u32 },
-    /// The array has no memory of its own. The program maps memory into the array's tiles, and the
-    /// simulated driver does not track which memory is mapped there.
+    /// The array has no memory of its own; the program maps memory into its tiles. The simulated
+    /// driver does not track these mappings.
     Mapped,
-    /// The array is a level of a mipmapped array and uses the memory of that mipmapped array.
+    /// The array is a level of a mipmapped array and uses the memory of this mipmapped array.
     Borrowed,
 }
 
@@ -98,13 +96,13 @@ pub enum Part {
 struct State {
     arrays: HashMap<u64, Array>,
     last: u64,
-    /// Handles that are free for reuse. The last handle of the list is given out first, as a heap
-    /// allocator gives out the address that was freed last.
+    /// The handles of destroyed arrays, which new arrays may get. The handle that was freed last is
+    /// used first, as a heap allocator does with addresses.
     free: Vec<u64>,
-    /// The handles in `free`, each with the kind of array for which it was used before.
+    /// The handles in `free`, each with the kind of its destroyed array.
     gone: HashSet<(Kind, u64)>,
-    /// The shared blocks of each context. A block has a bitmap of its grains that are in use; a
-    /// bitmap of 0 stands for a block that has been freed.
+    /// The shared blocks of each context. Each block is a bitmap of the grains that are in use. The
+    /// bitmap of a freed block is 0.
     blocks: HashMap<usize, Vec<u32>>,
 }
 
@@ -197,8 +195,7 @@ impl State {
         Ok(Memory::Shared { block, grains })
     }
 
-    /// Removes an array and the handles of its levels from the list, and frees the memory of the
-    /// array.
+    /// Removes an array and its levels, and frees the array's memory.
     fn remove(&mut self, handle: u64) {
         let Some(array) = self.arrays.remove(&handle) else {
             return;
@@ -225,12 +222,11 @@ impl State {
     }
 }
 
-/// Destroys an array. For a level of a mipmapped array the driver does nothing and returns success
-/// (measured).
+/// Destroys an array. Does nothing for a level of a mipmapped array (measured).
 ///
 /// # Errors
-/// `CONTEXT_IS_DESTROYED` the second time (measured), `INVALID_HANDLE` for a handle that never was
-/// an array of this kind.
+/// `CONTEXT_IS_DESTROYED` if the array was destroyed before (measured); `INVALID_HANDLE` for a
+/// handle that never was an array of this kind.
 pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;
@@ -290,7 +286,8 @@ pub fn shape(handle: u64) -> Outcome<Shape> {
 /// Returns the bytes that the program must map into an array with deferred mapping.
 ///
 /// # Errors
-/// `INVALID_HANDLE`, `INVALID_VALUE` for other arrays (NVIDIA's documentation).
+/// `INVALID_HANDLE`; `INVALID_VALUE` for an array without deferred mapping (NVIDIA's
+/// documentation).
 pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
     let guard = state();
     let array = guard.array(kind, handle)?;
@@ -301,7 +298,7 @@ pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
 }
 
 impl Array {
-    /// Checks that a part lies in this array and consists of whole tiles.
+    /// Checks that a part lies in this array and consists of whole tiles of the array.
     fn check(&self, part: Part) -> Outcome<()> {
         let is_part = match (&self.memory, part) {
             (
@@ -346,10 +343,9 @@ impl Array {
     }
 }
 
-/// Checks the arguments of a call that maps memory into arrays or unmaps it. The simulated driver
-/// does not store such mappings, because they do not keep memory alive. Memory is freed when its
-/// last handle is released, even while the memory is mapped into an array (measured, H100,
-/// 580.159.04).
+/// Checks the arguments of a call that maps or unmaps memory of arrays. The simulated driver does
+/// not store these mappings. A mapping does not keep memory alive: memory is freed when its last
+/// handle is released (measured, H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_HANDLE`; `INVALID_VALUE` for unknown memory, for an array with memory of its own, and

@@ -1,8 +1,8 @@
-//! Linear memory of the simulated driver: small requests share blocks of 2 MiB, large requests have
+//! Linear memory of the simulated driver. Small requests share blocks of 2 MiB; large requests have
 //! blocks of their own.
 //!
-//! If a small request fits into a block that the process already has, the call takes only one
-//! uncontended lock and touches no shared memory.
+//! A small request that fits into a block of the process takes one uncontended lock. It does not
+//! touch the shared memory of the simulated machine.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -21,15 +21,14 @@ use crate::{Outcome, Status, graph, ipc};
 /// The largest request, in bytes, that shares a block with other requests.
 const SHARED: u64 = BLOCK - GRAIN;
 
-/// One shard of a context's small requests. The size of a request chooses the shard that is tried
-/// first. If that shard is full, the request goes to any other shard with enough room. So requests
-/// of all sizes share blocks.
+/// One shard of a context's small requests. A request first tries the shard that its size selects.
+/// If this shard is full, the request tries the other shards. So requests of all sizes share
+/// blocks.
 #[derive(Default)]
 pub struct SmallShard {
     heap: Mutex<Heap>,
-    /// An upper bound of the size of a request that still fits into this shard. After a request
-    /// that did not fit, this is [`Heap::room`]. After memory was added or freed, this is the size
-    /// of a whole block.
+    /// An upper bound of the largest request that fits into this shard. A failed request sets it to
+    /// [`Heap::room`]. New or freed memory sets it to the size of a block.
     room: AtomicU64,
 }
 
@@ -38,10 +37,9 @@ pub struct SmallShard {
 pub enum Kind {
     /// `cuMemAlloc` and its variants.
     Linear,
-    /// `cuMemAllocManaged`: takes addresses but no GPU memory.
+    /// `cuMemAllocManaged`. Managed memory takes addresses but no GPU memory.
     Managed,
-    /// The `__device__` variables of a module. Unloading the module frees them; the program cannot
-    /// free them.
+    /// The `__device__` variables of a module. Only unloading the module frees them.
     Module,
 }
 
@@ -97,8 +95,7 @@ fn allocate_small(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_elsewhere(context, bytes, home)
 }
 
-/// Allocates a small request in another shard than `home`, or in a new block if all shards are
-/// full.
+/// Allocates a small request outside its `home` shard, or in a new block if all shards are full.
 #[cold]
 fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64> {
     let (before, after) = context.small.split_at(home);
@@ -110,7 +107,7 @@ fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64
     }
     let own = &context.small[home];
     let mut heap = own.lock();
-    // Another thread may have made room in this shard before the lock was taken again.
+    // Another thread may have freed memory in this shard while this thread did not hold the lock.
     if let Some(address) = heap.take(bytes) {
         return Ok(address);
     }
@@ -119,7 +116,7 @@ fn allocate_elsewhere(context: &Context, bytes: u64, home: usize) -> Outcome<u64
     heap.take(bytes).ok_or(Status::UNKNOWN)
 }
 
-/// Takes a block of GPU memory and adds it to the shard with its heap.
+/// Takes a block of GPU memory and adds it to the heap of a shard.
 fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     let driver = driver()?;
     driver.take(context.device(), BLOCK)?;
@@ -148,7 +145,7 @@ fn allocate_large(context: &Context, bytes: u64, kind: Kind) -> Outcome<u64> {
     allocate_at(context, bytes, kind, |span| space().take(span, BLOCK))
 }
 
-/// Allocates blocks for a large request; the function `place` reserves their addresses.
+/// Allocates blocks for a large request. The function `place` chooses their addresses.
 fn allocate_at(
     context: &Context,
     bytes: u64,
@@ -226,8 +223,8 @@ fn free_small(address: u64, entry: Entry) -> Outcome<()> {
     let context = context::by_index(entry.context()).ok_or(Status::INVALID_VALUE)?;
     let shard = &context.small[entry.shard()];
     let mut heap = shard.lock();
-    // This thread read `entry` before it took the lock. In between another thread may have freed
-    // the block and taken it for another use.
+    // `entry` was read before this thread took the lock. Another thread may have freed and reused
+    // the block since then.
     if space().entry(address) != entry {
         return Err(Status::INVALID_VALUE);
     }
@@ -296,7 +293,7 @@ pub struct Found {
     pub bytes: u64,
     /// The context of the allocation; `None` if the memory belongs to no context.
     pub context: Option<&'static Context>,
-    /// Its pool, if it has one.
+    /// The pool of the allocation, if it has one.
     pub pool: Option<&'static Pool>,
     /// Whether the allocation is managed memory.
     pub managed: bool,

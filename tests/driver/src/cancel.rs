@@ -1,19 +1,17 @@
 //! Cancellation of threads (`pthread_cancel`) in calls of the simulated driver.
 //!
-//! In the real driver a cancelled thread ends in those calls that open, read or wait. The thread is
-//! unwound from inside the call. This table was measured on an H200 (580.159). Every call in it was
-//! made by a thread that had been cancelled before and that allowed its cancellation:
+//! In the real driver, calls that open, read or wait are cancellation points: a cancelled thread
+//! ends inside such a call. Measured on an H200 (580.159) with a thread that was already cancelled:
 //!
-//! | the thread ends in | and not in |
+//! | the thread ends in | the thread does not end in |
 //! |---|---|
 //! | `cuInit`, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`, `cuCtxDestroy`, `cuModuleLoadData`, the first `cuMemAllocAsync` | `cuMemAlloc`, `cuMemFree`, later `cuMemAllocAsync`, `cuMemFreeAsync`, streams, launches, graphs, `cuMemCreate`, `cuMemMap`, `cuCtxSetLimit`, `cuMemAllocManaged`, `cuModuleUnload`, pools |
 //! | with `CU_CTX_SCHED_BLOCKING_SYNC` and work under way also `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload` | the same without that flag |
 //!
-//! In the simulated driver a cancelled thread ends at the beginning of such a call, before the call
-//! does any work. Later in the call the thread would be unwound through Rust frames, which would
-//! abort the process. If the process has a context with `CU_CTX_SCHED_BLOCKING_SYNC`, the thread
-//! ends in the calls of the second row even while no work is under way. Cancellation is disabled
-//! while the rest of the call runs.
+//! In the simulated driver a cancelled thread ends at the beginning of such a call. Cancellation is
+//! disabled for the rest of the call, because unwinding through Rust frames would abort the
+//! process. The second row of the table is simplified: it holds once the process has made a context
+//! with `CU_CTX_SCHED_BLOCKING_SYNC`, even while no work is under way.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -32,11 +30,11 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// Whether this process has created a context whose waiting threads sleep
-/// (`CU_CTX_SCHED_BLOCKING_SYNC`).
+/// Whether this process has made a context with `CU_CTX_SCHED_BLOCKING_SYNC`. In calls that wait
+/// for such a context, the waiting thread sleeps.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Reads the flags of a new context, and notes if they make waiting threads sleep.
+/// Notes whether the flags of a new context contain `CU_CTX_SCHED_BLOCKING_SYNC`.
 pub fn note_flags(flags: u32) {
     if flags & 7 == 4 {
         SLEEPS.store(true, Ordering::Relaxed);
@@ -50,15 +48,17 @@ pub enum Point {
     Never,
     /// Always.
     Always,
-    /// The function is a cancellation point only in the process's first call of it or of its twin.
+    /// The function is a cancellation point only in the first call of it or its twin in the
+    /// process.
     First,
-    /// The function is a cancellation point once the process has created a context whose waiting
-    /// threads sleep.
+    /// The function is a cancellation point once the process has made a context with
+    /// `CU_CTX_SCHED_BLOCKING_SYNC`.
     Waiting,
 }
 
 impl Point {
-    /// Returns when the driver function with this name is a cancellation point.
+    /// Returns the condition under which the driver function with this name is a cancellation
+    /// point.
     pub const fn of(name: &str) -> Point {
         if is(name, "cuInit")
             || is(name, "cuDevicePrimaryCtxRetain")
@@ -82,8 +82,8 @@ impl Point {
         Point::Never
     }
 
-    /// Ends the calling thread if it was cancelled and this driver function is a cancellation point
-    /// now. The caller must not hold anything that needs clean-up.
+    /// Ends the calling thread if it was cancelled and this function is now a cancellation point.
+    /// The caller must hold nothing that needs clean-up.
     #[inline]
     pub fn pass(self) {
         static CALLED: AtomicBool = AtomicBool::new(false);
@@ -96,8 +96,8 @@ impl Point {
             Point::Waiting => SLEEPS.load(Ordering::Relaxed),
         };
         if is_point {
-            // SAFETY: the function takes no arguments. It may unwind the frames up to the exported
-            // function; they hold nothing that needs to be dropped.
+            // SAFETY: the function takes no arguments. It may unwind the calling frames, which hold
+            // nothing that must be dropped.
             unsafe { pthread_testcancel() };
         }
     }
@@ -124,11 +124,11 @@ pub struct Whole(c_int);
 
 impl Whole {
     /// Disables cancellation of the calling thread.
-    #[expect(clippy::new_without_default, reason = "it changes the thread's state")]
+    #[expect(clippy::new_without_default, reason = "`new` disables cancellation")]
     pub fn new() -> Whole {
         let mut before = DISABLE;
-        // SAFETY: the function changes a flag of this thread and writes its former value to
-        // `before`, which is alive.
+        // SAFETY: the function changes a flag of this thread, and writes the flag's old value to
+        // `before`.
         unsafe { pthread_setcancelstate(DISABLE, &mut before) };
         Whole(before)
     }
@@ -137,7 +137,8 @@ impl Whole {
 impl Drop for Whole {
     fn drop(&mut self) {
         let mut disabled = DISABLE;
-        // SAFETY: `self.0` is the value that the function returned before; `disabled` is alive.
+        // SAFETY: `self.0` is the flag's old value from the function's first call; `disabled` is
+        // alive.
         unsafe { pthread_setcancelstate(self.0, &mut disabled) };
     }
 }

@@ -1,9 +1,9 @@
 //! Stream capture in the simulated driver: which captures are under way, which calls they forbid,
 //! and which calls invalidate them.
 //!
-//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` invalidates the capture of a stream in the
-//! global mode. Every later call on that stream then returns error 901. `cuStreamEndCapture` also
-//! returns this error, but after it the stream works again. If the thread that calls
+//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` invalidates a capture in the global mode.
+//! Every later call on the captured stream then returns error 901. `cuStreamEndCapture` returns
+//! this error, too, but after it the stream works again. If the thread that calls
 //! `cuMemPoolGetAttribute` is in the relaxed mode, the capture stays valid. The other forbidden
 //! calls are taken from NVIDIA's documentation.
 
@@ -39,13 +39,12 @@ struct Capture {
     id: u64,
     graph: &'static Graph,
     last: Option<&'static Node>,
-    /// The last captured call, as long as its graph node is not yet added. The node is added late
-    /// because only a later step of that call may say what kind of node is needed.
+    /// The last captured call, whose graph node is not yet added. A later step of the call may
+    /// still decide what kind of node this is.
     pending: Option<Kind>,
 }
 
-/// The number of captures under way. While this number is 0, driver calls read no other data on
-/// captures.
+/// The number of captures under way. At 0, driver calls read no other data about captures.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -73,7 +72,7 @@ pub fn exchange_mode(mode: i32) -> Outcome<i32> {
     }
 }
 
-/// Invalidates the captures that `fits` selects, and returns whether there were any.
+/// Invalidates the captures for which `fits` is true. Returns whether there were any.
 #[cold]
 fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     let mut any = false;
@@ -84,12 +83,12 @@ fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Reports a call that NVIDIA's documentation describes as potentially unsafe during a capture.
-/// Invalidates the captures that forbid this call. While no stream is captured, the check costs one
+/// Reports a call that NVIDIA's documentation calls potentially unsafe during a capture.
+/// Invalidates the captures that forbid this call. While no stream is captured, this costs one
 /// branch.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED` when a capture forbids the call; the capture is then invalid.
+/// `STREAM_CAPTURE_UNSUPPORTED` if a capture forbids the call; the capture is then invalid.
 #[inline(always)]
 pub fn unsafe_call() -> Outcome<()> {
     if COUNT.load(Relaxed) == 0 {
@@ -128,12 +127,12 @@ pub fn synchronizes(context: &Context) -> Outcome<()> {
     Ok(())
 }
 
-/// Reports a call that queries or waits for a stream. Every capture mode forbids such a call while
-/// that stream is captured.
+/// Reports a call that queries or waits for a stream. While the stream is captured, every capture
+/// mode forbids this call.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED`, the capture is then invalid; `STREAM_CAPTURE_INVALIDATED` when the
-/// capture was invalid before.
+/// `STREAM_CAPTURE_UNSUPPORTED` if the stream is captured; the capture is then invalid.
+/// `STREAM_CAPTURE_INVALIDATED` if the capture was already invalid.
 pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     match stream {
         Some(stream) if stream.captures()? => {
@@ -144,11 +143,11 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     }
 }
 
-/// Reports a use of the context's legacy stream. The legacy stream waits for every stream that was
-/// not created as non-blocking.
+/// Reports a use of the context's legacy stream. The legacy stream waits for every stream that is
+/// not non-blocking.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_IMPLICIT` when such a stream is captured; the capture is then invalid.
+/// `STREAM_CAPTURE_IMPLICIT` if one of these streams is captured; the capture is then invalid.
 #[inline(always)]
 pub fn legacy(context: &Context) -> Outcome<()> {
     if COUNT.load(Relaxed) != 0 && invalidate(|capture| capture.holds_legacy(context)) {
@@ -170,7 +169,7 @@ fn any_holds_legacy(context: &Context) -> bool {
 }
 
 impl Capture {
-    /// Adds the graph node of the pending captured call.
+    /// Adds the graph node of the last captured call if this node is not yet added.
     fn conclude(&mut self) -> Outcome<()> {
         if let Some(kind) = self.pending.take() {
             let after = self.last.into_iter().collect();
@@ -220,9 +219,9 @@ fn remove(captures: &mut Vec<Capture>, index: usize) -> Capture {
 /// Ends the capture of a stream and returns the captured graph.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` when the stream is not captured; `STREAM_CAPTURE_WRONG_THREAD` in a thread that
-/// did not begin the capture, unless the mode is relaxed; `STREAM_CAPTURE_INVALIDATED` when the
-/// capture was invalid, which ends it, too.
+/// `ILLEGAL_STATE` if the stream is not captured. `STREAM_CAPTURE_WRONG_THREAD` if another thread
+/// began the capture and its mode is not relaxed. `STREAM_CAPTURE_INVALIDATED` if the capture was
+/// invalid; the capture ends nevertheless.
 pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     let mut captures = captures();
     let index = captures
@@ -244,8 +243,8 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     Ok(capture.graph)
 }
 
-/// Returns the number and the graph of the capture that is under way on a stream; `None` if no
-/// capture is under way there.
+/// Returns the number and the graph of the capture on a stream; `None` if the stream is not
+/// captured.
 pub fn info(stream: &Stream) -> Option<(u64, &'static Graph)> {
     with(stream, |capture| {
         let _ = capture.conclude();
@@ -277,16 +276,16 @@ pub(crate) fn add_node(stream: &Stream, status: i32) -> Outcome<bool> {
     begun.unwrap_or(Err(Status::STREAM_CAPTURE_INVALIDATED))
 }
 
-/// Completes the pending captured call: the call launches the kernel `function`, which needs this
-/// local memory and these parts of the device runtime.
+/// Notes that the last captured call launches the kernel `function`, and how much memory this
+/// kernel needs.
 pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     with(stream, |capture| {
         capture.pending = Some(Kind::Kernel { function, need });
     });
 }
 
-/// Adds an allocation to the captured graph. The allocation gets an address now, and memory when
-/// the graph is launched.
+/// Adds an allocation to the captured graph. The allocation gets its address now and its memory at
+/// the graph's launch.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.

@@ -1,8 +1,8 @@
-//! Checkpoints (`cuCheckpointProcess…`): one process locks another process, moves the GPU memory of
-//! the locked process away and brings it back.
+//! Checkpoints (`cuCheckpointProcess…`). One process locks another process, moves its GPU memory
+//! away, and brings this memory back.
 //!
-//! Locking a process does not wait until its present driver calls have returned. The process that
-//! locks it must make sure that no driver call is under way.
+//! The function that locks a process does not wait for driver calls under way in that process. The
+//! caller must make sure that there are none.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -36,12 +36,12 @@ fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
 /// Returns the `CUprocessState` of a process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a process without GPU memory; the other functions here answer the same.
+/// `INVALID_VALUE` for a pid without a slot; the other functions that take a pid do the same.
 pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
 }
 
-/// Locks a process. From then on its driver calls wait until the process is unlocked.
+/// Locks a process. Then the driver calls of the process wait until the process is unlocked.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is running.
@@ -70,7 +70,8 @@ pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
 /// Brings the GPU memory of a checkpointed process back to the GPUs.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless its memory is away, `OUT_OF_MEMORY` when a GPU has too little room.
+/// `ILLEGAL_STATE` unless the process is checkpointed, `OUT_OF_MEMORY` when a GPU has too little
+/// room.
 pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
     let (slot, line) = find(machine, pid)?;
     if line.state.load(SeqCst) != CHECKPOINTED {
@@ -94,7 +95,7 @@ pub fn unlock(machine: &'static Machine, pid: i32) -> Outcome<()> {
     step(find(machine, pid)?.1, LOCKED, RUNNING)
 }
 
-/// Waits while the calling process is locked by another process.
+/// Waits while the calling process is locked.
 pub(crate) fn wait_if_locked() {
     let Some(line) = Process::line() else { return };
     while line.state.load(Acquire) != RUNNING {

@@ -1,5 +1,5 @@
-//! Contexts of the simulated driver: what they cost, what is destroyed with them, and which one is
-//! current in a thread.
+//! Contexts of the simulated driver: the memory that they cost, the objects that are destroyed with
+//! them, and the current context of each thread.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -17,16 +17,15 @@ use crate::work::Ends;
 use crate::{Outcome, Status, array, capture, graph, ipc, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
-/// The number of shards into which a context divides its small requests; each shard has its own
-/// lock.
+/// The number of shards of a context's small requests. Each shard has its own lock.
 pub const SHARDS: usize = 16;
 /// Bytes of local memory per thread that a new context has (the default stack limit).
 pub const STACK: u64 = 1024;
 const STACK_SIZE: i32 = 0;
 const PRINTF_FIFO_SIZE: i32 = 1;
 const MALLOC_HEAP_SIZE: i32 = 2;
-/// The limits of a new context (`cuCtxGetLimit`), by their numbers in `CUlimit`; `None` for a limit
-/// that the GPU does not have. Measured (H100, 580.159.04).
+/// The limits of a new context (`cuCtxGetLimit`), by their numbers in `CUlimit`. `None` stands for
+/// a limit that the GPU does not support. Measured (H100, 580.159.04).
 const LIMITS: [Option<u64>; 7] = [
     Some(STACK),
     Some(8_650_752),
@@ -36,60 +35,56 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// The memory, in MiB, that a context takes for its first module with device malloc. The context
-/// also takes 1 MiB per multiprocessor. An H100 has 132 multiprocessors, so the sum is 138 MiB
-/// (measured).
+/// The memory, in MiB, that a context takes for its first module with device malloc. It also takes
+/// 1 MiB per multiprocessor. An H100 has 132 multiprocessors, which makes 138 MiB (measured).
 const HEAP_TABLES: u64 = 6;
-/// The bytes that a context takes once one of its modules uses device printf or assert. The
-/// variables of the module take memory of their own. The limits of the context do not change these
-/// bytes. Measured (H100, 580.159.04): the memory for assert includes the memory for printf, and
-/// the memory for malloc includes the memory for assert. The order in which modules are loaded does
-/// not matter.
+/// The bytes that a context takes for its first module with device printf or assert. The bytes for
+/// assert include those for printf. The bytes for malloc include those for assert. Neither the
+/// order of the modules nor the limits of the context change these bytes. Measured (H100,
+/// 580.159.04).
 const PRINTF: u64 = 62 << 20;
 const ASSERT: u64 = 90 << 20;
-/// The smallest stack limit that the driver rejects as invalid (measured). A smaller limit may fail
-/// for another reason: 400,000 needs more memory than an H100 has.
+/// The driver rejects this stack limit and every larger one as invalid (measured). A smaller limit
+/// can still need more memory than the GPU has.
 const STACK_END: u64 = 512 << 10;
-/// The bytes that a green context takes. The first number is memory of its own. The second number
-/// is its part of the blocks that all green contexts share. Measured (H100, 580.159.04): one to
-/// four green contexts, each with a stream, take 6, 12, 16 and 22 MiB.
+/// The bytes that a green context takes: memory of its own, and its part of blocks that all green
+/// contexts share. Measured (H100, 580.159.04): one to four green contexts, each with a stream,
+/// take 6, 12, 16 and 22 MiB.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// The cost of streams. Each stream takes memory of two kinds, and each pair describes one kind:
-/// the bytes per stream, and the number of streams for which a new context already has room.
-/// Measured (H100, 580.159.04): for the first kind the context takes a block at the streams 2, 6,
-/// 10 and so on. For the second kind it takes a block at the 36th stream and then at about every
-/// 43rd stream. 256 streams take 140 MiB in 68 steps, and 4,096 streams take 2,240 MiB.
+/// The memory of streams, in two kinds. Each pair has the bytes per stream, and the number of
+/// streams for which a new context already has room. Measured (H100, 580.159.04): the first kind
+/// takes a block at the streams 2, 6, 10 and so on. The second kind takes a block at the 36th
+/// stream and then at about every 43rd stream. 256 streams take 140 MiB, and 4,096 streams take
+/// 2,240 MiB.
 const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
-/// A function that the driver calls when a context is destroyed. It gets the value that was stored
-/// in the context.
+/// A function that the driver calls when a context is destroyed. One argument is the value that was
+/// stored in the context.
 pub type Destructor = extern "C" fn(usize, usize, usize);
 /// Values that other libraries store in a context, by key, each with its destructor.
 pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
-/// A context of the simulated driver. The `Context` object is never freed. If a program keeps the
-/// handle of a destroyed context, that handle still points to an object, which says that it was
-/// destroyed.
+/// A context of the simulated driver. The `Context` object is never freed, so a stale handle still
+/// points to it. The object says whether the context was destroyed.
 pub struct Context {
     magic: u64,
     /// Index of this context in the process's list of contexts.
     pub index: usize,
     device: AtomicU32,
     is_primary: bool,
-    /// The primary context that a green context is part of; `None` for any other context.
+    /// The primary context of a green context; `None` for other contexts.
     base: Option<&'static Context>,
     active: AtomicBool,
-    /// How often a primary context was retained. For any other context, how often the program has
-    /// attached to it.
+    /// The number of retains of a primary context. For other contexts, the number of attaches.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory that every thread of the context has. This is the stack limit. After
-    /// the GPU had too little room for a larger stack limit, this is 0.
+    /// Bytes of local memory per thread for which the context holds memory. Usually this is the
+    /// stack limit. It is 0 after a larger stack limit did not fit on the GPU.
     backed: AtomicU64,
     state: Mutex<State>,
-    /// The small requests of the context; the shard of a request is its size modulo [`SHARDS`].
+    /// The small requests of the context. The size of a request selects its shard.
     pub small: [SmallShard; SHARDS],
     storage: Mutex<Storage>,
     /// The times at which the work of the context's streams ends.
@@ -105,9 +100,9 @@ struct State {
     has_heap: bool,
     /// Whether a module that uses device printf or assert was loaded in the context.
     uses_printf: bool,
-    /// Bytes that the context took for the device runtime when modules were loaded.
+    /// Bytes that modules made the context take for the device runtime (malloc, printf, assert).
     tables: u64,
-    /// Bytes held for the device runtime: the bytes in `tables` plus the heap of device malloc.
+    /// Bytes held for the device runtime: `tables` plus the heap of device malloc.
     device_runtime: u64,
     /// The number of green contexts ever made from this context.
     greens: u64,
@@ -136,9 +131,9 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Returns the bytes of GPU memory for local memory, if each thread that the GPU can run at once
-/// has `per_thread` bytes. The result is rounded down to whole blocks, and `per_thread` is a
-/// multiple of 16 (measured, H100, 580.159.04).
+/// Returns the bytes of GPU memory that back `per_thread` bytes of local memory for every thread
+/// that the GPU can run at once. The result is rounded down to whole blocks (measured, H100,
+/// 580.159.04).
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
     let bytes = per_thread
@@ -151,8 +146,7 @@ static CONTEXTS: RwLock<Vec<&'static Context>> = RwLock::new(Vec::new());
 /// Destroyed contexts, which [`Context::create`] uses again.
 static SPARE: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-/// Whether some context of this process already holds the memory that the first kernel launch
-/// takes.
+/// Whether a context of this process already holds the memory of the first kernel launch.
 static LAUNCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -160,12 +154,11 @@ thread_local! {
     static BELOW: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the calling thread's current context. If that is a green context, returns the primary
-/// context that the green context is part of.
+/// Returns the calling thread's current context. For a green context, returns its primary context.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` when the thread has none, `CONTEXT_IS_DESTROYED` when the context was
-/// destroyed.
+/// `INVALID_CONTEXT` when the thread has no current context, `CONTEXT_IS_DESTROYED` when the
+/// current context was destroyed.
 pub fn current() -> Outcome<&'static Context> {
     let context = CURRENT.get().ok_or(Status::INVALID_CONTEXT)?;
     if context.is_active() {
@@ -175,13 +168,12 @@ pub fn current() -> Outcome<&'static Context> {
     }
 }
 
-/// Returns the context on top of the calling thread's context stack. That context may already be
-/// destroyed.
+/// Returns the top of the calling thread's context stack. This context may already be destroyed.
 pub fn top() -> Option<&'static Context> {
     CURRENT.get()
 }
 
-/// Replaces the context on top of the calling thread's context stack; `None` pops it.
+/// Replaces the top of the calling thread's context stack; `None` pops it.
 pub fn set_current(context: Option<&'static Context>) {
     match context {
         Some(_) => CURRENT.set(context),
@@ -198,7 +190,7 @@ pub fn push(context: &'static Context) {
     }
 }
 
-/// Pops the thread's stack.
+/// Pops the top of the calling thread's context stack.
 pub fn pop() -> Option<&'static Context> {
     CURRENT.replace(BELOW.with_borrow_mut(Vec::pop))
 }
@@ -330,7 +322,8 @@ impl Context {
     /// Destroys a context that [`Context::create`] made.
     ///
     /// # Errors
-    /// `CONTEXT_IS_DESTROYED` the second time, `INVALID_CONTEXT` for a primary context.
+    /// `CONTEXT_IS_DESTROYED` if the context was destroyed before, `INVALID_CONTEXT` for a primary
+    /// or green context.
     pub fn destroy(&'static self) -> Outcome<()> {
         if self.is_primary || self.base.is_some() {
             return Err(Status::INVALID_CONTEXT);
@@ -405,8 +398,7 @@ impl Context {
         self.active.load(Acquire) && self.base.is_none_or(Context::is_active)
     }
 
-    /// Returns the primary context that a green context is part of; any other context returns
-    /// itself.
+    /// Returns the primary context of a green context. Any other context returns itself.
     pub fn base(&'static self) -> &'static Context {
         self.base.unwrap_or(self)
     }
@@ -416,7 +408,7 @@ impl Context {
         self.is_primary
     }
 
-    /// Returns a number that no other context of the process has or had.
+    /// Returns a number that identifies the context. The process never uses this number again.
     pub fn id(&self) -> u64 {
         self.id.load(Relaxed)
     }
@@ -452,17 +444,16 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets one limit of the context. A new stack limit resizes the local memory at once. This also
-    /// frees the local memory that kernel launches have added.
+    /// Sets one limit of the context. A new stack limit resizes the local memory at once. This
+    /// frees local memory that kernel launches have added.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`, `UNSUPPORTED_LIMIT`, or `INVALID_VALUE` for an unknown limit and for the
-    /// limit of a part that is in use.
+    /// `OUT_OF_MEMORY`; `UNSUPPORTED_LIMIT`; `INVALID_VALUE` for an unknown limit, a stack limit
+    /// that is too large, and the limit of device printf or malloc once it is in use.
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
-        // Measured: for these limits the driver stores a changed value in place of the value that
-        // the program passes.
+        // Measured: the driver rounds or caps the values of these limits.
         let value = match limit {
             STACK_SIZE if value >= STACK_END => return Err(Status::INVALID_VALUE),
             STACK_SIZE => value.next_multiple_of(16),
@@ -482,8 +473,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the GPU memory that the context must add for a module with these needs. The memory is
-    /// freed with the context.
+    /// Takes the memory for the device runtime that a module with these needs adds to the context.
+    /// The memory is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -517,8 +508,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory for launching a kernel. The kernel needs `local` bytes of local memory per
-    /// thread; a lower stack limit is raised to this number. The kernel may also need the heap of
+    /// Takes the memory for a kernel launch. The kernel needs `local` bytes of local memory per
+    /// thread; a lower stack limit is raised to `local`. The kernel may also need the heap of
     /// device malloc.
     ///
     /// # Errors
@@ -532,8 +523,8 @@ impl Context {
 
     #[cold]
     fn grow_for_launch(&self, local: u64, needs: Needs) -> Outcome<()> {
-        // Several threads may launch a first kernel at the same time. Only one of these threads
-        // takes the memory of the first launch.
+        // If several threads launch their first kernels at once, only one takes the memory of the
+        // first launch.
         if !LAUNCHED.swap(true, Relaxed) {
             let driver = driver()?;
             let bytes = driver.machine.knobs.first_launch_bytes.load(Relaxed);
@@ -546,8 +537,8 @@ impl Context {
         self.grow_local(local, needs.heap)
     }
 
-    /// Takes the memory for kernels that need at most `local` bytes of local memory per thread,
-    /// and, where `heap` is set, the heap of device malloc.
+    /// Takes the memory for kernels with up to `local` bytes of local memory per thread. If `heap`
+    /// is set, also takes the heap of device malloc.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -567,9 +558,9 @@ impl Context {
         Ok(())
     }
 
-    /// Resizes the local memory of every thread to `per_thread` bytes. Measured (H100, 580.159.04):
-    /// if the GPU has too little room, the driver frees the present local memory and keeps the old
-    /// stack limit.
+    /// Resizes the local memory to `per_thread` bytes per thread. If the GPU has too little room,
+    /// the driver frees the present local memory and keeps the old stack limit (measured, H100,
+    /// 580.159.04).
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
@@ -587,8 +578,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes a green context as a part of this primary context. The primary context takes the
-    /// memory of the green context and holds it until the primary context is destroyed (measured).
+    /// Makes a green context of this primary context. The primary context takes the memory of the
+    /// green context and holds it until it is destroyed itself (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -605,11 +596,12 @@ impl Context {
         Ok(green)
     }
 
-    /// Ends a green context and returns its primary context, which keeps the memory of the green
-    /// context.
+    /// Ends a green context and returns its primary context. The primary context keeps the memory
+    /// of the green context.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` for a context that is not green, `CONTEXT_IS_DESTROYED` the second time.
+    /// `INVALID_CONTEXT` for a context that is not green, `CONTEXT_IS_DESTROYED` if it was ended
+    /// before.
     pub fn end_green(&self) -> Outcome<&'static Context> {
         let base = self.base.ok_or(Status::INVALID_CONTEXT)?;
         if self.active.swap(false, SeqCst) {
@@ -638,8 +630,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory that the context's first executable graph costs (measured). The memory is
-    /// freed with the context.
+    /// Takes the memory for an executable graph. Only the first one in a context takes any
+    /// (measured). The memory is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

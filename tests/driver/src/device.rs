@@ -1,8 +1,8 @@
 //! The simulated GPUs and their MIG instances: their names, their order, and which process sees
 //! them. All GPUs are of the type H100 80GB, because the memory sizes were measured on an H100.
 //!
-//! A *device* in this package is what has memory of its own: a GPU, or one MIG instance if the GPUs
-//! are divided. Devices and GPUs are numbered in PCI order.
+//! In this package a *device* is a GPU that is not divided, or a MIG instance of a divided GPU.
+//! Each device has memory of its own. Devices and GPUs are numbered in PCI order.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -135,18 +135,17 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Returns the number of multiprocessors of a GPU. This is the number of an H100, or a smaller
-/// number if the knob `context-bytes` sets a small context size. The reason is that a context of
-/// the real driver has room for the stacks of all threads that the GPU can run at once. Measured:
-/// stacks of 264 MiB in a context of 518 MiB.
+/// Returns the number of multiprocessors of a GPU. A context has room for the stacks of all threads
+/// that the GPU can run at once: on an H100, 264 of 518 MiB (measured). So a small value of the
+/// knob `context-bytes` makes this number smaller than that of an H100.
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
-/// Returns the devices that this process sees, in the order of their CUDA ordinals. With MIG a
-/// process sees only one instance, even if `CUDA_VISIBLE_DEVICES` names several: the first one
-/// (NVIDIA's MIG user guide).
+/// Returns the devices that this process sees, in the order of their CUDA ordinals. With MIG, a
+/// process sees only the first instance that `CUDA_VISIBLE_DEVICES` names (NVIDIA's MIG user
+/// guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -171,9 +170,9 @@ pub fn visible(machine: &Machine) -> &'static [usize] {
     })
 }
 
-/// Returns the devices that the text `list` names, the value of `CUDA_VISIBLE_DEVICES`. A name is a
-/// UUID or an index into `order`. The list ends at the first invalid name. If a device is named
-/// twice, the whole list is invalid.
+/// Returns the devices in `list`, the value of `CUDA_VISIBLE_DEVICES`. Each element of the list is
+/// a UUID or an index into `order`. An invalid element ends the list. If a device is named twice,
+/// the whole list is invalid.
 fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {

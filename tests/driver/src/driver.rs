@@ -17,9 +17,9 @@ const FORKED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// The driver's objects of this process on one GPU.
+/// What the driver of this process keeps for one GPU.
 pub struct Gpu {
-    /// The GPU's primary context, which stays the same object for the life of the process.
+    /// The GPU's primary context, the same object for the life of the process.
     pub primary: &'static Context,
     /// The default pool.
     pub default_pool: &'static Pool,
@@ -78,7 +78,7 @@ pub fn init() -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the simulated driver of this process, once initialised.
+/// Returns the simulated driver of this process.
 ///
 /// # Errors
 /// `NOT_INITIALIZED` before the initialisation, and in a forked child.
@@ -90,7 +90,7 @@ pub fn driver() -> Outcome<&'static Driver> {
 }
 
 impl Driver {
-    /// Returns the driver's objects of this process on the GPU with this PCI index.
+    /// Returns what the driver of this process keeps for the GPU with this PCI index.
     pub fn gpu(&self, index: usize) -> &Gpu {
         self.gpus[index].get_or_init(|| {
             let default_pool = Pool::make(Some(index));
@@ -103,8 +103,8 @@ impl Driver {
         })
     }
 
-    /// Takes physical memory of a GPU. Returns false when the GPU has too little left; does not
-    /// trim memory pools to make room.
+    /// Takes physical memory of a GPU. Returns false when the GPU has too little left. Does not
+    /// trim memory pools.
     pub fn take_bare(&self, device: usize, bytes: u64) -> bool {
         bytes == 0 || self.process.take(device, bytes)
     }
@@ -126,8 +126,7 @@ impl Driver {
         }
     }
 
-    /// Returns this process's owner number: the number by which the simulated machine knows which
-    /// memory belongs to the process.
+    /// Returns the owner number, by which the simulated machine identifies this process.
     pub fn owner(&self) -> u64 {
         self.process.owner()
     }
@@ -139,8 +138,8 @@ impl Driver {
         }
     }
 
-    /// Returns the pool that `cuMemAllocAsync` uses on the GPU. The caller may replace the pool
-    /// while it holds the returned lock.
+    /// Returns the pool that `cuMemAllocAsync` uses on the GPU. The caller may replace this pool
+    /// through the returned lock.
     pub fn current_pool(&self, device: usize) -> MutexGuard<'_, &'static Pool> {
         let pool = &self.gpu(device).current_pool;
         pool.lock().unwrap_or_else(PoisonError::into_inner)

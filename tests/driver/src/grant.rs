@@ -1,13 +1,12 @@
 //! The protocol by which processes take and give back physical memory of the simulated GPUs. The
 //! protocol is exact and needs no locks.
 //!
-//! Each GPU has one word in shared memory. This word says how many blocks are used, and also which
-//! operation made the last change and for which slot. Each slot has a word of its own for every
-//! GPU. Before a process changes the GPU's word, it writes the last operation into the word of the
-//! slot for which that operation was made. This step is called *settling*; its result does not
-//! depend on which process takes it. Then the process makes its own operation. So the sum of all
-//! slots equals the used blocks except for one operation, which any process can settle. Therefore a
-//! process may be killed or stopped between any two instructions.
+//! Each GPU has one word in shared memory. The word has the number of used blocks, the number of
+//! the last operation, and the slot of this operation. Each slot has a word of its own for every
+//! GPU. Before a process changes a GPU's word, it adds the last operation to the word of its slot.
+//! This step is called *settling*. Any process can settle any operation, with the same result. So
+//! the words of the slots lack at most one operation, and a process may be killed or stopped
+//! between any two instructions.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -16,8 +15,8 @@
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
 //! While the owner of a slot lives, only the owner makes operations for the slot, one at a time per
-//! GPU. After the owner's death any number of other processes (reapers) make operations for the
-//! slot. All of them want the same: to give back all memory that the slot holds.
+//! GPU. After the owner's death, other processes (reapers) do this. Several reapers may work on the
+//! same slot, because all of them only give back what the slot holds.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -69,8 +68,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
                 return word;
             }
             let intent = held.intent.load(SeqCst);
-            // The slot's word shows neither the state before this operation nor the state after it.
-            // So another process has changed the GPU's word since this process read that word.
+            // The slot's word is not in the state just before this operation. So another process
+            // has changed the GPU's word since it was read. Read the GPU's word again.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }
@@ -86,13 +85,13 @@ pub fn used(machine: &Machine, device: usize) -> u64 {
     count(machine.devices[device].word.load(Acquire))
 }
 
-/// Returns the blocks that one slot holds on the GPU.
+/// Returns the blocks of the GPU that one slot holds.
 pub fn held(machine: &Machine, slot: usize, device: usize) -> u64 {
     settle(machine, device);
     count(machine.slots[slot].held[device].word.load(Acquire))
 }
 
-/// Returns the most blocks of the GPU that were ever used at a time.
+/// Returns the most blocks of the GPU that were ever used at once.
 pub fn peak(machine: &Machine, device: usize) -> u64 {
     settle(machine, device);
     machine.devices[device].peak.load(Acquire)
@@ -105,11 +104,10 @@ pub fn reset_peak(machine: &Machine, device: usize) {
     settle(machine, device);
 }
 
-/// Adds `blocks` to the blocks that the calling process's slot holds on the GPU; the number may be
-/// negative. Returns false when the GPU has too few blocks left.
+/// Adds `blocks`, which may be negative, to the blocks that a slot holds on the GPU. Returns false
+/// when the GPU has too few blocks left.
 ///
-/// Only one such call at a time may change the same slot on the same GPU. The caller therefore
-/// holds the lock that its process has for that GPU.
+/// The caller makes sure that only one call at a time changes the same slot on the same GPU.
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
     let words: &DeviceWords = &machine.devices[device];
     let held: &Held = &machine.slots[slot].held[device];
@@ -136,7 +134,7 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
 }
 
 /// Gives back all blocks that the slot of a dead owner holds on the GPU. Several processes may do
-/// this at the same time, and long after the owner's death.
+/// this at once, and also long after the owner's death.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];
@@ -145,8 +143,8 @@ pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
         settle(machine, device);
         let intent = held.intent.load(SeqCst);
         let before = held.word.load(SeqCst);
-        // `before` was read from the slot. Give back its blocks only if the dead process still
-        // owned the slot at that time.
+        // Give back the blocks in `before` only if the dead process still owned the slot when they
+        // were read.
         if line.owner.load(SeqCst) != owner || count(before) == 0 {
             return;
         }

@@ -1,5 +1,5 @@
-//! The command `gpulimit-sim-ctl`: shows how much GPU memory the processes of a simulated machine
-//! really use, and changes the machine's knobs.
+//! The command `gpulimit-sim-ctl`. It shows how much GPU memory the processes of a simulated
+//! machine really use, and it changes the knobs of the machine.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
