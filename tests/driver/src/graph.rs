@@ -1,14 +1,12 @@
-//! Graphs of the simulated driver, as far as they concern memory: their nodes, and the memory that
-//! a launch takes.
+//! Graphs of the simulated driver: their nodes, and the memory that a launch takes.
 //!
-//! Measured (H100, 580.159.04): adding nodes to a graph takes none of the memory that the nodes
-//! allocate, and neither does instantiating the graph. Only the first instantiation in a context
-//! took 2 MiB, for a graph with one node of 64 MiB. The upload or the first launch takes the memory
-//! of the nodes; later launches take no more. `cuDeviceGraphMemTrim` gives the memory back; freeing
-//! it or destroying the graph does not. Two graphs that are launched one after the other on one
-//! stream share the memory. If a launch does not fit, it fails with `OUT_OF_MEMORY`; the memory
-//! that it has already taken stays taken until a trim. The local memory of the kernels is taken at
-//! the instantiation.
+//! Measured (H100, 580.159.04): adding memory nodes or instantiating the graph takes none of the
+//! nodes' memory. The first instantiation in a context takes 2 MiB. The upload or the first launch
+//! takes the memory of the nodes; later launches take no more. `cuDeviceGraphMemTrim` gives the
+//! memory back; freeing it or destroying the graph does not. Two graphs that run one after the
+//! other on one stream share the memory. A launch that does not fit fails with `OUT_OF_MEMORY`, and
+//! keeps the memory that it has already taken until a trim. Instantiating a graph takes the local
+//! memory of its kernels.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -41,7 +39,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// Returns the memory that is enough for each of the two kernels.
+    /// Returns a need that covers each of the two kernels.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -50,21 +48,21 @@ impl Need {
     }
 }
 
-/// The work of a node.
+/// What a node does.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// Launches a kernel.
     Kernel {
-        /// The `CUfunction` or `CUkernel`; 0 for a captured call that launches no kernel.
+        /// The handle of the `CUfunction` or `CUkernel`; 0 if a captured call launches no kernel.
         function: usize,
         /// The memory that the launched kernel needs.
         need: Need,
     },
-    /// A node that takes no memory; the number is its `CUgraphNodeType`.
+    /// Takes no memory; the number is the node's `CUgraphNodeType`.
     Other(i32),
     /// Runs another graph.
     Child(&'static Graph),
-    /// A conditional node, which may run one of these graphs (its bodies).
+    /// A conditional node, which may run one of these graphs (the bodies of the node).
     Conditional(&'static [&'static Graph]),
     /// A node that allocates memory on a GPU.
     Alloc {
@@ -75,7 +73,7 @@ pub enum Kind {
         /// PCI index of the GPU.
         device: usize,
     },
-    /// Frees an address that a node of the same graph or of another graph allocates.
+    /// Frees an address that this graph or another graph has allocated.
     Free(u64),
 }
 
@@ -139,8 +137,8 @@ impl Node {
     }
 }
 
-/// A node depends directly on the nodes `after`. Returns the handles of all nodes that run before
-/// this node.
+/// Returns the handles of all nodes that run before a node. The node depends directly on the nodes
+/// `after`.
 fn before(after: &[&'static Node]) -> HashSet<usize> {
     let (mut seen, mut next) = (HashSet::new(), after.to_vec());
     while let Some(node) = next.pop() {
@@ -158,8 +156,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Returns whether more nodes of the graph allocate this address than free it. Counts only
-    /// those freeing nodes that `among` selects.
+    /// Returns whether more nodes of the graph allocate this address than free it. Ignores freeing
+    /// nodes for which `among` is false.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -186,8 +184,8 @@ impl Parts {
         self.nodes.iter().any(|node| at(node))
     }
 
-    /// A new node depends directly on the nodes `after`. Returns the address ranges on a GPU that
-    /// the new node must not get.
+    /// Returns the address ranges on a GPU that a new node must not get. The node depends directly
+    /// on the nodes `after`.
     fn taken(&self, device: usize, after: &[&'static Node]) -> BTreeSet<Range> {
         let before = before(after);
         let allocated = self.nodes.iter().filter_map(|node| match node.kind() {
@@ -222,8 +220,8 @@ impl Parts {
 pub struct Graph {
     magic: AtomicU64,
     parts: Mutex<Option<Parts>>,
-    /// Whether an executable graph exists that was made from this graph and contains its memory
-    /// nodes.
+    /// Whether the graph has memory nodes and an executable graph was made from it, which still
+    /// exists.
     instantiated: AtomicBool,
     /// Whether the graph is the body of a conditional node.
     owned: bool,
@@ -315,8 +313,7 @@ impl Graph {
         })
     }
 
-    /// Adds a node that frees an address, which a node of the same graph or of another graph
-    /// allocates.
+    /// Adds a node that frees an address. This graph or another graph has allocated the address.
     ///
     /// # Errors
     /// `INVALID_VALUE` when no graph allocates the address, or this graph already frees it.
@@ -357,8 +354,8 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Returns whether the graph may be added to another graph as a child. This is not allowed for
-    /// a graph with conditional nodes (measured), and not for the body of a conditional node.
+    /// Returns whether the graph may be a child of another graph. A graph with conditional nodes
+    /// may not (measured), and neither may the body of a conditional node.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -374,8 +371,8 @@ impl Graph {
     pub fn copy(&self) -> Outcome<&'static Graph> {
         let copy = Graph::make();
         let mut copies: HashMap<usize, &'static Node> = HashMap::new();
-        // A node is always added after the nodes on which it depends. So the copies of those nodes
-        // already exist here.
+        // A node is added after the nodes on which it depends, so the copies of those nodes already
+        // exist.
         for node in self.nodes()? {
             let after = node.after.iter();
             let after = after.filter_map(|before| copies.get(&before.handle()).copied());
@@ -385,13 +382,13 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Returns whether the graph is the body of a conditional node. Such a graph is destroyed with
-    /// the graph of that node.
+    /// Returns whether the graph is the body of a conditional node. Such a graph is destroyed
+    /// together with the graph that contains this node.
     pub fn is_owned(&self) -> bool {
         self.owned
     }
 
-    /// Destroys the graph. Executable graphs made from the graph stay.
+    /// Destroys the graph. Executable graphs made from this graph stay.
     pub fn destroy(&self) {
         for node in self.nodes().unwrap_or_default() {
             if let Kind::Conditional(bodies) = node.kind() {
@@ -413,12 +410,11 @@ pub struct Plan {
     freed: Vec<u64>,
     /// The handles of the nodes that launch kernels, each with the memory that its kernel needs.
     kernels: Vec<(usize, Need)>,
-    /// The types of all nodes, as numbers of `CUgraphNodeType`. The number of a child graph's node
-    /// is followed by the numbers of the nodes in that child graph. An executable graph can only be
-    /// updated from a graph with the same numbers.
+    /// The types of all nodes (`CUgraphNodeType`). After a node with a child graph, the types of
+    /// the child's nodes follow. An executable graph can only be updated from a graph with the same
+    /// types.
     shape: Vec<i32>,
-    /// The graph's address layouts. While these exist, the addresses of the graph's allocations
-    /// stay reserved.
+    /// The addresses of the graph's allocations stay reserved as long as these layouts exist.
     layouts: Vec<Arc<Mutex<Layout>>>,
 }
 
@@ -459,7 +455,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the memory that is enough for each of these kernels.
+    /// Returns a need that covers each of these kernels.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)
@@ -469,12 +465,12 @@ impl Plan {
         !self.allocated.is_empty() || !self.freed.is_empty()
     }
 
-    /// Returns the address ranges that are still allocated after a launch.
+    /// Returns the address ranges that a launch leaves allocated.
     fn kept(&self) -> impl Iterator<Item = Range> {
         let mut freed = self.freed.clone();
         let allocated = self.allocated.iter().map(|(range, _)| *range);
-        // If several nodes allocate the same address, the graph frees all of those allocations but
-        // the last.
+        // Several nodes may allocate the same address. The graph then frees all of these
+        // allocations except the last.
         allocated.filter(move |range| {
             let at = freed.iter().position(|freed| *freed == range.start);
             at.map(|at| freed.swap_remove(at)).is_none()
@@ -490,12 +486,12 @@ impl Plan {
         on.map(|(range, _)| *range)
     }
 
-    /// Returns the steps (32 MiB units) of address space that need memory on a GPU.
+    /// Returns the steps (32 MiB units) of address space that this graph uses on a GPU.
     fn steps(&self, device: usize) -> BTreeSet<u64> {
         self.on(device).flat_map(Range::steps).collect()
     }
 
-    /// Returns the bytes that the graph allocates on a GPU; overlapping ranges count once.
+    /// Returns the bytes that the graph allocates on a GPU. Overlapping ranges count once.
     fn bytes(&self, device: usize) -> u64 {
         let ranges: BTreeSet<Range> = self.on(device).collect();
         let (mut sum, mut end) = (0, 0);
@@ -515,7 +511,7 @@ pub struct Exec {
     graph: &'static Graph,
     flags: u64,
     plan: Mutex<Option<Arc<Plan>>>,
-    /// The kernels that the executable graph launches now, in the form of [`Plan::kernels`].
+    /// The kernels that the executable graph launches now. Each entry is as in [`Plan::kernels`].
     kernels: Mutex<Vec<(usize, Need)>>,
 }
 
@@ -551,10 +547,9 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the memory for kernels with this need. Measured (H100, 580.159.04): if the new kernel
-    /// needs more memory than the present kernels, the change itself takes the difference. A lower
-    /// stack limit may have given memory back before; only the upload or the launch takes this
-    /// memory again.
+    /// Takes the memory for new kernels if they need more than the present kernels. A change of
+    /// kernels takes only this difference. If a lower stack limit has freed memory of the kernels,
+    /// the next upload or launch takes that memory again. Measured (H100, 580.159.04).
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {
@@ -587,8 +582,7 @@ impl Exec {
     /// Replaces the kernels of the executable graph by the kernels of a graph with the same shape.
     ///
     /// # Errors
-    /// `EXEC_UPDATE_FAILURE` when the other graph has another shape or memory nodes;
-    /// `OUT_OF_MEMORY`.
+    /// `EXEC_UPDATE_FAILURE` when `graph` has another shape or memory nodes; `OUT_OF_MEMORY`.
     pub fn update(&self, graph: &Graph) -> Outcome<()> {
         let (plan, own) = (Plan::of(graph)?, self.plan()?);
         if plan.shape != own.shape || plan.has_memory() {
@@ -601,8 +595,8 @@ impl Exec {
         Ok(())
     }
 
-    /// The node `node` stands for a child graph. Replaces the kernels of that child graph by the
-    /// kernels of `graph`.
+    /// Replaces the kernels of a child graph by the kernels of `graph`. The child graph belongs to
+    /// the node `node`.
     ///
     /// # Errors
     /// The errors of [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
@@ -636,7 +630,8 @@ impl Exec {
         if handle == 0 || !handle.is_multiple_of(align_of::<Exec>()) {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the C caller promises a handle of an executable graph, and these are never freed.
+        // SAFETY: the C caller promises a handle of an executable graph. Executable graphs are
+        // never freed.
         let exec = unsafe { &*(handle as *const Exec) };
         match exec.magic.load(Acquire) {
             EXEC_MAGIC if exec.context.is_active() => Ok(exec),
@@ -662,13 +657,12 @@ impl Exec {
     /// Launches the graph.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`, or `INVALID_VALUE` when memory that the last launch left allocated was not
+    /// `OUT_OF_MEMORY`; `INVALID_VALUE` when memory that the last launch left allocated is not yet
     /// freed.
     pub fn launch(&self, stream: Name) -> Outcome<()> {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
-        // When the stack limit was lowered, the context may have given back memory that the kernels
-        // need.
+        // A lower stack limit may have freed memory that the kernels need.
         self.grow_again()?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)

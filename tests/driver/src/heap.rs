@@ -1,16 +1,18 @@
-//! A heap that places small requests in blocks of 2 MiB by best fit. If several free extents have
-//! the best size, the heap takes the one that was freed last. A freed extent is joined with its
-//! free neighbours. The heap only records which addresses are in use; it never touches the memory.
-//! Each operation takes the same time, however many requests are live.
+//! A heap that places small requests in blocks of 2 MiB.
+//!
+//! Each request gets the smallest free extent that is large enough; among equal extents, the one
+//! that was freed last. A freed extent is joined with its free neighbours. The heap only records
+//! which addresses are in use and never touches the memory. The time of an operation does not
+//! depend on the number of live requests.
 
 use crate::machine::BLOCK;
 
 /// Sizes of small requests are rounded up to a multiple of this many bytes.
 pub const GRAIN: u64 = 512;
-/// Grains in a block.
+/// The number of grains in a block.
 const GRAINS: usize = (BLOCK / GRAIN) as usize;
 const CHUNK: usize = 64;
-/// The extent number that means "no extent". Element 0 of the list of extents is never used.
+/// The number that means "no extent". Element 0 of the list of extents is never used.
 const NONE: u32 = 0;
 
 /// A heap: blocks, and the requests that were placed in them.
@@ -21,33 +23,32 @@ pub struct Heap {
     extents: Vec<Extent>,
     unused: Vec<u32>,
     free: Free,
-    /// One free extent that is kept outside the lists of free extents. Placing a request at its
-    /// edge, or freeing one there, changes no list.
+    /// One free extent outside the lists of free extents. Taking a part of it, or freeing memory
+    /// next to it, changes no list.
     rest: u32,
 }
 
-/// A part of a block, which is either free or holds a live request. Two free extents are never
-/// neighbours.
+/// A part of a block. It is free or holds one live request. Two free extents are never neighbours.
 #[derive(Clone, Copy, Default)]
 struct Extent {
     block: u32,
     start: u16,
     grains: u16,
-    /// Bytes that the program asked for in the request; 0 = the extent is free.
+    /// The bytes of the request; 0 = the extent is free.
     bytes: u32,
     /// The extents before and after this extent in its block.
     before: u32,
     after: u32,
-    /// The extents before and after this extent in the list of free extents of its size.
+    /// The extents before and after this extent in the list of free extents of the same size.
     previous: u32,
     next: u32,
 }
 
-/// Free extents by size.
+/// The free extents, in one list for each size.
 struct Free {
-    /// The first free extent of each size; the index is the size in grains, less one.
+    /// The first free extent of each size. The index is the size in grains, minus one.
     first: Vec<u32>,
-    /// Two bitmaps: `sizes` has a bit for each size with a free extent, and `words` has a bit for
+    /// Two bitmaps. `sizes` has a bit for each size that has a free extent. `words` has a bit for
     /// each word of `sizes` that is not 0.
     sizes: [u64; GRAINS / 64],
     words: u64,
@@ -66,23 +67,23 @@ impl Default for Free {
 struct Block {
     /// The address of the block; 0 = the element is vacant.
     address: u64,
-    /// A table with the numbers of the live extents, by the grain at which they start. Each chunk
-    /// of the table is made when it is first used.
+    /// The numbers of the live extents, by the first grain of each. A chunk of this table is made
+    /// when it is first used.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
-/// What is left of a block after a request in it was freed.
+/// What happened to a block after a request in it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// The block stays in the heap, because other requests live in it.
     Block,
-    /// Nothing: the block became empty and was removed from the heap.
+    /// The block became empty and was removed from the heap.
     Nothing,
 }
 
 impl Heap {
-    /// Places a request and returns its address; `None` when no free extent is large enough. The
-    /// size may be from 1 byte up to a whole block.
+    /// Places a request of 1 byte up to a whole block and returns its address; `None` when no free
+    /// extent is large enough.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let grains = bytes.div_ceil(GRAIN) as u16;
         let found = self.smallest(grains)?;
@@ -137,8 +138,8 @@ impl Heap {
         index as usize
     }
 
-    /// Frees the request at this address in the block with this index; returns `None` when the
-    /// address is not the start of a request.
+    /// Frees the request at this address. `index` is the index of its block. Returns `None` when
+    /// the address is not the start of a request.
     pub fn give(&mut self, index: usize, address: u64) -> Option<Left> {
         let block = self.blocks.get_mut(index)?;
         let offset = address.checked_sub(block.address)?;
@@ -215,7 +216,7 @@ impl Heap {
         self.extents.len() as u32 - 1
     }
 
-    /// Returns the smallest free extent that holds a request of `grains`.
+    /// Returns the smallest free extent of at least `grains`.
     fn smallest(&self, grains: u16) -> Option<u32> {
         let listed = self.free.smallest(grains);
         let Some(rest) = self.extents.get(self.rest as usize) else {
@@ -250,22 +251,22 @@ impl Heap {
         number != NONE && self.extents[number as usize].bytes == 0
     }
 
-    /// Joins two neighbouring extents; the joined extent has the number `first`.
+    /// Joins two neighbouring extents. The joined extent keeps the number `first`.
     #[inline(always)]
     fn join(&mut self, first: u32, second: u32) {
         let Extent { grains, after, .. } = self.extents[second as usize];
         let joined = &mut self.extents[first as usize];
         joined.grains += grains;
         joined.after = after;
-        // If `second` is the last extent of the block, `after` is 0. This line then writes to
-        // element 0 of the list, which is unused.
+        // If `second` is the last extent of the block, `after` is 0, and this line writes to the
+        // unused element 0.
         self.extents[after as usize].before = first;
         self.unused.push(second);
     }
 }
 
 impl Free {
-    /// Returns the first extent in the list of the smallest size that holds a request of `grains`.
+    /// Returns the first extent in the list of the smallest size of at least `grains`.
     fn smallest(&self, grains: u16) -> Option<u32> {
         if self.words == 0 {
             return None;
@@ -364,7 +365,7 @@ mod tests {
         blocks.dedup();
         let mut held: Vec<u64> = heap.addresses().map(|address| address / BLOCK).collect();
         held.sort_unstable();
-        assert_eq!(blocks, held, "the heap's blocks are those with a request");
+        assert_eq!(blocks, held, "the heap has only blocks with a request");
         let mut room = 0;
         for block in held {
             let mut gap = 0;

@@ -1,11 +1,10 @@
-//! Linear memory that several processes share through handles (`cuIpc…MemHandle`), always in whole
-//! blocks.
+//! Linear memory that several processes share through handles (`cuIpc…MemHandle`). Whole blocks are
+//! shared.
 //!
-//! Measured (H100, 580.159.04): NVML counts the memory for its owner until the owner frees it. From
-//! then on NVML counts it for the process that has it open. As soon as the owner has freed the
-//! memory, the owner may use the address again. A second open of the same handle returns the same
-//! address, and each open needs a close. Assumed: if a process opens the handles of two small
-//! requests in one block, it maps the block only once.
+//! Measured (H100, 580.159.04): NVML counts the memory for its owner until the owner frees it. Then
+//! NVML counts it for the process that has it open, and the owner may already use the address
+//! again. A second open of the same handle returns the same address, and each open needs a close.
+//! Assumed: a process that opens two small requests in one block maps the block only once.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -29,17 +28,16 @@ pub struct Handle(pub [u64; 8]);
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// The requests in the memory that this process has opened, by address. Each entry has the
-    /// bytes of the request, and how often the request is open.
+    /// The open requests in this memory, by address. Each entry has the bytes of the request and
+    /// the number of its opens.
     open: BTreeMap<u64, (u64, u32)>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The memory of this process that it has exported to other processes, by the address of its
-    /// first block.
+    /// The memory that this process has exported, by the address of its first block.
     exported: HashMap<u64, Shared>,
-    /// The memory of other processes that this process has opened, by the address of its first
+    /// The memory of other processes that this process has opened, by the address of the first
     /// block.
     mapped: BTreeMap<u64, Mapping>,
 }
@@ -53,8 +51,8 @@ fn state() -> MutexGuard<'static, State> {
 /// Returns a handle with which other processes can open this linear memory.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an address that is not linear memory, `OUT_OF_MEMORY` when all objects are
-/// in use.
+/// `INVALID_VALUE` for an address that is not linear memory, `OUT_OF_MEMORY` when too many
+/// allocations are exported.
 pub fn export(address: u64) -> Outcome<Handle> {
     let found = blocks::find(address).ok_or(Status::INVALID_VALUE)?;
     let context = found.context.filter(|_| !found.managed);
@@ -81,8 +79,7 @@ pub fn export(address: u64) -> Outcome<Handle> {
     ]))
 }
 
-/// Gives back the blocks at an address. If other processes have these blocks open, the blocks stay
-/// in use.
+/// Gives back the blocks at an address. Blocks that other processes have open stay in use.
 pub fn give(device: usize, address: u64, bytes: u64) {
     let shared = state().exported.remove(&address);
     match (shared, driver()) {
@@ -95,8 +92,8 @@ pub fn give(device: usize, address: u64, bytes: u64) {
 /// Opens another process's memory in a context of this process.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` in the process that exported it, `INVALID_VALUE` for an invalid handle,
-/// `OUT_OF_MEMORY`.
+/// `INVALID_CONTEXT` in the process that exported the memory, `INVALID_VALUE` for an invalid
+/// handle, `OUT_OF_MEMORY`.
 pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     let Handle([magic, device, span, object, birth, offset, bytes, _]) = handle;
     if magic != MAGIC || device >= MAX_DEVICES as u64 {
@@ -128,7 +125,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     Ok(first + offset)
 }
 
-/// Closes memory once.
+/// Closes memory once. Memory that was opened several times stays open until the last close.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not open.

@@ -1,5 +1,5 @@
-//! The knobs: settings of the simulated machine. They are read from the environment when the
-//! machine is made. Later `gpulimit-sim-ctl knob` changes them.
+//! The knobs: settings of the simulated machine. A new machine reads them from the environment.
+//! Later `gpulimit-sim-ctl knob` changes them.
 
 use std::cell::Cell;
 use std::env;
@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::machine::{BLOCK, MAX_DEVICES};
 
-/// The largest number of driver functions that can have rules at a time. A rule is a wait or a
-/// failure of one function.
+/// The largest number of driver functions that can have rules at once. A rule makes one function
+/// wait or fail.
 pub const MAX_RULES: usize = 64;
 const NAME_WORDS: usize = 6;
 /// Bits of [`Knobs::active`].
 const SET: u32 = 1;
 const LOCKED: u32 = 2;
 
-/// The knobs, as they lie in the shared memory of the simulated machine.
+/// The knobs in the shared memory of the simulated machine.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 while a wait, a failure or a kernel time (`work`) is set, and for ever after any
-    /// process was locked. An ordinary driver call reads only this word of the knobs.
+    /// Not 0 while a knob makes calls wait or fail, or makes kernels take time. Also not 0 once any
+    /// process was locked. While this word is 0, a driver call reads no other knob.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
@@ -34,36 +34,36 @@ pub struct Knobs {
     pub kill_lag: AtomicU64,
     /// The driver version that `cuDriverGetVersion` reports.
     pub driver_version: AtomicU32,
-    /// Not 0: CUDA's default order of the GPUs, fastest first, is the reverse of the PCI order.
+    /// Not 0: CUDA's default order of the GPUs is the reverse of the PCI order.
     pub reversed: AtomicU32,
     /// Not 0: NVML's process lists are empty, as in a container without /proc.
     pub no_proc: AtomicU32,
     /// Not 0: NVML lists every process not only as a compute process, but also as a graphics
     /// process and as an MPS client.
     pub all_lists: AtomicU32,
-    /// Not 0: NVML's `_v3` process lists have the element layout of the first R535 drivers.
+    /// Not 0: the elements of NVML's `_v3` process lists have the layout of the first R535 drivers.
     pub early_535: AtomicU32,
-    /// Not 0: NVML calls its own functions by their exported names. A preloaded library that
-    /// exports the same names then sees these calls.
+    /// Not 0: NVML calls its own functions by their exported names, so a preloaded library with the
+    /// same exports sees these calls.
     pub own_exports: AtomicU32,
     /// The number of MIG instances of every GPU; 0 = no MIG.
     pub mig: AtomicU32,
     /// The nanoseconds for which every kernel keeps its stream busy.
     pub work: AtomicU64,
-    /// The nanoseconds that every driver call waits before its work, unless a rule names the called
-    /// function.
+    /// The nanoseconds that every driver call waits before its work. A rule for a function
+    /// overrides this.
     pub latency: AtomicU64,
-    /// The nanoseconds that every driver call waits after its work, unless a rule names the called
-    /// function.
+    /// The nanoseconds that every driver call waits after its work. A rule for a function overrides
+    /// this.
     pub delay: AtomicU64,
-    /// Not 0: the waits of driver calls are random, between 0 and the time that is set. This number
-    /// is the seed of the random numbers.
+    /// Not 0: each wait of a driver call is random, between 0 and the set time. This number is the
+    /// seed.
     pub jitter: AtomicU64,
-    /// The rules: waits and failures of single driver functions.
+    /// The rules, which make single driver functions wait or fail.
     pub rules: [Rule; MAX_RULES],
 }
 
-/// The waits and the failure that are set for one driver function.
+/// A rule: how long the calls of one driver function wait, and whether they fail.
 #[repr(C)]
 pub struct Rule {
     name: [AtomicU64; NAME_WORDS],
@@ -71,12 +71,12 @@ pub struct Rule {
     latency: AtomicU64,
     /// The wait after the function's work in nanoseconds; `u64::MAX` = not set.
     delay: AtomicU64,
-    /// The failure of the function; 0 = not set. The low half is the error code. The high half is
-    /// the number of the call that fails; 0 there means that all calls fail.
+    /// 0 = the function does not fail. Otherwise the low half is the error code of the failure. The
+    /// high half is the number of the call that fails; 0 there means every call.
     failure: AtomicU64,
 }
 
-/// What the knobs order for one call of a driver function: waits, a failure, or neither.
+/// What the knobs do to one driver call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Orders {
     /// The wait before the call's work, in nanoseconds.
@@ -103,7 +103,7 @@ fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
     Some(words)
 }
 
-/// The knobs that the environment sets for a new simulated machine.
+/// The knobs that the environment sets for a new simulated machine: name and value of each.
 pub struct Settings(Vec<(&'static str, String)>);
 
 /// The environment variables, each with the knob that it sets.
@@ -141,8 +141,8 @@ impl Settings {
 }
 
 impl Knobs {
-    /// Sets every knob to its default, then applies `settings`. Reports an invalid setting on
-    /// stderr and ignores it. So a test that misspells a knob prints a message.
+    /// Sets every knob to its default and then applies `settings`. An invalid setting is reported
+    /// on stderr and ignored.
     pub fn configure(&self, settings: &Settings) {
         self.devices.store(1, Relaxed);
         for capacity in &self.capacity {
@@ -158,10 +158,10 @@ impl Knobs {
         }
     }
 
-    /// Sets one knob. A list is separated by commas and replaces the list that was set before.
+    /// Sets one knob. A list of values is separated by commas and replaces the old list.
     ///
     /// # Errors
-    /// A line that names the knob and the value.
+    /// A text that names the knob and the value.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), String> {
         let bad = || unreadable(knob, value);
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| bad());
@@ -198,9 +198,9 @@ impl Knobs {
             "early-535" => self.early_535.store(number(value)? as u32, Relaxed),
             "mig" => {
                 let count = number(value)?;
-                // An H100 has 7 slices.
+                // An H100 can be divided into at most 7 MIG instances.
                 if count > 7 {
-                    return Err(format!("knob mig: {count} is more than 7"));
+                    return Err(format!("knob mig: {count} is more than the largest value, 7"));
                 }
                 self.mig.store(count as u32, Relaxed);
             }
@@ -246,13 +246,13 @@ impl Knobs {
         Ok(())
     }
 
-    /// Notes that a process was locked (see [`crate::checkpoint`]). From then on every driver call
-    /// checks whether its own process is locked.
+    /// Notes that a process was locked (see [`crate::checkpoint`]). From now on every driver call
+    /// checks whether its process is locked.
     pub fn note_locked(&self) {
         self.active.fetch_or(LOCKED, Release);
     }
 
-    /// Sets one kind of wait (before or after the work) for all driver calls and for single
+    /// Sets the wait before the work or the wait after the work, for all driver calls or for single
     /// functions.
     fn set_waits(
         &self,
@@ -296,11 +296,11 @@ impl Knobs {
                 return Ok(rule);
             }
         }
-        Err(format!("more than {MAX_RULES} symbols with rules"))
+        Err(format!("only {MAX_RULES} functions can have a wait or failure"))
     }
 
-    /// Returns what the knobs order for a call of the driver function `symbol`. `calls` counts the
-    /// calls of this function in this process, the present call included.
+    /// Returns what the knobs do to a call of the driver function `symbol`. `calls` is the number
+    /// of calls of this function in this process, with this call.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),
@@ -335,14 +335,13 @@ impl Knobs {
     }
 }
 
-/// Returns the next number of the calling thread's random sequence; each thread and process has a
-/// sequence of its own.
+/// Returns the next number of the calling thread's own random sequence.
 fn random(seed: u64) -> u64 {
     thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
     STATE.with(|state| {
         let mut word = match state.get() {
-            // Each thread has its own copy of this variable. The address of the copy goes into the
-            // seed, so that threads have different seeds.
+            // Each thread has its own copy of this variable. The copy's address makes the thread's
+            // seed unique.
             0 => {
                 seed ^ (u64::from(std::process::id()) << 32
                     | std::ptr::from_ref(state).addr() as u64 >> 4)

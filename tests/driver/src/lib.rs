@@ -1,10 +1,9 @@
 //! The simulated NVIDIA driver: a model of a machine's GPUs. The simulated libcuda and the
-//! simulated libnvidia-ml are both built on this model.
+//! simulated libnvidia-ml use this model.
 //!
-//! The module [`machine`] is the hardware: one shared file that records what every process holds on
+//! The module [`machine`] is the hardware: a shared file that records what every process holds on
 //! every GPU. The other modules are the driver inside one process: contexts, blocks, pools, virtual
-//! memory. The C interfaces are in the packages `cuda` and `nvml` in this folder; this package
-//! knows no C signature.
+//! memory. The C interfaces are in the packages `cuda` and `nvml` in this folder.
 
 pub mod abi;
 pub mod array;

@@ -1,9 +1,9 @@
-//! The simulated machine: one file of shared memory that records what all processes hold on every
+//! The simulated machine: a file of shared memory that records what all processes hold on every
 //! GPU.
 //!
 //! The file holds only atomics and no locks. So a process may be killed or stopped at any
-//! instruction without blocking the other processes. [`crate::grant`] is the protocol by which
-//! processes change these atomics; [`crate::process`] decides which process owns a slot.
+//! instruction without blocking other processes. [`crate::grant`] is the protocol that changes the
+//! atomics. [`crate::process`] decides which process owns a slot.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -21,9 +21,9 @@ use crate::knobs::{Knobs, Settings};
 pub const BLOCK: u64 = 2 << 20;
 /// The largest number of GPUs in one simulated machine.
 pub const MAX_DEVICES: usize = 16;
-/// The largest number of processes that can hold GPU memory at a time.
+/// The largest number of processes that can hold GPU memory at once.
 pub const MAX_PROCESSES: usize = 4000;
-/// The largest number of exported allocations at a time.
+/// The largest number of exported allocations at once.
 pub const MAX_OBJECTS: usize = 90;
 /// The bytes of each GPU that the driver reserves. NVML's total and used bytes include them; CUDA's
 /// total bytes do not.
@@ -43,12 +43,11 @@ pub struct Machine {
     /// The time at which the slots were last searched for dead owners, in ms of the monotonic
     /// clock.
     pub last_scan: AtomicU64,
-    /// Per GPU: the used blocks.
+    /// The used blocks of each GPU.
     pub devices: [DeviceWords; MAX_DEVICES],
     /// The number of exported objects ever made.
     pub births: AtomicU64,
-    /// The exported objects: exported memory, with the processes that hold it (see
-    /// [`crate::shared`]).
+    /// Exported memory, with the processes that hold it (see [`crate::shared`]).
     pub objects: [Object; MAX_OBJECTS],
     /// One slot for each process, followed by one for each exported object.
     pub slots: [Slot; MAX_PROCESSES + MAX_OBJECTS],
@@ -57,16 +56,14 @@ pub struct Machine {
 /// Exported memory.
 #[repr(C, align(64))]
 pub struct Object {
-    /// The birth number of the exported object, which no other exported object ever has; 0 = this
-    /// element is free.
+    /// The unique number of the exported object; 0 = this element is free.
     pub birth: AtomicU64,
     /// The GPU of the exported memory. For host memory this is a number past the last GPU.
     pub device: AtomicU64,
-    /// The owner ([`Slot::owner`]) that exported the memory; 0 once that process has given up the
-    /// memory.
+    /// The process ([`Slot::owner`]) that exported the memory; 0 once that process no longer holds
+    /// the memory.
     pub exporter: AtomicU64,
-    /// The owners that have imported the memory. An owner that imported it twice is in the list
-    /// twice.
+    /// The processes ([`Slot::owner`]) that have imported the memory, once for each import.
     pub imports: [AtomicU64; 29],
 }
 
@@ -75,20 +72,20 @@ pub struct Object {
 pub struct DeviceWords {
     /// The GPU's used blocks and the last operation on them, see [`crate::grant`].
     pub word: AtomicU64,
-    /// The most blocks of the GPU that were ever used at a time.
+    /// The most blocks of the GPU that were ever used at once.
     pub peak: AtomicU64,
 }
 
 /// A slot: the memory that one process holds, and the state of that process.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// The process that owns the slot; 0 = the slot is free. The high half is the pid of the
-    /// process in its own PID namespace. The low half is a unique birth number.
+    /// The process that owns the slot; 0 = the slot is free. The high half is the pid in the
+    /// process's own PID namespace. The low half is a unique number.
     pub owner: AtomicU64,
     /// Inode of the PID namespace of the slot's owner.
     pub namespace: AtomicU64,
-    /// The time at which the owner began to exit, in ms of the monotonic clock; 0 = the owner did
-    /// not announce an exit.
+    /// The time at which the owner began to exit, in ms of the monotonic clock; 0 = the owner
+    /// announced no exit.
     pub exiting: AtomicU64,
     /// The time at which the owner was found dead, in ms of the monotonic clock; 0 = not found
     /// dead.
@@ -110,7 +107,7 @@ pub struct Held {
     pub intent: AtomicU64,
 }
 
-/// Returns the time of the monotonic clock, which all processes of the machine share.
+/// Returns the time of the monotonic clock, which is the same for all processes.
 pub fn monotonic() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -126,9 +123,8 @@ pub fn now_ms() -> u64 {
     (monotonic().as_millis() as u64).max(1)
 }
 
-/// Returns the path of the simulated machine's shared file. This is the value of
-/// `GPULIMIT_SIM_STATE`. If that variable is not set, it is a file in `/dev/shm` that has the id of
-/// the user in its name.
+/// Returns the path of the simulated machine's shared file, from `GPULIMIT_SIM_STATE`. The default
+/// is a file in `/dev/shm` whose name has the user's id.
 pub fn state_path() -> PathBuf {
     match std::env::var_os("GPULIMIT_SIM_STATE") {
         Some(path) if !path.is_empty() => PathBuf::from(path),
@@ -147,11 +143,11 @@ pub fn object_path(birth: u64) -> PathBuf {
 }
 
 impl Machine {
-    /// Returns the simulated machine of this process. The first call opens the machine, and makes
+    /// Returns the simulated machine of this process. The first call opens the machine, and creates
     /// it if it does not exist.
     ///
     /// # Errors
-    /// When the state file can neither be opened nor created, or belongs to another version.
+    /// When the shared file cannot be opened or created, or belongs to another version.
     pub fn get() -> io::Result<&'static Machine> {
         static MACHINE: OnceLock<Result<&'static Machine, String>> = OnceLock::new();
         MACHINE
@@ -163,11 +159,11 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// Opens the machine's shared file. File locks belong to the file description, so each call
-    /// opens a new one.
+    /// Opens the machine's shared file. Each call opens it anew, because a file lock belongs to one
+    /// opening of the file.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// When the file cannot be opened.
     pub fn file() -> io::Result<File> {
         OpenOptions::new()
             .read(true)
@@ -184,11 +180,11 @@ impl Machine {
                 Err(error) => return Err(error),
             }
         }
-        Err(io::Error::other("the state file keeps vanishing"))
+        Err(io::Error::other("another process keeps removing the file"))
     }
 
-    /// Writes a configured machine to a file with another name and links that file to the path, so
-    /// that other processes never see an incomplete machine.
+    /// Creates a machine. The file gets its final name only when it is complete, so other processes
+    /// never see an incomplete machine.
     fn create() -> io::Result<()> {
         let path = state_path();
         let mut fresh = path.clone().into_os_string();
@@ -201,7 +197,7 @@ impl Machine {
             .custom_flags(libc::O_CLOEXEC)
             .open(&fresh)?;
         // All users of the machine share its GPUs. So every user may write to the file, whatever
-        // the creator's umask is.
+        // the umask.
         file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
         file.set_len(size_of::<Machine>() as u64)?;
         let machine = Machine::map_raw(&file)?;
@@ -226,7 +222,7 @@ impl Machine {
     }
 
     fn map(file: &File) -> io::Result<&'static Machine> {
-        let foreign = "not a simulated machine of this version; remove it";
+        let foreign = "not a simulated machine of this version; remove this file";
         if file.metadata()?.len() != size_of::<Machine>() as u64 {
             return Err(io::Error::other(foreign));
         }
@@ -238,8 +234,8 @@ impl Machine {
     }
 
     fn map_raw(file: &File) -> io::Result<&'static Machine> {
-        // SAFETY: a new shared mapping of a file of exactly this size, which is not unmapped once
-        // `get` has returned it. Every field is an atomic, for which any bit pattern is valid.
+        // SAFETY: a new shared mapping of a file of exactly this size. Once `get` has returned the
+        // mapping, it stays. Every field is an atomic, for which any bit pattern is valid.
         unsafe {
             let address = libc::mmap(
                 std::ptr::null_mut(),
@@ -257,8 +253,8 @@ impl Machine {
     }
 }
 
-/// Removes the machine's shared file and the files of exported objects. A process that has the
-/// shared file mapped keeps its machine.
+/// Removes the machine's shared file and the files of exported memory. A process that has already
+/// opened the machine keeps it.
 pub fn remove_state() {
     if let Ok(machine) = Machine::get() {
         for object in &machine.objects {

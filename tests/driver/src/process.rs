@@ -129,7 +129,7 @@ impl Process {
             });
         }
         Err(io::Error::other(format!(
-            "more than {MAX_PROCESSES} processes hold memory"
+            "all {MAX_PROCESSES} slots for processes are in use"
         )))
     }
 

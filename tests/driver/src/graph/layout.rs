@@ -2,10 +2,9 @@
 //! graph.
 //!
 //! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
-//! share a step. One byte takes 32 MiB. 33 MiB take 64 MiB. Twenty allocations of 2 MiB take 64
-//! MiB, and three allocations of 100, 50 and 7 MiB take 192 MiB together. NVIDIA's documentation
-//! says that an address is fixed when its node is added. It also says that an allocation may get
-//! the address of an earlier allocation, if that one is freed before the new one is made.
+//! share a step. One byte takes 32 MiB, and 33 MiB take 64 MiB. Twenty allocations of 2 MiB take 64
+//! MiB. Three allocations of 100, 50 and 7 MiB take 192 MiB together. NVIDIA's documentation says
+//! that an allocation may get the address of another one that is freed before.
 
 use std::collections::BTreeSet;
 
@@ -47,8 +46,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns an address range of `bytes` that overlaps none of the ranges in `taken`. This is the
-    /// lowest gap in the graph's address regions. If no gap is large enough, the range begins a new
+    /// Returns a free address range of `bytes`: the lowest gap in the graph's address regions that
+    /// is large enough. Ranges in `taken` are not free. If no gap is large enough, begins a new
     /// region.
     ///
     /// # Errors
@@ -89,8 +88,7 @@ impl Layout {
 impl Drop for Layout {
     fn drop(&mut self) {
         for region in &self.regions {
-            // If a launch has left memory allocated in a region, the region is kept: its addresses
-            // are never given back.
+            // A region with memory that a launch has left allocated is never given back.
             if memory::forget(*region) {
                 let blocks = region.bytes / crate::machine::BLOCK;
                 space().mark(region.start, blocks, Entry::NONE);

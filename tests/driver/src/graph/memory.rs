@@ -1,5 +1,5 @@
-//! The memory that each GPU holds for graphs. An upload or a launch takes this memory, all graphs
-//! share it, and a trim gives it back.
+//! The memory that each GPU holds for graphs. All graphs share this memory. An upload or a launch
+//! takes it, and a trim gives it back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -11,16 +11,16 @@ use crate::driver::driver;
 use crate::work;
 use crate::{Outcome, Status};
 
-/// A range of addresses that a node of some graph allocates.
+/// A range of addresses that a node of a graph allocates.
 struct Known {
     bytes: u64,
     context: usize,
     device: usize,
-    /// Whether a launch has allocated this range, and nothing has freed the range since then.
+    /// Whether a launch has allocated this range and the range is not yet freed.
     live: bool,
 }
 
-/// The memory of one launched graph. It is in use until the graph has run.
+/// The memory of one launched graph, in use until the graph has run.
 struct Running {
     end: u64,
     stream: u64,
@@ -38,8 +38,8 @@ struct Share {
 }
 
 impl Share {
-    /// Returns the bytes that running graphs use on all streams other than `except`. The graphs of
-    /// one stream run one after the other, so each stream counts with its largest graph.
+    /// Returns the bytes that running graphs use, without those on the stream `except`. The graphs
+    /// of one stream run one after the other, so only the largest graph of each stream counts.
     fn running(&mut self, except: Option<u64>) -> u64 {
         self.running.retain(|running| !work::is_over(running.end));
         let mut streams = HashMap::<u64, u64>::new();
@@ -71,7 +71,8 @@ impl Memory {
         self.shares.entry(device).or_default()
     }
 
-    /// Returns the steps of address space and the bytes that launches have left allocated on a GPU.
+    /// Returns what launches have left allocated on a GPU: the steps of address space, and the
+    /// bytes.
     fn live(&self, device: usize) -> (BTreeSet<u64>, u64) {
         let live = || {
             let known = self.known.iter();
@@ -85,27 +86,28 @@ impl Memory {
         (steps, live().map(|(_, known)| known.bytes).sum())
     }
 
-    /// Takes the memory for a graph on a GPU, in addition to the memory that is in use there.
+    /// Takes the memory for a graph on a GPU. The memory that is in use there stays as it is.
     fn reserve(&mut self, device: usize, plan: &Plan, stream: u64) -> Outcome<()> {
         let (mut steps, live) = self.live(device);
         steps.extend(plan.steps(device));
         let share = self.share(device);
         let wanted = steps.len() as u64 * STEP + share.running(Some(stream));
-        // Measured: a launch that fails for lack of memory keeps the steps that it has taken.
+        // Measured: a launch that runs out of memory keeps the steps that it has already taken.
         while share.reserved < wanted {
             driver()?.take(device, STEP)?;
             share.reserved += STEP;
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
-        // Measured: for a graph with allocations of 100, 50 and 7 MiB the driver reports 192 MiB as
-        // reserved and 160 MiB as used. The used bytes become fewer only when a trim is made.
+        // Measured: for allocations of 100, 50 and 7 MiB the driver reports 192 MiB as reserved and
+        // 160 MiB as used. Only a trim makes the used bytes fewer.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
         Ok(())
     }
 
-    /// Marks a launch's allocation at this address as freed; returns false when there is none.
+    /// Marks a launch's allocation at this address as freed. Returns false if there is no such
+    /// allocation.
     fn free(&mut self, address: u64) -> bool {
         let known = self.known.get_mut(&address).filter(|known| known.live);
         known.is_some_and(|known| std::mem::replace(&mut known.live, false))
@@ -127,8 +129,8 @@ pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
 /// the graph ends.
 ///
 /// # Errors
-/// `OUT_OF_MEMORY`; `INVALID_VALUE` when memory that the last launch left allocated was not freed,
-/// and `auto_free` is not set.
+/// `OUT_OF_MEMORY`; without `auto_free` also `INVALID_VALUE`, when memory that the last launch left
+/// allocated is not yet freed.
 pub fn launch(
     plan: &Plan,
     stream: u64,
@@ -181,8 +183,8 @@ pub fn is_known(address: u64) -> bool {
     memory().known.contains_key(&address)
 }
 
-/// Forgets the allocations of a destroyed graph in this address region. Returns false, and forgets
-/// nothing, when a launch has left memory allocated there.
+/// Forgets the allocations of a destroyed graph in this address region. If a launch has left memory
+/// allocated there, forgets nothing and returns false.
 pub fn forget(region: Range) -> bool {
     let mut memory = memory();
     let inside = region.start..region.start + region.bytes;
@@ -193,7 +195,7 @@ pub fn forget(region: Range) -> bool {
     true
 }
 
-/// Frees an address that a launch left allocated. The GPU keeps the memory for other graphs.
+/// Frees an address that a launch has left allocated. The GPU keeps the memory for other graphs.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not allocated.
