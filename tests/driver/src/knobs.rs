@@ -200,7 +200,7 @@ impl Knobs {
                 let count = number(value)?;
                 // An H100 can be divided into at most 7 MIG instances.
                 if count > 7 {
-                    return Err(format!("knob mig: {count} is more than the largest value, 7"));
+                    return Err(format!("knob mig: {count} is more than 7"));
                 }
                 self.mig.store(count as u32, Relaxed);
             }
@@ -296,7 +296,7 @@ impl Knobs {
                 return Ok(rule);
             }
         }
-        Err(format!("only {MAX_RULES} functions can have a wait or failure"))
+        Err(format!("only {MAX_RULES} functions can wait or fail"))
     }
 
     /// Returns what the knobs do to a call of the driver function `symbol`. `calls` is the number

@@ -1,11 +1,9 @@
-//! Memory pools of the simulated driver: stream-ordered memory, which belongs to a pool and not to
-//! a context.
+//! Memory pools of the simulated driver. Stream-ordered memory belongs to a pool, not to a context.
 //!
-//! Pools of managed memory report the same attributes as other pools. But the driver counts their
-//! memory for no process, and these pools outlive the contexts of their GPU (measured, H200,
-//! 580.159.04). The measured driver also keeps the memory of a managed pool on the GPU until the
-//! pool is destroyed and its last pointer freed. Freeing other pointers or trimming the pool gives
-//! nothing back there. The simulated driver does not model this.
+//! Pools of managed memory report the same attributes as other pools, but the driver counts their
+//! memory for no process. These pools outlive the contexts of their GPU (measured, H200,
+//! 580.159.04). One measured fact is not simulated: the memory of a managed pool stays on the GPU
+//! until the pool is destroyed and its last pointer is freed.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
@@ -22,14 +20,13 @@ use crate::{Outcome, Status};
 /// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
-/// The largest number of freed ranges that a pool keeps for requests of the same size. When this
-/// number is reached, the pool first merges all of them with their neighbours.
+/// The largest number of freed ranges in [`State::quick`], where requests of the same size find
+/// them. At this number, all of them are merged with their neighbours.
 const QUICK: usize = 16;
-/// The index of the pool attribute `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in
-/// [`State::reuse`].
+/// The index of `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in [`State::reuse`].
 const INTERNAL_DEPENDENCIES: usize = 2;
 
-/// A hash function for addresses. One multiplication is enough to spread them.
+/// A hash function for addresses. One multiplication spreads them well enough.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -69,17 +66,17 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: Gaps,
-    /// Freed ranges. Until the work of the stream that freed a range ends, only that stream may use
-    /// the range again.
+    /// Freed ranges whose stream still has work under way. Until this work ends, only that stream
+    /// may use the range again.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
-    /// The start of the address range that a managed pool has of its own. `None` until the managed
-    /// pool first grows, and always `None` for a pool of another kind.
+    /// The start of the address range of a managed pool. `None` until the managed pool first grows,
+    /// and always `None` for other pools.
     arena: Option<u64>,
 }
 
-/// A range that a stream has freed. That stream may use the range again at once; other streams must
-/// wait until its work ends.
+/// A range that a stream has freed. This stream may use the range again at once. Other streams must
+/// wait until the stream's earlier work ends.
 #[derive(Clone, Debug)]
 struct Pending {
     range: Range<u64>,
@@ -90,7 +87,7 @@ struct Pending {
 static POOLS: RwLock<Vec<&'static Pool>> = RwLock::new(Vec::new());
 
 impl Pool {
-    /// Makes a pool on a GPU. With `None` the pool is on the host and takes no GPU memory.
+    /// Makes a pool on a GPU. `None` makes a pool on the host, which takes no GPU memory.
     pub fn make(device: Option<usize>) -> &'static Pool {
         Pool::new(device, false)
     }
@@ -152,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// Returns the pool of a `CUmemoryPool` handle, even if the pool was destroyed: the driver
+    /// Returns the pool of a `CUmemoryPool` handle, even if the pool was destroyed. The driver
     /// accepts a destroyed pool as a GPU's current pool (measured, H200, 580.159.03).
     ///
     /// # Errors
@@ -178,8 +175,8 @@ impl Pool {
         self.managed
     }
 
-    /// Returns the GPU on which the driver counts the pool's memory; `None` if the driver counts
-    /// this memory on no GPU.
+    /// Returns the GPU on which the pool's memory counts; `None` for managed pools and pools on the
+    /// host.
     fn taken_from(&self) -> Option<usize> {
         self.device.filter(|_| !self.managed)
     }
@@ -188,11 +185,11 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory from the pool for a stream. The pool grows when it has no large enough gap
-    /// that this stream may use.
+    /// Allocates memory from the pool for a stream. The pool grows if it has no gap that is large
+    /// enough and free for this stream.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
+    /// `INVALID_VALUE` for 0 bytes and for a destroyed pool, `OUT_OF_MEMORY`.
     pub fn allocate(&self, bytes: u64, stream: Name) -> Outcome<u64> {
         if bytes == 0 || self.state().destroyed {
             return Err(Status::INVALID_VALUE);
@@ -222,8 +219,8 @@ impl Pool {
         if let Some(device) = self.taken_from()
             && !driver.take_bare(device, bytes)
         {
-            // The GPU has too little memory left. So this pool gives back its unused memory, and
-            // then all other pools on the GPU do the same.
+            // The GPU has too little memory left. So first this pool gives back its unused memory,
+            // and then all other pools on the GPU.
             self.shrink(driver, state, |reserved| reserved > 0);
             Pool::trim_all(device);
             if !driver.take_bare(device, bytes) {
@@ -248,7 +245,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees an allocation of the pool once the work under way on the stream is done.
+    /// Frees an allocation of the pool. The memory is free once the stream's present work is done.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an address that the pool did not allocate.
@@ -267,8 +264,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives unused steps of the pool back to the GPU. Before each step, `more` gets the pool's
-    /// reserved bytes; the first false ends the trim.
+    /// Gives unused steps of the pool back to the GPU, as long as `more` returns true. `more` gets
+    /// the pool's reserved bytes.
     fn shrink(&self, driver: &Driver, state: &mut State, more: impl Fn(u64) -> bool) {
         state.settle();
         state.merge();
@@ -304,13 +301,12 @@ impl Pool {
     }
 
     /// Trims the pools of a GPU as a synchronising driver call does. Every pool gives back its
-    /// unused memory, but keeps as much as its release threshold says.
+    /// unused memory down to its release threshold.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
             let mut state = pool.state();
-            // If all pointers of a destroyed pool are freed, the pool holds only pending memory.
-            // All of that is given back.
+            // A destroyed pool without live pointers gives back everything.
             let gone = state.destroyed && state.live.is_empty();
             let threshold = if gone { 0 } else { state.threshold };
             if state.reserved > threshold {
@@ -319,8 +315,8 @@ impl Pool {
         }
     }
 
-    /// Makes every pool of the GPU give back its unused memory; skips pools whose lock another
-    /// thread holds.
+    /// Makes every pool of the GPU give back its unused memory. Skips a pool that another thread
+    /// has locked.
     pub fn trim_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
@@ -333,8 +329,8 @@ impl Pool {
         }
     }
 
-    /// Drops all memory of the GPU's pools, except managed pools. Called when the last context on
-    /// the GPU is destroyed.
+    /// Drops all memory of the GPU's pools when the last context on the GPU is destroyed. Managed
+    /// pools keep their memory.
     pub fn clear_all(device: usize) {
         for pool in Pool::on(device).into_iter().filter(|pool| !pool.managed) {
             pool.clear();
@@ -400,8 +396,8 @@ impl Pool {
         })
     }
 
-    /// Sets a pool attribute by its number. A high-water mark can only be set to 0; this resets the
-    /// mark.
+    /// Sets a pool attribute by its number. A high-water mark can only be set to 0, which resets
+    /// it.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an attribute or a value that cannot be set.
@@ -419,8 +415,8 @@ impl Pool {
 }
 
 impl State {
-    /// Returns the lowest free addresses of a managed pool. Such a pool has an address range of its
-    /// own. After the pool has given memory back, it uses the same addresses again (measured).
+    /// Returns the lowest free addresses in the address range of a managed pool. So the pool uses
+    /// the same addresses again after it has given memory back (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {
@@ -440,7 +436,7 @@ impl State {
         }
     }
 
-    /// Takes a gap of this size that the stream may use without waiting.
+    /// Takes a gap of this size. The stream may use this gap without waiting.
     fn take(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.pending.is_empty() {
             self.take_free(size)
@@ -458,8 +454,8 @@ impl State {
         Some(address)
     }
 
-    /// Takes a range of exactly this size that was just freed. If there is none, takes the first
-    /// gap that is large enough.
+    /// Takes a freed range of exactly this size. If there is none, takes the first gap that is
+    /// large enough.
     fn take_free(&mut self, size: u64) -> Option<u64> {
         if let Some(position) = self.quick.iter().rposition(|(freed, _)| *freed == size) {
             return Some(self.quick.swap_remove(position).1);
@@ -468,8 +464,8 @@ impl State {
         self.free.take(size, |start| start)
     }
 
-    /// Takes a gap whose memory another stream may still use, and lets the calling stream wait for
-    /// that other stream.
+    /// Takes a gap that another stream may still use. The calling stream then waits for that other
+    /// stream.
     #[cold]
     fn take_dependent(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.reuse[INTERNAL_DEPENDENCIES] == 0 {
@@ -481,9 +477,8 @@ impl State {
         Some(address)
     }
 
-    /// Takes the first gap that is large enough. A gap may consist of free memory and of the
-    /// pending ranges that `may` selects. Returns the gap's address, and the time at which all of
-    /// the gap is free.
+    /// Takes the first gap that is large enough, made of free memory and of pending ranges for
+    /// which `may` is true. Returns the gap's address, and the time at which the whole gap is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;
@@ -525,8 +520,7 @@ impl State {
         }
     }
 
-    /// Makes a pending range free if the work of its stream has ended; does so for all pending
-    /// ranges.
+    /// Frees every pending range whose stream has done its work.
     fn settle(&mut self) {
         let ended: Vec<Pending> = self
             .pending

@@ -1,11 +1,10 @@
 //! The slots of the simulated machine. This module decides which process owns a slot, and frees the
 //! slots of dead processes.
 //!
-//! The machine's shared file has a range of bytes for locks. The owner of slot *i* holds an
-//! open-file-description lock on byte *i* of this range. A mapping of the file keeps the file
-//! description open, and forked children do not inherit this mapping. So the lock ends with the
-//! process's memory, however the process dies. Any process can test the lock, whatever PID
-//! namespace it is in.
+//! The owner of slot *i* holds a lock (`F_OFD_SETLK`) on byte *i* of a range of the machine's
+//! shared file. The lock belongs to an opening of the file, which a mapping of the file keeps
+//! alive. Forked children do not inherit this mapping. So the lock ends with the process's memory,
+//! however the process dies. Any process can test the lock, in any PID namespace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,28 +18,28 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, monotonic, now_ms};
 use crate::{checkpoint, device, grant, shared};
 
-/// The offset of the lock range in the machine's shared file, far behind the file's data.
+/// The offset of the lock range in the machine's shared file, far beyond the file's data.
 const LOCKS: i64 = 1 << 40;
-/// The shortest time in ms between two searches of the slots for dead owners. When memory has run
-/// out, a search need not wait for this time.
+/// The shortest time in ms between two searches for dead owners of slots. When memory has run out,
+/// a search does not wait for this time.
 const SCAN_MS: u64 = 2;
-/// With many slots, searches for dead owners are rarer: the time in ms between two searches is at
-/// least the square of the number of slots, divided by this number. The reason is that the kernel
-/// goes through all locks of a file to test one lock.
+/// The time in ms between two searches for dead owners is at least the square of the number of
+/// slots, divided by this number. Searches with many slots are slow: for each lock that is tested,
+/// the kernel reads all locks of the file.
 const SCANNED_PER_MS: u64 = 10_000;
 
-/// The calling process as an owner of a slot of the simulated machine.
+/// The calling process, which owns a slot of the simulated machine.
 pub struct Process {
     machine: &'static Machine,
     slot: usize,
-    /// One lock for each GPU. A process may make only one operation ([`grant::change`]) at a time
-    /// on a GPU.
+    /// One lock for each GPU, because a process may run only one [`grant::change`] at a time on a
+    /// GPU.
     operations: [Mutex<()>; MAX_DEVICES],
 }
 
 static OWN: OnceLock<Result<Process, String>> = OnceLock::new();
-/// The pid of the process that made [`OWN`]. Exit handlers compare it with their own pid, because
-/// they also run in forked children.
+/// The pid of the process that made [`OWN`]. Exit handlers also run in forked children, and compare
+/// this pid with their own.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 fn lock(file: &File, slot: usize, kind: i32, command: i32) -> io::Result<libc::flock> {
@@ -96,8 +95,8 @@ impl Process {
         let machine = Machine::get()?;
         let file = Machine::file()?;
         for (slot, line) in machine.slots.iter().enumerate().take(MAX_PROCESSES) {
-            // A process takes the lock of a slot first and writes itself as the owner afterwards.
-            // So if a slot has an owner but its lock is free, the owner is dead.
+            // A process locks a slot before it becomes the owner. So an owner whose slot is not
+            // locked is dead.
             if line.owner.load(Acquire) != 0
                 || lock(&file, slot, libc::F_WRLCK, libc::F_OFD_SETLK).is_err()
             {
@@ -133,7 +132,7 @@ impl Process {
         )))
     }
 
-    /// Returns the number by which the simulated machine knows this process as an owner.
+    /// Returns the number by which the simulated machine identifies this process.
     pub fn owner(&self) -> u64 {
         self.machine.slots[self.slot].owner.load(SeqCst)
     }
@@ -167,14 +166,14 @@ impl Process {
     }
 }
 
-/// Returns whether this owner still has its slot. It has the slot while its process is alive, and
-/// after the death of the process until the memory of the process is given back.
+/// Returns whether this owner still has its slot. A dead process has its slot until its memory is
+/// given back.
 pub fn is_alive(machine: &Machine, owner: u64) -> bool {
     let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
     slots.iter().any(|line| line.owner.load(SeqCst) == owner)
 }
 
-/// Marks the descriptor of exported memory as open; the mark ends when the last copy of the
+/// Marks the descriptor of exported memory as open. The mark ends when the last copy of the
 /// descriptor is closed.
 ///
 /// # Errors
@@ -189,8 +188,8 @@ pub fn is_held(file: &File) -> bool {
         .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// The lock on the machine's list of exported objects. Only one process has the lock at a time, and
-/// only that process may change which processes hold exported memory.
+/// The lock on the machine's list of exported objects. Only the process that has this lock may
+/// change which processes hold exported memory.
 pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl ObjectsLock {
@@ -199,7 +198,7 @@ impl ObjectsLock {
         ObjectsLock::take(libc::F_OFD_SETLKW)
     }
 
-    /// Takes the lock on exported objects; returns `None` when another process holds it.
+    /// Takes the lock on exported objects. Returns `None` when another process has this lock.
     pub fn attempt() -> Option<ObjectsLock> {
         ObjectsLock::take(libc::F_OFD_SETLK)
     }
@@ -211,15 +210,15 @@ impl ObjectsLock {
     }
 }
 
-/// Returns the birth number of an owner, which no other owner of the slot has.
+/// Returns a new number for an owner. No other owner of the slot has this number.
 fn birth() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let ns = monotonic().as_nanos() as u64;
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 
-/// Maps the file into this process; forked children do not inherit the mapping. The mapping keeps
-/// the file description open, and the file locks stay as long as the description is open.
+/// Maps the file into this process, so that the file stays open and its locks stay. Forked children
+/// do not inherit the mapping.
 fn keep(file: &File) -> io::Result<()> {
     // SAFETY: a new mapping, which is never dereferenced.
     unsafe {
@@ -238,21 +237,21 @@ fn keep(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// A process that holds GPU memory, or a dead process whose memory is not yet given back.
+/// A process that holds GPU memory, or a dead process whose memory still counts as used.
 #[derive(Clone, Debug)]
 pub struct Holder {
     /// The pid in the process's own PID namespace.
     pub pid: u32,
     /// The inode of the process's PID namespace.
     pub namespace: u64,
-    /// Whether this is a dead process whose memory still counts as used.
+    /// Whether the process is dead.
     pub dying: bool,
     /// Bytes held per GPU.
     pub held: [u64; MAX_DEVICES],
 }
 
-/// Searches the slots for dead owners. Gives back a dead owner's memory once the time that the knob
-/// `kill-lag-ms` sets has passed.
+/// Searches the slots for dead owners. A dead owner's memory is given back after the time that the
+/// knob `kill-lag-ms` sets.
 pub fn scan(machine: &Machine, at_once: bool) {
     let now = now_ms();
     let last = machine.last_scan.load(Relaxed);
@@ -272,8 +271,8 @@ pub fn scan(machine: &Machine, at_once: bool) {
         let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
             .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
         if !free {
-            // Another process may have paused in its search while the slot got this new owner. That
-            // search may then have marked the new owner as dead.
+            // The owner lives but may be marked as dead. A slow search by another process can do
+            // this if the slot's owner changes during the search.
             if line.died.load(Relaxed) != 0 {
                 line.died.store(0, SeqCst);
             }
@@ -333,16 +332,15 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// A process that asks NVML for processes. NVML reports the pids that these processes have in the
-/// `/proc` of the asking process.
+/// A process that asks NVML for processes. NVML reports the pids in this process's `/proc`.
 pub struct Viewer {
-    /// The inode of the asking process's PID namespace.
+    /// The inode of this process's PID namespace.
     namespace: u64,
 }
 
 impl Viewer {
-    /// Returns the calling process as a viewer. Returns `None` if `/proc` is not mounted or belongs
-    /// to another PID namespace; NVML's process lists are then empty.
+    /// Returns the calling process as a viewer; `None` if `/proc` is not mounted or belongs to
+    /// another PID namespace. NVML's process lists are then empty.
     pub fn own() -> Option<Viewer> {
         let own_name = std::fs::read_link("/proc/self").ok()?;
         let is_own = own_name.to_str()? == std::process::id().to_string();
@@ -351,8 +349,7 @@ impl Viewer {
         })
     }
 
-    /// Returns the holder's pid as the viewer sees it; `None` when the viewer cannot see the
-    /// process.
+    /// Returns the holder's pid in the viewer's `/proc`; `None` when the holder is not in it.
     pub fn pid(&self, holder: &Holder) -> Option<u32> {
         if self.namespace == holder.namespace {
             return Some(holder.pid);

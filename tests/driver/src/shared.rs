@@ -1,16 +1,16 @@
 //! Exported memory of the simulated driver, which several processes may hold.
 //!
-//! The bytes of exported memory have a slot of their own ([`Object`]), separate from the slots of
-//! processes. They stay in this slot as long as any process has a handle, a mapping or a descriptor
-//! of the memory. Linear memory ([`crate::ipc`]) has no descriptors. Measured (H100, 580.159.04):
-//! NVML counts the bytes for the exporter as long as the exporter holds them. After that, if no
-//! descriptor is open and only one import exists, NVML counts the bytes for the importer. In all
-//! other cases NVML counts the bytes for no process. One of these cases is assumed: several imports
-//! without an open descriptor.
+//! The bytes of each exported object ([`Object`]) have a slot of their own. They stay there as long
+//! as any process has a handle, a mapping or a descriptor of the memory. Linear memory
+//! ([`crate::ipc`]) has no descriptors.
 //!
-//! Each exported object has a file that describes it. A descriptor of exported memory is an open
-//! descriptor of this file. The lock on the file lasts until the last copy of the descriptor is
-//! closed.
+//! Measured (H100, 580.159.04): NVML counts the bytes for the exporter as long as the exporter
+//! holds them. After that, NVML counts them for the only importer if no descriptor is open, and
+//! otherwise for no process. Assumed: with several importers and no open descriptor, NVML counts
+//! the bytes for no process.
+//!
+//! A descriptor of exported memory is an open descriptor of a file that describes the object. The
+//! lock on this file lasts until the last copy of the descriptor is closed.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -27,11 +27,11 @@ use crate::vmm::Properties;
 use crate::{Outcome, Status, grant};
 
 const MAGIC: u64 = 0x6770_756c_696d_0103;
-/// The length in bytes of the file that describes an exported object: magic, GPU, size, object,
-/// birth, properties.
+/// The length in bytes of the file that describes an exported object. The file has these fields:
+/// magic, GPU, size, object, birth, properties.
 const TEXT: usize = 72;
 
-/// Exported memory as one process knows it.
+/// Exported memory, as one process holds it.
 pub struct Shared {
     /// The GPU of the exported memory; `None` for host memory.
     pub device: Option<usize>,
@@ -43,8 +43,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Exports memory that so far only this process holds. Returns the exported memory with a
-    /// descriptor.
+    /// Exports memory that only this process holds. Returns the exported memory and a descriptor.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when all objects are in use.
@@ -68,8 +67,8 @@ impl Shared {
         Shared::share(device, bytes, describe)
     }
 
-    /// Moves memory that so far only this process holds to an exported object. Returns the exported
-    /// memory with the result of `describe`, which runs before the move.
+    /// Moves memory that only this process holds to an exported object. Returns the exported memory
+    /// and the result of `describe`, which runs before the move.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when all objects are in use, and the errors of `describe`.
@@ -93,9 +92,9 @@ impl Shared {
         };
         let described = describe(&shared)?;
         if let Some(device) = device {
-            // The process gives the bytes back first and the object takes them afterwards, so that
-            // no peak counts them twice. In between other processes may take the room; then this
-            // process waits until the GPU has room again.
+            // First the process gives the bytes back, and then the object takes them. So no peak
+            // counts them twice. If another process takes the room in between, wait until there is
+            // room again.
             driver.give(device, bytes);
             let blocks = (bytes / BLOCK) as i64;
             while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
@@ -110,17 +109,17 @@ impl Shared {
         Ok((shared, described))
     }
 
-    /// Imports the exported memory that a descriptor stands for, and returns it with its
-    /// properties. The caller keeps the descriptor.
+    /// Imports the exported memory of a descriptor, and returns the memory with its properties. The
+    /// caller keeps the descriptor.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the descriptor is not exported memory, `OUT_OF_MEMORY` when there are
-    /// too many imports.
+    /// `INVALID_VALUE` when the descriptor is not exported memory, `OUT_OF_MEMORY` when the memory
+    /// has too many imports.
     pub fn import(descriptor: i32) -> Outcome<(Shared, Properties)> {
         if descriptor < 0 {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the borrow ends with this statement; a number that is not an open descriptor
+        // SAFETY: the borrow ends with this statement. A number that is not an open descriptor only
         // makes the system call fail.
         let file: File = unsafe { BorrowedFd::borrow_raw(descriptor) }
             .try_clone_to_owned()
@@ -151,12 +150,12 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// Imports memory that another process exported and still holds. `object` and `birth` are the
-    /// numbers that [`Shared::name`] returned in that process.
+    /// Imports memory that another process exported and still holds. `object` and `birth` come from
+    /// [`Shared::name`] in that process.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when the exporter no longer holds it,
-    /// `OUT_OF_MEMORY` when there are too many imports.
+    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when the exporter no longer holds the
+    /// memory, `OUT_OF_MEMORY` when the memory has too many imports.
     pub fn open(device: usize, bytes: u64, [object, birth]: [u64; 2]) -> Outcome<Shared> {
         let shared = Shared {
             device: Some(device),
@@ -195,7 +194,7 @@ impl Shared {
     /// Opens another descriptor of the exported memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for an import, `OUT_OF_MEMORY` when the descriptor cannot be opened.
+    /// `INVALID_VALUE` for imported memory, `OUT_OF_MEMORY` when the descriptor cannot be opened.
     pub fn descriptor(&self) -> Outcome<i32> {
         if !self.exporter {
             return Err(Status::INVALID_VALUE);
@@ -210,8 +209,8 @@ impl Shared {
         Ok(file.into_raw_fd())
     }
 
-    /// Gives up this process's export or import of the memory. Called when the process has neither
-    /// a handle nor a mapping of the memory any more.
+    /// Ends this process's export or import of the memory. Called when the process has no handle
+    /// and no mapping of the memory left.
     pub fn let_go(&self) {
         let (Ok(driver), Some(lock)) = (driver(), ObjectsLock::wait()) else {
             return;
@@ -278,8 +277,8 @@ fn sweep_object(machine: &Machine, at: usize, _lock: &ObjectsLock) {
     object.birth.store(0, SeqCst);
 }
 
-/// Frees the exported objects that no process holds any more. Does nothing while another process
-/// has the lock on exported objects.
+/// Frees the exported objects that no process holds. Does nothing while another process has the
+/// lock on exported objects.
 pub fn sweep(machine: &Machine) {
     let abandoned = |object: &Object| is_abandoned(machine, object);
     if machine.objects.iter().any(abandoned)
@@ -289,8 +288,8 @@ pub fn sweep(machine: &Machine) {
     }
 }
 
-/// Calls `seen` for all exported memory that NVML counts for a process, with the process as owner,
-/// the GPU and the bytes.
+/// Calls `seen` for each piece of exported memory that NVML counts for a process. The arguments are
+/// the process, the GPU and the bytes.
 pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     for (at, object) in machine.objects.iter().enumerate() {
         if object.birth.load(SeqCst) == 0 {
@@ -311,8 +310,7 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     }
 }
 
-/// Returns the bytes of a GPU's exported memory that the exporter no longer holds. NVML counts
-/// these bytes for an importer or for no process.
+/// Returns the bytes of a GPU's exported memory that their exporter no longer holds.
 pub fn unowned(machine: &Machine, device: usize) -> u64 {
     let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
     let left = |(_, object): &(usize, &Object)| {

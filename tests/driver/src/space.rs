@@ -1,9 +1,8 @@
-//! The device address space of the process: what each address is used for, and the host memory
-//! behind each address.
+//! The device address space of the process: the use of each address, and the host memory behind it.
 //!
 //! The address space is one huge reservation of host addresses, in blocks of 2 MiB. A device
-//! address is the host address of the same byte, so copies and fills really move data. A host page
-//! is allocated when it is first touched, and freed when its block is freed.
+//! address is also a host address, so copies and fills really move data. A host page is allocated
+//! when it is first touched, and freed when its block is freed.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,8 +15,7 @@ use crate::machine::BLOCK;
 use crate::{Outcome, Status};
 
 const BLOCKS: u64 = 1 << 23;
-/// The size of the lowest part of the address space, where addresses fit into 32 bits. Programs
-/// have no host mappings in this part.
+/// The start of the addresses that fit into 32 bits. Programs have no host mappings there.
 const LOW: u64 = 1 << 30;
 const LOW_BYTES: u64 = 3 << 30;
 /// The largest number of bytes of real data that a single copy or fill moves.
@@ -40,8 +38,8 @@ pub enum Use {
     Graph = 4,
 }
 
-/// The entry of a block of the address space. It has the use of the block, the index of a context,
-/// a shard, and an index. The use decides what the last index means.
+/// The entry of a block of the address space: the block's use, and three numbers. The numbers are
+/// the index of a context, a shard, and an index whose meaning depends on the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -49,7 +47,7 @@ impl Entry {
     /// The entry of an unused block of the address space.
     pub const NONE: Entry = Entry(0);
 
-    /// Packs an entry: 12 bits for the context, 12 for the shard, 32 for the index.
+    /// Makes an entry: 12 bits for the context, 12 for the shard, 32 for the index.
     pub fn new(usage: Use, context: usize, shard: usize, index: usize) -> Self {
         Entry(usage as u64 | (context as u64) << 4 | (shard as u64) << 16 | (index as u64) << 32)
     }
@@ -75,8 +73,8 @@ impl Entry {
         (self.0 >> 16 & 0xfff) as usize
     }
 
-    /// Returns the index of the block in its shard, or the index of the pool that the block is part
-    /// of.
+    /// Returns the index of the block in its shard. For a block of a pool, returns the index of the
+    /// pool.
     pub fn index(self) -> usize {
         (self.0 >> 32) as usize
     }
@@ -87,15 +85,14 @@ pub struct Space {
     base: u64,
     /// Whether device addresses have host memory behind them.
     backed: bool,
-    /// Whether data was ever written to device memory. If not, freed blocks have no host pages to
-    /// give back.
+    /// Whether data was ever written to device memory. If not, no freed block has host pages.
     written: AtomicBool,
     entries: &'static [AtomicU64],
     free: Mutex<Gaps>,
     low: OnceLock<Mutex<Gaps>>,
 }
 
-/// Free address ranges: the start of each range and its length.
+/// Free ranges: the start and the length of each.
 #[derive(Default, Debug)]
 pub struct Gaps(BTreeMap<u64, u64>);
 
@@ -123,7 +120,7 @@ impl Gaps {
         Some(aligned)
     }
 
-    /// Gives a range back, and joins the range with the free ranges next to it.
+    /// Gives a range back, and joins it with the free ranges next to it.
     pub fn give(&mut self, mut start: u64, mut length: u64) {
         if let Some((&before, &span)) = self.0.range(..start).next_back()
             && before + span == start
@@ -207,9 +204,8 @@ impl Space {
         let writable = wanted
             .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
             .flatten();
-        // If the address space of the process is limited (by `ulimit -v` or strict overcommit), the
-        // process cannot reserve so much writable memory. Its device addresses then have no host
-        // memory behind them.
+        // With `ulimit -v` or strict overcommit, the process cannot reserve so much writable
+        // memory. Device addresses then have no host memory behind them.
         let base = writable
             .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
             .unwrap_or(0x0000_2000_0000_0000);
@@ -261,8 +257,8 @@ impl Space {
         }
     }
 
-    /// Clears the entry of the block at this address if that still equals `entry`. Returns false
-    /// when another thread has changed the entry.
+    /// Clears the entry of the block at this address. Returns false if the entry is not `entry`,
+    /// because another thread has changed it.
     pub fn unmark(&self, address: u64, entry: Entry) -> bool {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -298,7 +294,7 @@ impl Space {
         Ok(LOW + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)
     }
 
-    /// Gives device addresses back, and the host pages behind them.
+    /// Gives back device addresses and the host pages behind them.
     pub fn give(&self, address: u64, bytes: u64) {
         let blocks = bytes.div_ceil(BLOCK);
         self.forget(address, blocks * BLOCK);
@@ -310,7 +306,7 @@ impl Space {
         free.give((address - base) / BLOCK, blocks);
     }
 
-    /// Drops the data behind these device addresses: frees the host pages that hold the data.
+    /// Frees the host pages behind these device addresses.
     pub fn forget(&self, address: u64, bytes: u64) {
         if self.written.load(Relaxed) {
             // SAFETY: the caller has freed or unmapped this range of the reservation, so no data in
@@ -330,8 +326,8 @@ impl Space {
         address.wrapping_sub(self.base) < BLOCKS * BLOCK
     }
 
-    /// Copies memory. A copy from or to device memory moves at most [`DATA_LIMIT`] bytes. It moves
-    /// nothing if device addresses have no host memory behind them.
+    /// Copies memory. A copy from or to device memory moves at most [`DATA_LIMIT`] bytes. Without
+    /// host memory behind device addresses it moves nothing.
     ///
     /// # Safety
     /// The caller must be allowed to read or write `bytes` bytes at each address outside the device
@@ -347,15 +343,16 @@ impl Space {
         } else {
             bytes
         };
-        // SAFETY: device addresses lie in the mapped reservation; the caller promises the others.
+        // SAFETY: device addresses lie in the mapped reservation. The caller vouches for the other
+        // addresses.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
 
-    /// Fills memory with a pattern of `width` bytes. The restrictions of [`Space::copy`] apply.
+    /// Fills memory with a pattern of `width` bytes. Device memory is filled only in part, or not
+    /// at all, as in [`Space::copy`].
     ///
     /// # Safety
-    /// The caller must be allowed to write an address outside the device space, as for
-    /// [`Space::copy`].
+    /// If `to` is outside the device space, the caller must be allowed to write the memory there.
     pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
         if !self.backed && self.contains(to) {
             return;
@@ -364,7 +361,7 @@ impl Space {
         let count = count.min(DATA_LIMIT / width);
         let pattern = pattern.to_le_bytes();
         for index in 0..count {
-            // SAFETY: as in `copy`; `width` is 1, 2 or 4, so the pattern has that many bytes.
+            // SAFETY: as in `copy`. The pattern has `width` bytes, because `width` is 1, 2 or 4.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     pattern.as_ptr(),

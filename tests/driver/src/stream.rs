@@ -1,5 +1,5 @@
-//! Streams and events of the simulated driver. The simulated driver computes nothing. So a stream
-//! has only a cost in memory, a context, a capture, and the time at which its work ends.
+//! Streams and events of the simulated driver. Because the simulated driver computes nothing, a
+//! stream has only a cost in memory, a context, a capture, and the time at which its work ends.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,12 +15,12 @@ use crate::{Outcome, Status};
 const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
 const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
 
-/// A stream. The `Stream` object is never freed. A stale handle still points to an object, which
-/// says that it was destroyed.
+/// A stream. The `Stream` object is never freed, so a stale handle still points to it. The object
+/// says whether the stream was destroyed.
 pub struct Stream {
     magic: AtomicU64,
-    /// The context in which the stream was created. If that is a green context, this is the primary
-    /// context that the green context is part of.
+    /// The context in which the stream was created. For a green context, this is its primary
+    /// context.
     pub context: &'static Context,
     /// The context that `cuStreamGetCtx` returns for the stream.
     pub named: &'static Context,
@@ -30,17 +30,16 @@ pub struct Stream {
     pub priority: i32,
     /// A number that no other stream of the process has.
     pub id: u64,
-    /// The stream's `CUstreamCaptureStatus`, which the module [`capture`] keeps up to date.
+    /// The stream's `CUstreamCaptureStatus`. The module [`capture`] sets it.
     pub(crate) capture: AtomicI32,
-    /// The time at which the stream's work ends, which the module [`work`] keeps up to date.
+    /// The time at which the stream's work ends. The module [`work`] sets it.
     pub(crate) end: AtomicU64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
-/// Returns whether a `CUstream` handle stands for the legacy stream. `twin` says whether the called
-/// function uses the per-thread default stream. In such a function the handle 0 means the thread's
-/// own stream.
+/// Returns whether a `CUstream` handle stands for the legacy stream. If `twin` is set, the called
+/// function uses the per-thread default stream, and handle 0 means this stream.
 #[inline(always)]
 pub fn is_legacy(handle: usize, twin: bool) -> bool {
     handle == 1 || handle == 0 && !twin
@@ -74,11 +73,11 @@ impl Stream {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the stream of a `CUstream` handle; `None` for the NULL, legacy and per-thread
-    /// streams (handles 0, 1, 2).
+    /// Returns the stream of a `CUstream` handle. Returns `None` for the NULL, legacy and
+    /// per-thread streams (handles 0, 1, 2).
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a handle that is not a stream or whose stream was destroyed,
+    /// `INVALID_HANDLE` for a handle that is not a stream, or whose stream was destroyed.
     /// `INVALID_CONTEXT` when the stream's context was destroyed (measured).
     pub fn from_handle(handle: usize) -> Outcome<Option<&'static Stream>> {
         if handle <= 2 {
@@ -107,8 +106,7 @@ impl Stream {
         }
     }
 
-    /// Destroys the stream and ends its capture, if one is under way. The context keeps the
-    /// stream's memory.
+    /// Destroys the stream and ends its capture. The context keeps the stream's memory.
     pub fn destroy(&self) {
         capture::drop_stream(self);
         self.magic.store(0, Release);
@@ -119,8 +117,8 @@ impl Stream {
         self.capture.load(Acquire)
     }
 
-    /// Returns whether this stream is captured: the driver then adds calls on the stream to a graph
-    /// and does not execute them. If the stream is captured, adds a node for the present call.
+    /// Returns whether this stream is captured. If so, the present call becomes a node of a graph
+    /// and is not executed.
     ///
     /// # Errors
     /// `STREAM_CAPTURE_INVALIDATED` when the capture is invalid.
@@ -138,7 +136,7 @@ pub struct Event {
     magic: AtomicU64,
     /// The context in which the event was created.
     pub context: &'static Context,
-    /// The time at which the work ends that the event waits for; 0 = the event was never recorded.
+    /// The end of the work for which the event waits; 0 = the event was never recorded.
     end: AtomicU64,
 }
 
@@ -178,15 +176,14 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event after the present work of a stream's queue. If the stream has no queue,
-    /// the event is over at once.
+    /// Records the event on a queue: the event is over when the queue's present work ends. Without
+    /// a queue, the event is over at once.
     pub fn record(&self, queue: Option<Queue>) {
         let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
         self.end.store(end, Release);
     }
 
-    /// Returns the time at which the work ends that the event waits for; 0 when the event was never
-    /// recorded.
+    /// Returns the time at which the event is over; 0 when the event was never recorded.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)
     }
@@ -194,8 +191,8 @@ impl Event {
     /// Returns the milliseconds from the event `start` to this event.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when one of them was never recorded, `NOT_READY` while the work before one
-    /// of them is under way.
+    /// `INVALID_HANDLE` when one of the events was never recorded, `NOT_READY` when one of them is
+    /// not yet over.
     pub fn elapsed_since(&self, start: &Event) -> Outcome<f32> {
         let (start, end) = (start.end(), self.end());
         if start == 0 || end == 0 {

@@ -3,23 +3,23 @@
 //! [`Shape::bytes`] returns exactly the bytes that were measured for 31 arrays and 8 mipmapped
 //! arrays of all kinds (H100, 580.159.04). An array consists of groups of 64 bytes × 8 rows. Up to
 //! 16 groups form a block. The groups of a block are stacked along the height; in a
-//! three-dimensional array they are stacked along the depth. The levels of a mipmapped array follow
-//! each other. Every layer has all levels and begins at a whole block. The total is rounded up to
-//! 64 KiB.
+//! three-dimensional array, along the depth first. The levels of a mipmapped array follow each
+//! other. Each layer has all levels and begins at a whole block. The total is rounded up to 64 KiB.
 
 use crate::{Outcome, Status};
 
-/// `CUDA_ARRAY3D_LAYERED`: the depth counts layers.
+/// `CUDA_ARRAY3D_LAYERED`: the depth is the number of layers.
 const LAYERED: u32 = 0x01;
-/// `CUDA_ARRAY3D_CUBEMAP`: six layers each.
+/// `CUDA_ARRAY3D_CUBEMAP`: each cube map has six layers.
 const CUBEMAP: u32 = 0x04;
-/// `CUDA_ARRAY3D_SPARSE`: no memory of its own; memory is mapped into its tiles.
+/// `CUDA_ARRAY3D_SPARSE`: the array has no memory of its own. A program maps memory into its tiles.
 pub const SPARSE: u32 = 0x40;
-/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: no memory of its own; memory is mapped into all of it.
+/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. A program maps memory into
+/// the whole array.
 pub const DEFERRED: u32 = 0x80;
-/// The array flags that the driver accepts. These are the flags that have names in this file, and
-/// the flags for surfaces, texture gather and colour attachments. The driver refuses the flag for
-/// depth textures (0x10) on an array of floats (measured).
+/// The array flags that the driver accepts. The flags without a name here are those for surfaces,
+/// texture gather and colour attachments. For an array of floats the driver rejects the flag for
+/// depth textures (0x10) (measured).
 const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
 
 /// Array sizes are multiples of this many bytes.
@@ -42,7 +42,7 @@ pub struct Shape {
     pub format: u32,
     /// The number of channels of each element.
     pub channels: u32,
-    /// The array's flags (`CUDA_ARRAY3D_…`).
+    /// The flags of the array (`CUDA_ARRAY3D_…`).
     pub flags: u32,
 }
 
@@ -82,7 +82,7 @@ impl Shape {
     /// Checks that the driver accepts an array of this shape.
     ///
     /// # Errors
-    /// `INVALID_VALUE`. The largest sizes are those that the GPU's attributes give for textures.
+    /// `INVALID_VALUE`, also for a size above the GPU's attributes for textures.
     pub fn check(&self) -> Outcome<()> {
         let within = |most: [u64; 3]| {
             self.width <= most[0] && self.height <= most[1] && self.depth <= most[2]
@@ -114,7 +114,7 @@ impl Shape {
         }
     }
 
-    /// Returns the bytes that an array of this shape needs with this many levels.
+    /// Returns the bytes of an array of this shape with `levels` levels.
     pub fn bytes(&self, levels: u32) -> u64 {
         let element = self.element().unwrap_or(0);
         let layer: u64 = (0..levels)
@@ -134,7 +134,7 @@ impl Shape {
         layers.next_multiple_of(GRAIN)
     }
 
-    /// Returns the height and the depth, in groups, of a block at a level of the array.
+    /// Returns the height and the depth of a block at a level of the array, in groups.
     fn block(&self, level: u32) -> (u64, u64) {
         let [_, height, depth] = self.extent(level);
         let deep = depth.next_power_of_two().min(STACK);
@@ -142,8 +142,8 @@ impl Shape {
         (high.min(STACK / deep), deep)
     }
 
-    /// A program can map memory into the tiles of an array, which have 64 KiB each. Returns width,
-    /// height and depth of a tile in elements. These are NVIDIA's standard shapes.
+    /// Returns the width, height and depth of a tile of the array, in elements. A tile has 64 KiB,
+    /// and a program can map memory into it. The tile shapes are NVIDIA's standard shapes.
     pub fn tile(&self) -> [u64; 3] {
         let flat = self.is_layered() || self.depth == 0;
         match (flat, self.element().unwrap_or(1)) {

@@ -22,8 +22,7 @@ struct Physical {
     properties: Properties,
     handles: u32,
     mappings: u32,
-    /// The exported memory behind the allocation. Set if the allocation was imported, or once it
-    /// was exported.
+    /// The exported memory behind an imported or exported allocation.
     shared: Option<Shared>,
 }
 
@@ -73,7 +72,7 @@ pub fn reserve(bytes: u64, alignment: u64) -> Outcome<u64> {
 /// Frees reserved device addresses.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the range is not exactly one reservation, or memory is mapped in it.
+/// `INVALID_VALUE` when the range is not exactly one reservation, or still has mapped memory.
 pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;
@@ -143,12 +142,13 @@ impl Physical {
 /// Exports an allocation as a file descriptor that other processes can import.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown or imported handle, or one that was not created for export.
+/// `INVALID_VALUE` for an unknown or imported handle, and for an allocation that was not created
+/// for export.
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
     let physical = guard.physical(handle)?;
-    // The lowest bit of `requestedHandleTypes` stands for file descriptors. An allocation can only
-    // be exported as a file descriptor if it was created with this bit.
+    // The lowest bit of `requestedHandleTypes` stands for file descriptors. Without this bit at its
+    // creation, an allocation cannot be exported as a file descriptor.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -161,9 +161,8 @@ pub fn export(handle: u64) -> Outcome<i32> {
     Ok(descriptor)
 }
 
-/// Imports an allocation from a file descriptor. The descriptor stays open and belongs to the
-/// caller. The result is a new handle, even in the process that exported the allocation (measured,
-/// H100, 580.159.04).
+/// Imports an allocation from a file descriptor, which stays open. The result is a new handle, even
+/// in the process that exported the allocation (measured, H100, 580.159.04).
 ///
 /// # Errors
 /// `INVALID_VALUE` when the descriptor is not an exported allocation, `OUT_OF_MEMORY`.
@@ -182,7 +181,7 @@ pub fn import(descriptor: i32) -> Outcome<u64> {
 /// Releases one reference to an allocation's handle.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a handle that was never created or is fully released.
+/// `INVALID_VALUE` for an unknown handle, or one without references left.
 pub fn release(handle: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;
@@ -222,7 +221,8 @@ impl State {
 /// Maps the memory of a handle at reserved addresses.
 ///
 /// # Errors
-/// `INVALID_VALUE` unless the whole allocation is mapped into one reservation, `ALREADY_MAPPED`.
+/// `INVALID_VALUE` if only a part of the allocation is mapped or the range is not in one
+/// reservation; `ALREADY_MAPPED`.
 pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     aligned(bytes)?;
     let mut guard = state();
@@ -256,10 +256,10 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Checks that the memory of a handle can be mapped: the handle must have references left.
+/// Checks that the memory of a handle can be mapped.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the handle is unknown or released.
+/// `INVALID_VALUE` when the handle is unknown or has no references left.
 pub fn check(handle: u64) -> Outcome<()> {
     match state().physical(handle)?.handles {
         0 => Err(Status::INVALID_VALUE),
@@ -267,7 +267,7 @@ pub fn check(handle: u64) -> Outcome<()> {
     }
 }
 
-/// Unmaps a range of addresses, which must consist of whole mappings.
+/// Unmaps a range of addresses.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the range does not consist of whole mappings.
@@ -306,10 +306,10 @@ impl State {
     }
 }
 
-/// Sets the access flags of a range of addresses, which must consist of whole mappings.
+/// Sets the access flags of a range of addresses.
 ///
 /// # Errors
-/// `INVALID_VALUE` when something in it is not mapped.
+/// `INVALID_VALUE` when the range does not consist of whole mappings.
 pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;
@@ -346,7 +346,7 @@ pub fn find(address: u64) -> Option<(u64, u64, Option<usize>)> {
     Some((start, mapping.bytes, device))
 }
 
-/// Drops all physical memory of a GPU. Called when the last context on that GPU is destroyed.
+/// Drops all physical memory of a GPU when the last context on that GPU is destroyed.
 pub fn clear_all(device: usize) {
     let mut guard = state();
     let state = &mut *guard;

@@ -1,9 +1,9 @@
-//! The times at which the work of streams ends. Kernels take no time unless the knob `work` is set.
-//! Before the first kernel of this process takes time, an ordinary driver call reads only the
-//! variable `EVER` of this module.
+//! The times at which the work of streams ends. Kernels take time only if the knob `work` is set.
+//! Until a kernel of this process takes time, an ordinary driver call reads only the variable
+//! `EVER` of this module.
 //!
-//! Times are in nanoseconds, as [`now`] returns them. The end of a stream's work only ever moves to
-//! a later time. So one number is enough for the end of the work of several streams.
+//! Times are in nanoseconds, as [`now`] returns them. The end of a stream's work only moves to
+//! later times. So one number can hold the end of the work of several streams.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -21,8 +21,8 @@ use crate::{Outcome, Status};
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The calling thread's per-thread default streams. Each context has one; the list has the end
-    /// of its work, by the id of the context.
+    /// The ends of the work of this thread's default streams: one for each context, by the
+    /// context's id.
     static OWN: RefCell<Vec<(u64, &'static AtomicU64)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -38,7 +38,7 @@ pub fn is_over(end: u64) -> bool {
     !EVER.load(Relaxed) || end <= now()
 }
 
-/// Returns `NOT_READY` as long as work that ends at this time is under way.
+/// Returns an error while work that ends at this time is under way.
 ///
 /// # Errors
 /// `NOT_READY`.
@@ -72,8 +72,8 @@ pub fn wait_for(context: &Context) {
     wait(context.work.all.load(Acquire));
 }
 
-/// Sleeps until all work of the thread's current context is done; returns at once if the thread has
-/// no current context.
+/// Sleeps until all work of the thread's current context is done. Without a current context,
+/// returns at once.
 #[inline(always)]
 pub fn wait_for_current() {
     if EVER.load(Relaxed)
@@ -111,13 +111,13 @@ fn launch_at_length(stream: Name) -> Outcome<u64> {
 #[derive(Default)]
 pub struct Ends {
     legacy: AtomicU64,
-    /// The end of the work of the legacy stream and of all streams that wait for the legacy stream.
+    /// The end of the work of the legacy stream, and of all streams that wait for it.
     blocking: AtomicU64,
     all: AtomicU64,
 }
 
 impl Ends {
-    /// Resets the end times of a context that is being destroyed.
+    /// Resets all end times when the context is destroyed.
     pub(crate) fn clear(&self) {
         for end in [&self.legacy, &self.blocking, &self.all] {
             end.store(0, Release);
@@ -125,7 +125,7 @@ impl Ends {
     }
 }
 
-/// The queue of a stream's work. The program created the stream, or it is a default stream.
+/// The queue of a stream's work. The stream may be a default stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue {
     context: &'static Context,
@@ -139,8 +139,8 @@ impl PartialEq for Queue {
     }
 }
 
-/// A stream in the form in which a driver call names it. Most calls only pass these two words on;
-/// the stream's queue is looked up only where it is needed.
+/// A stream as a driver call names it. Most calls only pass this name on. The stream's queue is
+/// looked up only where it is needed.
 #[derive(Clone, Copy)]
 pub struct Name {
     /// The `CUstream` handle, already checked.
@@ -166,7 +166,7 @@ impl Name {
         }
     }
 
-    /// Returns a number that identifies the stream and that no other stream of the process has.
+    /// Returns a number that no other stream of the process has.
     ///
     /// # Errors
     /// The errors of [`Stream::from_handle`].
@@ -223,9 +223,8 @@ impl Queue {
         }
     }
 
-    /// Adds `work` nanoseconds of work to the queue, and returns the time at which that work ends.
-    /// The work begins when everything that the stream waits for is over. It never begins before
-    /// the time `after`.
+    /// Adds `work` nanoseconds of work to the queue, and returns the end of this work. The work
+    /// begins when everything that the stream waits for is over, and not before the time `after`.
     pub fn add(self, after: u64, work: u64) -> u64 {
         static ORDER: Mutex<()> = Mutex::new(());
         let _one = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
