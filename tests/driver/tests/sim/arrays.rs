@@ -52,8 +52,8 @@ fn requirement(cuda: &Cuda, function: &str, array: u64) -> Result<(u64, u64), i3
     }
 }
 
-/// Arrays: shape, MiB that creating the array takes, and 64 KiB units that the driver reports as
-/// required.
+/// For each array: its shape, the MiB that creating it takes, and the required memory that the
+/// driver reports, in units of 64 KiB.
 const ARRAYS: &[(Shape, u64, u64)] = &[
     ([1024, 1024, 0, 32, 4, 0], 16, 256),
     ([4096, 4096, 0, 32, 4, 0], 256, 4096),
@@ -89,8 +89,8 @@ const ARRAYS: &[(Shape, u64, u64)] = &[
     ([8000, 5000, 0, 16, 4, 2], 314, 5000),
 ];
 
-/// Mipmapped arrays: shape, number of levels, MiB that creating the array takes, and 64 KiB units
-/// that the driver reports as required.
+/// For each mipmapped array: its shape, its number of levels, the MiB that creating it takes, and
+/// the required memory that the driver reports, in units of 64 KiB.
 const MIPMAPS: &[(Shape, usize, u64, u64)] = &[
     ([4096, 1024, 0, 32, 4, 0], 4, 86, 1360),
     ([1024, 1024, 0, 32, 4, 0], 11, 22, 342),
@@ -122,7 +122,7 @@ fn arrays_take_and_require_the_measured_bytes() {
             assert_eq!(
                 cuda.beyond(),
                 taken * MIB,
-                "a deferred array takes no memory"
+                "an array with deferred mapping takes no memory"
             );
             assert_eq!(destroy(cuda, deferred) + destroy(cuda, array), 0);
             assert_eq!(cuda.beyond(), 0, "{shape:?}");
@@ -155,8 +155,8 @@ fn mipmapped_arrays_take_and_require_the_measured_bytes() {
 fn small_arrays_share_blocks() {
     alone(&[], |cuda| {
         cuda.start();
-        // Per case: the shape of the arrays, the number of arrays that share a piece of memory, and
-        // the size of this piece in MiB.
+        // Per case: the shape of the arrays, how many of them share blocks, and the MiB of these
+        // blocks.
         for (shape, per_block, block) in [
             ([1, 0, 0, 1, 1, 0], 32, 2),
             ([64, 64, 0, 32, 4, 0], 32, 2),
@@ -204,7 +204,7 @@ fn a_block_is_freed_with_its_last_array_and_gaps_are_reused() {
             "one array is left in the first block"
         );
         let again = create(cuda, [300, 300, 0, 32, 4, 0]).expect("an array");
-        assert_eq!(cuda.beyond(), 4 * MIB, "it fits into the first block");
+        assert_eq!(cuda.beyond(), 4 * MIB, "the array fits in the first block");
         assert_eq!(destroy(cuda, again), 0);
         assert_eq!(destroy(cuda, live.remove(0)), 0);
         assert_eq!(cuda.beyond(), 2 * MIB);
@@ -265,9 +265,8 @@ fn every_function_that_creates_an_array() {
     });
 }
 
-/// Creating an array invalidates a capture in the global mode. In the relaxed mode the program may
-/// create the same array with deferred mapping. It may also query the memory that this array
-/// requires.
+/// Creating an array invalidates a capture in the global mode. In the relaxed mode, a program may
+/// create an array with deferred mapping and query the memory that this array requires.
 #[test]
 fn creating_an_array_invalidates_a_global_capture() {
     alone(&[], |cuda| {
@@ -312,7 +311,7 @@ fn levels_are_destroyed_with_their_array() {
             assert_eq!(destroy(cuda, third), 0, "destroying a level does nothing");
             assert_eq!(cuda.call("cuArray3DGetDescriptor_v2", &places), 0);
         }
-        assert_eq!(destroy(cuda, whole), 400, "another kind of handle");
+        assert_eq!(destroy(cuda, whole), 400, "the handle is of another kind");
         assert_eq!(cuda.beyond(), taken);
         assert_eq!(destroy_mipmapped(cuda, whole), 0);
         assert_eq!(cuda.beyond(), 0);
@@ -356,7 +355,7 @@ fn invalid_shapes_are_refused() {
     });
 }
 
-/// Checks that a simulated driver of this version rejects the array flag `flag` as unknown.
+/// Checks that a simulated driver of this version rejects the array flag `flag`.
 fn unknown(version: &str, flag: u32) {
     alone(&[("GPULIMIT_SIM_DRIVER_VERSION", version)], |cuda| {
         cuda.start();
@@ -422,7 +421,7 @@ fn release(cuda: &Cuda, handle: u64) -> i32 {
 fn mapped_memory_is_freed_with_its_handle() {
     alone(&[], |cuda| {
         cuda.start();
-        assert_eq!(tile_pool(cuda, 64 << 10), Err(1), "2 MiB at least");
+        assert_eq!(tile_pool(cuda, 64 << 10), Err(1), "the size is below 2 MiB");
         let array = create(cuda, [8192, 8192, 0, 32, 4, SPARSE]).expect("an array");
         assert_eq!(cuda.beyond(), 0);
         // A part of the array: level 0, 8 × 4 tiles of 64 × 64 elements each.
@@ -441,7 +440,7 @@ fn mapped_memory_is_freed_with_its_handle() {
         let two = memory(cuda, 2 * MIB);
         assert_eq!(map(cuda, &[map_info(0, array, tiles, Some(two))]), 0);
         assert_eq!(destroy(cuda, array), 0);
-        assert_eq!(cuda.beyond(), 2 * MIB, "the memory outlives the array");
+        assert_eq!(cuda.beyond(), 2 * MIB, "mapped memory outlives its array");
         assert_eq!(release(cuda, two), 0);
         assert_eq!(cuda.beyond(), 0);
     });
@@ -468,11 +467,7 @@ fn invalid_mappings_are_refused() {
         ];
         assert_eq!(map(cuda, &both), 1);
         assert_eq!(release(cuda, one), 0);
-        assert_eq!(
-            cuda.beyond(),
-            16 * MIB,
-            "none of the calls changed anything"
-        );
+        assert_eq!(cuda.beyond(), 16 * MIB, "the failed calls changed nothing");
     });
 }
 

@@ -2,7 +2,7 @@
 
 use crate::rig::{Library, MIB, Machine, alone, role, root, used};
 
-/// Runs functions of one version of libcudart, which is fetched first if it is missing.
+/// Runs functions of one version of libcudart. Fetches this libcudart first if it is missing.
 fn runtime(version: &str) {
     if role().is_none() {
         let fetched = std::process::Command::new(root().join("scripts/wheels")).status();

@@ -131,7 +131,7 @@ fn every_call_that_invalidates_a_global_capture() {
                 _ => assert_eq!(end(cuda, stream), Err(INVALIDATED), "{name}"),
             }
         }
-        assert_eq!(cuda.free(memory as u64), 0, "the memory is still allocated");
+        assert_eq!(cuda.free(memory as u64), 0, "no call has freed the memory");
         assert_eq!(cuda.beyond(), 0);
     });
 }
@@ -147,9 +147,9 @@ fn capture_modes_decide_which_threads_may_make_unsafe_calls() {
         let mut none = 3i32;
         let none = [&raw mut none as usize];
         assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &none), 1);
-        // Per case: the mode of the capture, the mode of the thread that captures, the mode of
-        // another thread, and whether an unsafe call is allowed in the first and in the second
-        // thread.
+        // Per case: the mode of the capture, the mode of the capturing thread, and the mode of
+        // another thread. Then whether an unsafe call is allowed in the capturing thread and in the
+        // other thread.
         for (capture, own, other, may) in [
             (GLOBAL, 0, 0, (false, false)),
             (GLOBAL, 1, 1, (false, true)),
@@ -198,7 +198,7 @@ fn the_legacy_stream_and_a_capture() {
         assert_eq!(
             self::status(cuda, blocking),
             1,
-            "the query leaves the capture valid"
+            "the status query leaves the capture valid"
         );
         assert_eq!(self::status(cuda, other), 0);
         assert_eq!(cuda.call("cuMemsetD8Async", &[memory, 0, 16, other]), 0);
@@ -231,7 +231,7 @@ fn capture_info_reports_status_and_graph() {
         assert_eq!(
             end(cuda, stream),
             Ok(told[2] as usize),
-            "the graph is the one that was reported"
+            "the end of the capture returns the reported graph"
         );
         begin(cuda, stream, THREAD_LOCAL);
         let first = told[1];
@@ -334,13 +334,13 @@ fn a_launch_may_leave_memory_allocated() {
         assert_eq!(
             cuda.call("cuMemFreeAsync", &[address, stream]),
             1,
-            "no launch has allocated it"
+            "no launch has allocated this address"
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(
             cuda.call("cuGraphLaunch", &[exec, stream]),
             1,
-            "the first launch's memory is not freed"
+            "the memory of the first launch is not yet freed"
         );
         assert_eq!((memory(cuda, 0), memory(cuda, 2)), (32 * MIB, 32 * MIB));
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
@@ -442,13 +442,13 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         assert_eq!(
             cuda.get("cuGraphInstantiateWithFlags", &[graph, 2]),
             Err(1),
-            "the upload flag is invalid here"
+            "cuGraphInstantiateWithFlags rejects the upload flag"
         );
         let exec = executable(cuda, graph, 0);
         assert_eq!(
             cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]),
             Err(1),
-            "only one executable graph at a time"
+            "a graph with memory nodes has one executable graph"
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 1);
@@ -461,7 +461,7 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         assert_eq!(
             memory(cuda, 2),
             (128 + 96) * MIB,
-            "freeing keeps the memory reserved"
+            "freed memory of a graph stays reserved"
         );
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
         assert_eq!(memory(cuda, 2), 0);
@@ -471,7 +471,7 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
             assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0, "auto-free");
         }
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // Add a second graph that frees the address which the first graph allocates.
+        // Add a second graph. It frees the address that the first graph allocates.
         let freeing = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
         let node = cuda.get("cuGraphAddMemFreeNode", &[freeing, 0, 0, address]);
         assert!(node.is_ok());
@@ -479,7 +479,7 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         assert_eq!(again, Err(1));
         let freeing = executable(cuda, freeing, 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[freeing, stream]), 0);
-        assert_eq!(cuda.free(address as u64), 1, "the graph has freed it");
+        assert_eq!(cuda.free(address as u64), 1, "the graph freed this address");
     });
 }
 
@@ -494,9 +494,9 @@ fn graphs_share_memory_unless_they_run_at_once() {
             assert_eq!(memory(cuda, 2), 128 * MIB, "on one stream");
         }
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(memory(cuda, 2), 128 * MIB, "both graphs are running");
+        assert_eq!(memory(cuda, 2), 128 * MIB, "a trim frees no running graph");
         assert_eq!(cuda.call("cuGraphLaunch", &[graphs[1], two]), 0);
-        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "on two streams at once");
+        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "streams share no memory");
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[graphs[0], two]), 0);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
@@ -523,8 +523,8 @@ fn a_launch_that_is_too_large_keeps_what_it_took() {
     });
 }
 
-/// NVIDIA's documentation: an allocation in a graph may get the address of another allocation, if
-/// that one is freed before the new one is made.
+/// An allocation in a graph may get the address of another allocation that is freed before
+/// (NVIDIA's documentation).
 #[test]
 fn an_allocation_gets_an_address_that_is_freed_before_it() {
     alone(&[], |cuda| {
@@ -545,8 +545,8 @@ fn an_allocation_gets_an_address_that_is_freed_before_it() {
         let exec = executable(cuda, end(cuda, stream).expect("a graph"), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // Two nodes may run in any order, and one of them frees an address. The other node does not
-        // get this address.
+        // Two nodes may run in any order. So if one of them frees an address, the other does not
+        // get it.
         let (graph, addresses, last) = graph_of(cuda, &[100 * MIB]);
         let arguments = [graph, &raw const last as usize, 1, addresses[0] as usize];
         assert!(cuda.get("cuGraphAddMemFreeNode", &arguments).is_ok());
@@ -632,10 +632,10 @@ fn nodes_report_type_and_parameters() {
     });
 }
 
-/// A kernel with 8 KiB of local memory in the body of a conditional node takes no memory when the
-/// nodes are added, and 1850 MiB when the graph is instantiated. A graph with a conditional node
-/// cannot be copied or put into another graph (error 801). The program cannot destroy a body alone
-/// (error 1); the body is destroyed with the graph of its node.
+/// The body of a conditional node has a kernel with 8 KiB of local memory. Adding the nodes takes
+/// no memory; instantiating the graph takes 1850 MiB. A graph with a conditional node cannot be
+/// copied or put into another graph (error 801). A program cannot destroy a body (error 1); it is
+/// destroyed together with the graph.
 #[test]
 fn conditional_nodes_own_their_bodies() {
     alone(&[], |cuda| {
@@ -667,7 +667,7 @@ fn conditional_nodes_own_their_bodies() {
         assert_eq!(
             add(graph, 3, context).err(),
             Some(1),
-            "an if node has two bodies at most"
+            "an `if` node has at most two bodies"
         );
         assert_eq!(add(graph, 1, 0).err(), Some(201));
         let (node, list) = add(graph, 2, context).expect("a node");

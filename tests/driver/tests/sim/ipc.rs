@@ -41,9 +41,9 @@ fn invalid_exports_and_opens_are_refused() {
             assert_eq!(
                 open(cuda, name, handle, 1),
                 Err(201),
-                "the exporter cannot open it"
+                "the exporter cannot open its own memory"
             );
-            assert_eq!(open(cuda, name, handle, 0), Err(1), "the flag is missing");
+            assert_eq!(open(cuda, name, handle, 0), Err(1), "a flag is required");
             assert_eq!(open(cuda, name, Handle([7; 8]), 1), Err(1), "not a handle");
         }
         assert_eq!(close(cuda, memory), 1);
@@ -56,7 +56,7 @@ fn invalid_exports_and_opens_are_refused() {
         assert_eq!(
             open(cuda, "cuIpcOpenMemHandle", handle, 1),
             Err(1),
-            "the memory is freed"
+            "the owner has freed the memory"
         );
         let managed = cuda.get("cuMemAllocManaged", &[SIZE as usize, 1]);
         let pooled = cuda.get("cuMemAllocAsync", &[SIZE as usize, 0]);
@@ -66,8 +66,8 @@ fn invalid_exports_and_opens_are_refused() {
     });
 }
 
-/// The child process of a test. It reads single letters from its standard input, and each letter is
-/// a command. Its role is the path of the file for the IPC handle.
+/// The child process of a test. Each letter on its standard input is a command. Its role is the
+/// path of the file that holds the IPC handle.
 fn told(path: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -95,7 +95,7 @@ fn told(path: &str) {
                     "a second open returns the same address"
                 );
                 opened = address;
-                assert_eq!(cuda.free(opened), 1, "cuMemFree of opened memory");
+                assert_eq!(cuda.free(opened), 1, "cuMemFree cannot free opened memory");
                 let mut device = 7;
                 let place = (&raw mut device) as usize;
                 let arguments = [place, 9, opened as usize];
@@ -107,7 +107,7 @@ fn told(path: &str) {
             }
             b'g' => {
                 assert_eq!(close(&cuda, opened), 0);
-                assert_eq!(close(&cuda, opened), 1, "closed once too often");
+                assert_eq!(close(&cuda, opened), 1, "the memory is already closed");
                 opened = 0;
             }
             b'r' => {
@@ -145,7 +145,7 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
         assert_eq!(held([&owner, &opener]), [0, size]);
         assert_eq!(machine.used(), two + size);
         say(&mut opener, "c");
-        assert_eq!(held([&owner, &opener]), [0, size], "it is still open once");
+        assert_eq!(held([&owner, &opener]), [0, size], "memory is still open");
         say(&mut opener, "g");
         assert_eq!(machine.used(), two);
         say(&mut owner, letter);
@@ -157,10 +157,10 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
     assert_eq!(
         machine.number("peak"),
         two + SIZE,
-        "no peak counts it twice"
+        "no peak counts shared memory twice"
     );
-    // Destroying the context of the owner frees the owner's memory. Destroying the context of the
-    // process that opened the memory closes it.
+    // Destroying the owner's context frees the memory. Destroying the context that opened the
+    // memory closes it.
     say(&mut owner, "a");
     say(&mut opener, "or");
     assert_eq!(held([&owner, &opener]), [SIZE, 0]);
@@ -169,7 +169,7 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
     assert_eq!(held([&owner, &opener]), [0, SIZE]);
     say(&mut opener, "r");
     assert_eq!(machine.used(), two);
-    // Killing the owner frees its memory after the lag that the knob `kill-lag-ms` sets.
+    // A killed owner's memory is freed after the time that the knob `kill-lag-ms` sets.
     say(&mut owner, "a");
     say(&mut opener, "o");
     kill(owner);

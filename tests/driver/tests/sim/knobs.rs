@@ -16,7 +16,7 @@ fn knobs_make_calls_fail_and_wait() {
         assert_eq!(
             answers,
             [true, true, false, true, true],
-            "the third call fails"
+            "the knob makes the third call fail"
         );
         assert_eq!(cuda.call("cuMemCreate", &[0, 0, 0, 0]), 2);
         let start = Instant::now();
@@ -94,8 +94,8 @@ fn nvml_uuids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Runs the calling test in a child process with the role `expected` and these environment
-/// variables. The simulated machine has three GPUs, which CUDA and NVML order differently.
+/// Runs the calling test in a child process. The simulated machine has three GPUs, which CUDA and
+/// NVML order differently. `expected` is the role of the child: the order that it must find.
 fn with_three(variables: &[(&str, &str)], expected: &str) {
     let mut knobs = vec![("GPULIMIT_SIM_GPUS", "3"), ("GPULIMIT_SIM_REVERSED", "1")];
     knobs.extend(variables);
@@ -165,7 +165,7 @@ fn mig_instances_match_nvml() {
     if let Some(expected) = role() {
         let cuda = Cuda::load();
         let (count, whole, own) = seen(&cuda);
-        assert_eq!(count, 1, "a process sees one instance");
+        assert_eq!(count, 1, "a process sees one MIG instance");
         let nvml = Library::open("libnvidia-ml.so.1").expect("NVML");
         assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
         let written = |device: usize| {
@@ -253,8 +253,7 @@ fn mig_instances_match_nvml() {
 #[test]
 fn nvml_calls_its_own_exports() {
     const OWN: (&str, &str) = ("GPULIMIT_SIM_OWN_EXPORTS", "1");
-    // Each function fails with a different code. So the code shows which function NVML has called
-    // by its exported name.
+    // Each function fails with a code of its own, which shows the function that NVML has called.
     let fail = "nvmlDeviceGetMemoryInfo_v2:13,nvmlDeviceGetMPSComputeRunningProcesses_v3:14";
     alone(&[OWN, ("GPULIMIT_SIM_FAIL", fail)], |cuda| {
         cuda.start();

@@ -1,5 +1,5 @@
-//! Tests of when modules and libraries take the memory of their variables, and of how much memory
-//! the first launch takes. The expected figures were measured on an H100 (580.159.04) with a
+//! Tests of modules and libraries: when they take the memory of their variables, and how much
+//! memory the first launch takes. The expected figures were measured on an H100 (580.159.04) with a
 //! variable of 64 MiB.
 
 use crate::rig::{Cuda, MIB, alone, used};
@@ -37,8 +37,8 @@ fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
     assert_eq!(cuda.beyond(), 0);
 }
 
-/// Loads a library's module in every possible way, and checks that the module takes 64 MiB.
-/// `before` is the number of bytes that were in use before the load.
+/// Makes a library load its module in every possible way, and checks that the module takes 64 MiB.
+/// `before` is the number of bytes in use before.
 fn library_takes_its_variable(cuda: &Cuda, before: u64) {
     let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
     std::fs::write(&file, BIG.to_bytes()).expect("written");
@@ -102,7 +102,7 @@ fn mode(cuda: &Cuda) -> i32 {
 fn is_lazy(cuda: &Cuda) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let early = library(cuda, "cuLibraryLoadData", BIG.as_ptr() as usize);
-    assert_eq!(used(), 0, "loading needs no context and takes no memory");
+    assert_eq!(used(), 0, "a library loads without a context or memory");
     cuda.start();
     assert_eq!(cuda.call("cuLibraryUnload", &[early]), 0);
     assert_eq!(mode(cuda), 2);
@@ -171,7 +171,7 @@ fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
                 assert_eq!(cuda.beyond(), taken);
                 assert_eq!(launch(cuda, function), 0);
                 assert_eq!(cuda.call("cuModuleUnload", &[module]), 0);
-                assert_eq!(cuda.beyond(), taken, "kept until the context is destroyed");
+                assert_eq!(cuda.beyond(), taken, "the context keeps the memory");
                 assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
                 assert_eq!(used(), 0);
                 cuda.start();
@@ -180,9 +180,8 @@ fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
     );
 }
 
-/// Checks that the simulated driver can read fat binaries of nvcc 13.5. In the file of this test
-/// the machine code for the simulated GPU has a table and variables of 300 MiB. The PTX text has
-/// variables of 50 MiB.
+/// The simulated driver reads fat binaries of nvcc 13.5. The machine code in the file takes 302
+/// MiB, and the PTX text takes 52 MiB. So the figures show which of them was loaded.
 #[test]
 fn compressed_fat_binaries_are_read() {
     const LZ4: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/lz4.fatbin");
@@ -212,9 +211,8 @@ fn compressed_fat_binaries_are_read() {
     });
 }
 
-/// Returns the `CUgraphNodeParams` of a kernel node. The parameters of the kernel begin at offset
-/// 16. Relative to that, the function is at offset 0, grid and block begin at offset 8, the kernel
-/// is at offset 56, and the context at offset 64.
+/// Returns the `CUgraphNodeParams` of a kernel node. Its first fields are the function, the grid
+/// and the block. The kernel and the context are further back.
 fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     let mut params = [0; 32];
     params[3..6].fill(1 << 32 | 1);
@@ -222,7 +220,7 @@ fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     params
 }
 
-/// Returns all calls that take a kernel and load the kernel's library.
+/// Returns the name and the arguments of every call that loads the library of a given kernel.
 fn ways(cuda: &Cuda, kernel: usize) -> Vec<(&'static str, Vec<usize>)> {
     let place = Box::leak(Box::new([0usize; 8])).as_mut_ptr() as usize;
     let graph = || cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
@@ -289,9 +287,9 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each call takes 64 MiB in the current context, and fails with 201 without a current context. The
-/// last two calls take the memory in both existing contexts, whichever is current, and in no
-/// context that is made later.
+/// Each call takes 64 MiB in the current context, and fails with 201 without a current context. But
+/// the calls `cuKernelSet…` take 64 MiB in both existing contexts, and none in a context that is
+/// made later.
 #[test]
 fn every_use_of_a_kernel_loads_its_library() {
     alone(&[], |cuda| {
@@ -300,8 +298,8 @@ fn every_use_of_a_kernel_loads_its_library() {
             .get("cuDevicePrimaryCtxRetain", &[0])
             .expect("a context") as usize;
         let other = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
-        // The thread's context stack has both contexts. Remove the upper one, so that a later call
-        // with the context 0 leaves no context current.
+        // The thread's context stack now has both contexts. Remove the upper one, so that removing
+        // the other one later leaves the stack empty.
         assert_eq!(cuda.call("cuCtxSetCurrent", &[0]), 0);
         let before = cuda.beyond();
         let count = ways(cuda, kernel(cuda).1).len();
@@ -355,12 +353,12 @@ fn every_use_of_a_kernel_loads_its_library() {
         assert_eq!(
             cuda.beyond() - before,
             64 * MIB,
-            "loaded in the named context, not in the current one"
+            "the library is loaded only in the named context"
         );
     });
 }
 
-/// Makes calls that fail. Some of them take 64 MiB nevertheless.
+/// Calls with wrong arguments fail. Some of them still load the library and take 64 MiB.
 #[test]
 fn wrong_arguments_get_the_measured_answers() {
     alone(&[], |cuda| {

@@ -1,4 +1,4 @@
-//! Tests of the time at which the simulated driver frees memory.
+//! Tests of when the simulated driver frees memory.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -26,12 +26,12 @@ fn physical_memory_is_kept_by_handles_and_mappings() {
         assert_eq!(
             create(cuda, MIB),
             Err(1),
-            "not a multiple of the granularity"
+            "the size is not a multiple of the granularity"
         );
         let address = cuda
             .get("cuMemAddressReserve", &[size as usize, 0, 0, 0])
             .expect("addresses");
-        assert_eq!(cuda.beyond(), 0, "addresses take no memory");
+        assert_eq!(cuda.beyond(), 0, "reserved addresses take no memory");
         let handle = create(cuda, size).expect("memory");
         assert_eq!(cuda.beyond(), size);
         let at = [address as usize, size as usize, 0, handle as usize, 0];
@@ -53,7 +53,7 @@ fn physical_memory_is_kept_by_handles_and_mappings() {
             cuda.call("cuMemUnmap", &[address as usize, size as usize]),
             0
         );
-        assert_eq!(cuda.beyond(), size, "a handle is left");
+        assert_eq!(cuda.beyond(), size, "the allocation still has a handle");
         assert_eq!(cuda.call("cuMemRelease", &[again as usize]), 0);
         assert_eq!(cuda.beyond(), 0);
         assert_eq!(cuda.call("cuMemRelease", &[again as usize]), 1);
@@ -78,7 +78,7 @@ fn destroying_a_context_frees_all_its_memory() {
         assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
         assert_eq!(cuda.beyond(), 0);
         cuda.get("cuMemAllocAsync", &[1 << 20, 0])
-            .expect("the context below is current again");
+            .expect("the primary context is current again");
         assert_eq!(cuda.beyond(), 32 * MIB);
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset", &[0]), 0);
         assert_eq!(used(), 0, "the pools are freed with the last context");
@@ -156,8 +156,8 @@ fn capacity_holds_against_threads() {
             // SAFETY: the driver's functions may be called from any thread.
             unsafe impl Sync for Shared<'_> {}
             let shared = &Shared(cuda);
-            // The barrier makes all threads hold their memory at the same time, even if there are
-            // fewer processors than threads.
+            // The barrier makes all threads hold their memory at once, even on a machine with fewer
+            // processors.
             let all = &std::sync::Barrier::new(8);
             let refused: u64 = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8u64)

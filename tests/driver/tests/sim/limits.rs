@@ -101,7 +101,7 @@ fn the_other_limits_take_no_memory() {
         ] {
             assert_eq!(set(cuda, limit, value), 0);
             assert_eq!(cuda.get("cuCtxGetLimit", &[limit]), Ok(now));
-            assert_eq!(cuda.beyond(), 0, "limit {limit} at {value}");
+            assert_eq!(cuda.beyond(), 0, "limit {limit} set to {value}");
         }
     });
 }
@@ -121,7 +121,7 @@ fn a_launch_grows_the_local_memory_of_its_context() {
         assert_eq!(launch(cuda, small), 0);
         assert_eq!(cuda.beyond(), 20 * MIB);
         assert_eq!(set(cuda, STACK, 1200), 0);
-        assert_eq!(cuda.beyond(), 44 * MIB, "1,200 bytes in all");
+        assert_eq!(cuda.beyond(), 44 * MIB, "the stack limit is 1,200 bytes");
         let second = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
         let taken = cuda.beyond();
         let there = module(cuda, 1100, "");
@@ -173,9 +173,9 @@ fn launches_raise_the_stack_limit_and_lowering_it_frees_memory() {
     });
 }
 
-/// A kernel with 400,000 bytes of local memory per thread needs more than a GPU of 80 GiB has. Two
-/// facts are assumed and not measured. The next launch takes the freed local memory again, and
-/// setting a stack limit of 400,000 bytes fails in the same way.
+/// A kernel with 400,000 bytes of local memory per thread needs more memory than a GPU of 80 GiB
+/// has. Two facts are assumed, not measured: the next launch takes the freed local memory again,
+/// and a stack limit of 400,000 bytes fails in the same way as the kernel.
 #[test]
 fn growth_that_fails_frees_the_local_memory() {
     alone(&[], |cuda| {
@@ -235,9 +235,9 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A call puts a kernel with 8,192 bytes of local memory into an executable graph, and this call
-/// takes 1848 MiB. Then the stack limit is lowered. Now the same call takes no memory; the upload
-/// takes the 1848 MiB again. A kernel that uses device malloc also takes the memory of the heap.
+/// A call that puts a kernel with 8,192 bytes of local memory into an executable graph takes 1848
+/// MiB. After the stack limit is lowered, the same call takes nothing, and the upload takes the
+/// 1848 MiB again. A kernel that uses device malloc also takes the memory of the heap.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -326,9 +326,9 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module that uses device assert takes 92 MiB, of which 2 MiB are for its variable. If a module
-/// that uses device malloc was loaded before, the module takes nothing. Once a module with assert
-/// is loaded, the limit of printf can no longer be set.
+/// A module that uses device assert takes 92 MiB; 2 MiB of this are for its variable. It takes
+/// nothing if a module that uses device malloc was loaded before. Once a module with assert is
+/// loaded, the limit of printf can no longer be set.
 #[test]
 fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
@@ -366,9 +366,9 @@ fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     });
 }
 
-/// A module has two kernels of 60,000 stores each. Loading the module takes no memory for them,
-/// looking up both kernels takes 20 MiB, and launching them takes no more. If a function was only
-/// listed, the first call that needs the code of the function loads this code.
+/// A module has two kernels of 60,000 stores each. Loading the module takes no memory for the
+/// kernels. Looking up both kernels takes 20 MiB. Launching them takes no more. Listing a function
+/// does not load its code; the first call that needs the code does.
 #[test]
 fn code_is_loaded_when_a_function_is_looked_up() {
     alone(&[], |cuda| {
@@ -419,7 +419,7 @@ fn code_is_loaded_when_a_function_is_looked_up() {
     });
 }
 
-/// With a malloc heap of 256 MiB, loading the module takes 138 MiB. The first launch takes 258 MiB.
+/// With a malloc heap of 256 MiB, loading the module takes 138 MiB, and the first launch 258 MiB.
 #[test]
 fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
     alone(&[], |cuda| {
@@ -440,14 +440,14 @@ fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
             assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
         }
         assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
-        assert_eq!(cuda.beyond(), 396 * MIB, "the heap outlives the module");
+        assert_eq!(cuda.beyond(), 396 * MIB, "unloading keeps the malloc heap");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(crate::rig::used(), 0);
     });
 }
 
-/// The variable of a module that uses printf takes 2 MiB. Another 62 MiB stay with the context,
-/// whatever the limit of printf is.
+/// A module that uses printf takes 64 MiB. The 2 MiB for its variable are freed with the module.
+/// The other 62 MiB stay with the context, whatever the limit of printf is.
 #[test]
 fn printf_takes_the_same_for_every_limit() {
     let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
@@ -470,7 +470,7 @@ fn printf_takes_the_same_for_every_limit() {
             assert_eq!(
                 set(cuda, PRINTF, 16 << 20),
                 1,
-                "the limit stays fixed after the unload"
+                "the limit stays fixed after the module is unloaded"
             );
             assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
             assert_eq!(cuda.beyond(), 0);
@@ -478,8 +478,8 @@ fn printf_takes_the_same_for_every_limit() {
     });
 }
 
-/// One driver function reports the local memory of a kernel (`CUkernel`), another one that of a
-/// function (`CUfunction`). Neither of them loads code.
+/// `cuKernelGetAttribute` reports the local memory of a kernel (`CUkernel`), and
+/// `cuFuncGetAttribute` that of a function (`CUfunction`). Neither call loads code.
 #[test]
 fn kernels_report_their_local_memory() {
     alone(&[], |cuda| {
@@ -595,9 +595,9 @@ fn description(cuda: &Cuda) -> usize {
         .expect("a description") as usize
 }
 
-/// One green context with a stream takes 6 MiB; two such contexts take 12 MiB, three take 16 MiB,
-/// and four take 22 MiB. The memory stays until the primary context is destroyed. Memory that is
-/// allocated in a green context, or taken by its kernels, belongs to the primary context.
+/// One to four green contexts, each with a stream, take 6, 12, 16 and 22 MiB. The memory stays
+/// until the primary context is destroyed. Memory that is allocated in a green context, or taken by
+/// its kernels, belongs to the primary context.
 #[test]
 fn green_contexts_are_parts_of_the_primary_context() {
     alone(&[], |cuda| {
@@ -618,7 +618,7 @@ fn green_contexts_are_parts_of_the_primary_context() {
             let arguments = [stream, &raw mut of_stream as usize];
             assert_eq!(cuda.call("cuStreamGetCtx", &arguments), 0);
             assert_eq!(of_stream, context);
-            assert_eq!(cuda.beyond(), taken * MIB, "besides the primary context");
+            assert_eq!(cuda.beyond(), taken * MIB, "memory of the green contexts");
             greens.push(green);
         }
         let primary = cuda

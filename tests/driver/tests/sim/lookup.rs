@@ -1,5 +1,4 @@
-//! Tests of the rules by which `cuGetProcAddress` finds functions. The rules were found by calling
-//! real drivers.
+//! Tests of how `cuGetProcAddress` finds functions. The rules were found by calling real drivers.
 
 use crate::rig::{Cuda, alone};
 
@@ -83,21 +82,21 @@ fn a_failed_lookup_answers_as_its_version_does() {
         assert_eq!(
             v2(cuda, c"cuMemAlloc_v2", 12_000, 0),
             (0, 0, 1),
-            "exported names are not base names"
+            "the lookup takes base names, not exported names"
         );
         assert_eq!(v2(cuda, c"cuMemAllocAsync_ptsz", 12_000, 0), (0, 0, 1));
         assert_eq!(v2(cuda, c"cuNoSuchThing", 12_000, 0), (0, 0, 1));
         assert_eq!(
             v2(cuda, c"cuMemAllocAsync", 11_010, 0),
             (0, 0, 2),
-            "the version is older than the function"
+            "the requested version is older than the function"
         );
         assert_eq!(v2(cuda, c"", 0, 0).0, 0);
         assert_eq!(v2(cuda, c"", 0, 0).1, 0);
         assert_eq!(
             v2(cuda, c"cuMemAlloc", 13_010, 0),
             (1, 0xdead, 77),
-            "the version is newer than the driver"
+            "the requested version is newer than the driver"
         );
         assert_eq!(
             v2(cuda, c"cuMemAlloc", 12_000, 4),
@@ -117,7 +116,7 @@ fn a_failed_lookup_answers_as_its_version_does() {
         assert_eq!(
             cuda.call("cuGetProcAddress_v2", &arguments),
             0,
-            "the status may be NULL"
+            "the pointer for the status may be NULL"
         );
         assert_eq!(found, cuda.find("cuInit"));
     });
@@ -129,7 +128,7 @@ fn an_older_driver_hides_newer_functions() {
         assert_eq!(
             v2(cuda, c"cuCtxCreate", 13_000, 0),
             (0, cuda.find("cuCtxCreate_v3"), 0),
-            "the newest variant that the driver has"
+            "the lookup finds the newest variant of the driver"
         );
         assert_eq!(v2(cuda, c"cuMemGetMemPool", 13_000, 0), (0, 0, 1));
     });

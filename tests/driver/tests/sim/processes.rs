@@ -1,5 +1,4 @@
-//! Tests of several processes on one simulated machine, and of what happens to the memory of dead
-//! processes.
+//! Tests of several processes on one simulated machine, and of the memory of dead processes.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ fn a_killed_process_keeps_its_memory_for_the_lag() {
     assert_eq!(machine.used(), HELD);
     child.kill().expect("killed");
     child.wait().expect("gone");
-    assert_eq!(machine.used(), HELD, "the memory stays used for the lag");
+    assert_eq!(machine.used(), HELD, "a dead process still uses its memory");
     let usage = machine.usage();
     assert!(
         usage.contains(&format!("\"pid\":{}", child.id())) && usage.contains("\"dying\":true"),
@@ -93,7 +92,7 @@ fn a_process_sees_the_memory_of_the_others() {
     child.wait().expect("gone");
 }
 
-/// Checks that NVML lists two processes. One of them is this process, which has a context.
+/// Checks that NVML lists two processes: this process, which has a context, and another one.
 fn processes_by_nvml() {
     let nvml = Library::open("libnvidia-ml.so.1").expect("the simulated NVML");
     assert_eq!(
@@ -169,9 +168,9 @@ fn processes_by_nvml() {
     );
 }
 
-/// Calls every function that returns a process list, with a buffer for two elements. Returns for
-/// each function its name, its status, the number of elements, and the pid and the bytes of the
-/// first element.
+/// Calls every function that returns a process list, with a buffer for two elements. Returns the
+/// name and the status of each function, the number of elements, and the pid and bytes of the first
+/// one.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {
@@ -279,7 +278,7 @@ fn contexts_do_not_survive_fork() {
         assert!(in_child(
             &|| cuda.call("cuInit", &[0]) == 3 && cuda.alloc(1) == Err(3)
         ));
-        assert!(cuda.alloc(1).is_ok(), "the parent still works");
+        assert!(cuda.alloc(1).is_ok(), "the driver works in the parent");
     });
 }
 
@@ -331,12 +330,12 @@ fn capacity_holds_against_killed_and_stopped_processes() {
     for child in &mut children {
         expect_line(child, "churning");
     }
-    // Stop one process at whatever instruction it is. The other processes are killed and started
-    // again. SAFETY: the process is a child of this process and not yet waited for.
+    // Stop one process at any instruction. The other processes are killed and started again.
+    // SAFETY: the process is a child of this process and not yet waited for.
     unsafe { libc::kill(children[0].id() as i32, libc::SIGSTOP) };
     let peak = || machine.number("peak");
-    // On a slow machine the processes may be killed before they take much memory. So go on until
-    // the peak shows that they took much memory.
+    // On a slow machine the processes may be killed before they take much memory. So the test goes
+    // on until the peak is high enough.
     for kills in 0..1000u64 {
         if kills >= 25 && peak() > capacity / 2 {
             break;

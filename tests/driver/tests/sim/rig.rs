@@ -1,6 +1,7 @@
-//! Simulated machines and child processes for tests. The body of a test runs in child processes. A
-//! child process is the same test program, started again for the same test with a role in its
-//! environment.
+//! Simulated machines and child processes for tests.
+//!
+//! The body of a test runs in child processes. A child process is the same test, started again with
+//! a role in an environment variable.
 
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
@@ -25,9 +26,8 @@ pub fn root() -> PathBuf {
 fn libraries() -> &'static Path {
     static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
-        // The path of the test program is …/target/debug/deps/sim-0123; its third parent is
-        // …/target.
-        let exe = std::env::current_exe().expect("the test's own path");
+        // The test program is …/target/debug/deps/sim-0123, so its third parent is …/target.
+        let exe = std::env::current_exe().expect("the test program has a path");
         let target = exe.ancestors().nth(3).expect("a target folder").to_owned();
         let mut build = Command::new(root().join("scripts/sim"));
         build
@@ -80,12 +80,12 @@ impl Machine {
             .name()
             .expect("tests have names")
             .to_owned();
-        let exe = std::env::current_exe().expect("the test's own path");
+        let exe = std::env::current_exe().expect("the test program has a path");
         let mut command = self.command(&exe);
         command
             .args([&test, "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role);
-        command.spawn().expect("the test starts again")
+        command.spawn().expect("the test program starts again")
     }
 
     /// Starts the calling test again, as a child process with this role, and expects that it
@@ -154,8 +154,8 @@ pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
     }
 }
 
-/// Waits until the condition `holds` is true. Returns false if that takes more than two minutes;
-/// the time is so long because test machines can be slow.
+/// Waits until `holds` returns true. Returns false after two minutes, because test machines can be
+/// slow.
 pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(120) {
@@ -184,7 +184,7 @@ pub fn expect_line(child: &mut Child, word: &str) -> String {
             line.push(byte[0] as char);
         }
     }
-    panic!("the child ended without saying {word}");
+    panic!("the child ended without printing {word}");
 }
 
 /// Blocks until the parent closes this process's standard input.
@@ -215,8 +215,8 @@ impl Library {
         unsafe { libc::dlsym(self.0, name.as_ptr()) as usize }
     }
 
-    /// Calls a function of the library. Passing more arguments than the function has does no harm
-    /// in the C calling convention.
+    /// Calls a function of the library. The C calling convention allows more arguments than the
+    /// function has.
     pub fn call(&self, name: &str, arguments: &[usize]) -> i32 {
         type Function = extern "C" fn(
             usize,
@@ -236,8 +236,8 @@ impl Library {
         assert_ne!(address, 0, "{name} is exported");
         let mut a = [0; 12];
         a[..arguments.len()].copy_from_slice(arguments);
-        // SAFETY: a function of the driver interface, which takes integers and pointers; the tests
-        // keep what these point to alive.
+        // SAFETY: a function of the driver interface, which takes integers and pointers. The tests
+        // keep the memory behind these pointers alive.
         let function: Function = unsafe { std::mem::transmute(address) };
         function(
             a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],
@@ -288,8 +288,7 @@ impl Cuda {
         self.call("cuMemFree_v2", &[address as usize])
     }
 
-    /// Returns the used bytes of the first GPU, as the simulated machine counts them, minus the
-    /// bytes of one context.
+    /// Returns the used bytes of the first GPU minus the bytes of one context.
     pub fn beyond(&self) -> u64 {
         used() - CONTEXT
     }

@@ -9,8 +9,8 @@ use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, eventually, expect_line, ro
 
 const SIZE: u64 = 4 * MIB;
 
-/// Returns the `CUmemAllocationProp` of pinned memory on the first GPU; `kind` 1 allows its export
-/// as a file descriptor.
+/// Returns the `CUmemAllocationProp` of pinned memory on the first GPU. With `kind` 1 the memory
+/// can be exported as a file descriptor.
 fn properties(kind: u8) -> [u8; 32] {
     let mut bytes = [0; 32];
     (bytes[0], bytes[4], bytes[8]) = (1, kind, 1);
@@ -48,7 +48,7 @@ fn a_process_can_import_its_own_export() {
     alone(&[], |cuda| {
         cuda.start();
         let plain = create(cuda, 0);
-        assert_eq!(export(cuda, plain), Err(1), "not created for export");
+        assert_eq!(export(cuda, plain), Err(1), "export was not requested");
         assert_eq!(cuda.call("cuMemRelease", &[plain]), 0);
         let handle = create(cuda, 1);
         let descriptor = export(cuda, handle).expect("a descriptor");
@@ -63,10 +63,10 @@ fn a_process_can_import_its_own_export() {
         assert_eq!(cuda.beyond(), SIZE);
         assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
         assert_eq!(cuda.call("cuMemRelease", &[again]), 0);
-        assert_eq!(cuda.beyond(), SIZE, "the descriptor keeps it");
+        assert_eq!(cuda.beyond(), SIZE, "the descriptor keeps the memory");
         let again = import(cuda, descriptor);
         close(descriptor);
-        assert_eq!(cuda.beyond(), SIZE, "the import keeps it");
+        assert_eq!(cuda.beyond(), SIZE, "the import keeps the memory");
         assert_eq!(cuda.call("cuMemRelease", &[again]), 0);
         assert_eq!(cuda.beyond(), 0);
         assert_eq!(
@@ -77,9 +77,8 @@ fn a_process_can_import_its_own_export() {
     });
 }
 
-/// The child process of a test. It reads single letters from its standard input; each letter is a
-/// command, which it carries out and answers. Its role is "export", or the path of the exporter's
-/// descriptor.
+/// The child process of a test. Each letter on its standard input is a command. Its role is
+/// "export", or the path of the exporter's descriptor.
 fn told(role: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -116,7 +115,7 @@ fn told(role: &str) {
     });
 }
 
-/// Prints "ready", calls `obey` for each letter on standard input, and prints "done" with its
+/// Prints "ready". Then calls `obey` for each letter on standard input and prints "done" with the
 /// result.
 pub fn serve<T: Display>(mut obey: impl FnMut(u8) -> T) {
     println!("ready");
@@ -136,8 +135,7 @@ pub fn say(child: &mut Child, letters: &str) -> String {
     line
 }
 
-/// Starts a process that exports memory, and `others` processes that have the exporter's
-/// descriptor.
+/// Starts a process that exports memory, and `others` processes that have opened its descriptor.
 fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     let mut exporter = machine.spawn("export");
     let line = say(&mut exporter, "e");
@@ -170,26 +168,22 @@ fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
     let three = 3 * CONTEXT;
     say(first, "imr");
     say(second, "i");
-    assert_eq!(machine.used(), three + SIZE, "it takes memory once");
+    assert_eq!(machine.used(), three + SIZE, "shared memory counts once");
     let held = [&exporter, first, second].map(holds);
-    assert_eq!(
-        held,
-        [SIZE, 0, 0],
-        "it counts for the exporter while that holds it"
-    );
+    assert_eq!(held, [SIZE, 0, 0], "the memory counts for the exporter");
     say(&mut exporter, "r");
     let held = [&exporter, first, second].map(holds);
     assert_eq!(
         held,
         [0, 0, 0],
-        "it counts for no process while a descriptor is open"
+        "with an open descriptor the memory counts for no process"
     );
     assert_eq!(machine.used(), three + SIZE);
     say(&mut exporter, "c");
     assert_eq!(
         [&exporter, first, second].map(holds),
         [0, 0, 0],
-        "it counts for no process while two have imported it"
+        "with two importers the memory counts for no process"
     );
     say(second, "r");
     assert_eq!([&exporter, first, second].map(holds), [0, SIZE, 0]);
@@ -198,10 +192,10 @@ fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
     assert_eq!(
         machine.number("peak"),
         three + SIZE,
-        "no peak counts it twice"
+        "no peak counts shared memory twice"
     );
     say(&mut exporter, "eri");
-    assert_eq!(holds(&exporter), 0, "its own descriptor is open");
+    assert_eq!(holds(&exporter), 0, "the exporter's own descriptor is open");
     say(&mut exporter, "c");
     assert_eq!(holds(&exporter), SIZE);
     say(&mut exporter, "r");
@@ -209,7 +203,7 @@ fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
     say(&mut exporter, "erc");
     assert!(
         eventually(|| machine.used() == three),
-        "closing the last descriptor frees it"
+        "closing the last descriptor frees the memory"
     );
     [exporter].into_iter().chain(others).for_each(kill);
 }
@@ -228,7 +222,7 @@ fn memory_of_a_dead_exporter_counts_for_its_importer() {
     assert_eq!(
         holds(&machine, dead),
         CONTEXT + SIZE,
-        "it counts for the dead exporter until the lag is over"
+        "at first the memory counts for the dead exporter"
     );
     assert!(eventually(|| machine.used() == CONTEXT + SIZE));
     assert_eq!(holds(&machine, importer.id()), CONTEXT + SIZE);

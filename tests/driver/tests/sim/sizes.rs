@@ -1,5 +1,4 @@
-//! Tests of the memory that each driver call takes, against the figures that were measured on an
-//! H100.
+//! Tests of the memory that each driver call takes. The expected figures were measured on an H100.
 
 use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, role, used};
 
@@ -46,8 +45,8 @@ fn every_context_costs_the_same() {
     });
 }
 
-/// Checks that `per_block` requests of this size fit into one block, that one more request takes a
-/// second block, and that freeing all requests frees both blocks.
+/// Checks that `per_block` requests of this size fit into one block, and that one more request
+/// takes a second block. Also checks that freeing all requests frees both blocks.
 fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
@@ -55,7 +54,7 @@ fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
         assert_eq!(
             cuda.beyond(),
             2 * MIB,
-            "{bytes}: {} in one block",
+            "{} requests of {bytes} bytes lie in one block",
             live.len()
         );
     }
@@ -63,7 +62,7 @@ fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     assert_eq!(
         cuda.beyond(),
         4 * MIB,
-        "{bytes}: {} need two blocks",
+        "{} requests of {bytes} bytes need two blocks",
         live.len()
     );
     let blocks: std::collections::BTreeSet<u64> =
@@ -76,7 +75,7 @@ fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
         assert_eq!(
             cuda.beyond(),
             2 * MIB,
-            "{bytes}: block stays with {} left",
+            "the block stays while {} requests of {bytes} bytes are left",
             live.len() - index
         );
         assert_eq!(cuda.free(*address), 0);
@@ -119,14 +118,14 @@ fn requests_of_all_sizes_share_blocks() {
             }
             assert_eq!(cuda.beyond(), 0, "{mix:?}");
         }
-        // Freed neighbouring requests make room for a larger request.
+        // Two freed neighbours make room for a larger request.
         let four: Vec<u64> = (0..4)
             .map(|_| cuda.alloc(524_288).expect("memory"))
             .collect();
         assert_eq!((cuda.free(four[1]), cuda.free(four[2])), (0, 0));
         let large = cuda.alloc(1 << 20).expect("memory");
         assert_eq!((large, cuda.beyond()), (four[1], 2 * MIB));
-        assert_eq!(cuda.free(four[2]), 1, "the inside of another request");
+        assert_eq!(cuda.free(four[2]), 1, "an address inside another request");
         for address in [four[0], four[3], large] {
             assert_eq!(cuda.free(address), 0);
         }
@@ -156,7 +155,7 @@ fn small_requests_never_straddle_and_large_ones_never_share() {
         assert!(
             live.iter()
                 .all(|address| !(large..large + 2 * block).contains(address)),
-            "its second block is not shared"
+            "a large request shares no block"
         );
         live.push(large);
         for address in live {
@@ -297,7 +296,7 @@ fn a_small_context_has_few_multiprocessors() {
         let before = used();
         assert!(
             count * threads * 1024 <= before,
-            "a context is not smaller than the stacks"
+            "a context has room for the stacks of all threads"
         );
         assert_eq!(cuda.call("cuCtxSetLimit", &[0, 2048]), 0);
         assert_eq!(
@@ -352,7 +351,7 @@ fn a_launch_keeps_its_local_memory() {
                 ),
                 0
             );
-            assert_eq!(told, local, "the driver reports it before the launch");
+            assert_eq!(told, local, "local memory is reported before a launch");
             assert_eq!(cuda.beyond(), taken);
             assert_eq!(
                 cuda.call("cuLaunchKernel", &[function as usize, 1, 1, 1, 1, 1, 1]),
@@ -422,7 +421,7 @@ fn stream_memory_stays_with_the_context() {
         }
         assert_eq!(cuda.beyond(), 2240 * MIB);
         cuda.get("cuStreamCreate", &[1]).expect("a stream");
-        assert_eq!(cuda.beyond(), 2240 * MIB, "a new stream reuses the memory");
+        assert_eq!(cuda.beyond(), 2240 * MIB, "a new stream reuses old memory");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(used(), 0);
     });
@@ -468,10 +467,10 @@ fn pools_grow_in_steps() {
             assert_eq!(
                 (attribute(5), cuda.beyond()),
                 (0, 0),
-                "a synchronise frees it"
+                "synchronising frees the pool's memory"
             );
         }
-        // With the pool's release threshold raised, the pool keeps its memory until it is trimmed.
+        // With a high release threshold, the pool keeps its memory until it is trimmed.
         let mut threshold = u64::MAX;
         assert_eq!(
             cuda.call(
@@ -484,7 +483,7 @@ fn pools_grow_in_steps() {
             cuda.get("cuMemAllocAsync", &[100 << 20, 0]),
             cuda.get("cuMemAllocAsync", &[20 << 20, 0]),
         );
-        assert_eq!(cuda.beyond(), 128 * MIB, "the second fits into the gap");
+        assert_eq!(cuda.beyond(), 128 * MIB, "the second request uses the gap");
         for address in [one, two] {
             assert_eq!(
                 cuda.call("cuMemFreeAsync", &[address.expect("memory") as usize, 0]),
@@ -497,15 +496,15 @@ fn pools_grow_in_steps() {
         assert_eq!(
             cuda.beyond(),
             64 * MIB,
-            "a trim keeps at least the bytes asked for"
+            "a trim keeps at least the requested bytes"
         );
-        // The pool keeps the step in which a live pointer lies. When cuMemAlloc finds too little
-        // room, it takes the other steps of the pool.
+        // The pool keeps the step with the live pointer. When cuMemAlloc finds too little room, it
+        // takes the other steps of the pool.
         let live = cuda.get("cuMemAllocAsync", &[1 << 20, 0]).expect("memory");
         let free = 85_017_493_504 - used();
         let large = cuda
             .alloc(free / (2 * MIB) * (2 * MIB) + 32 * MIB)
-            .expect("the idle step is freed");
+            .expect("the pool gives back its unused step");
         assert_eq!(attribute(5), 32 * MIB);
         assert_eq!(cuda.alloc(64 * MIB), Err(2));
         assert_eq!((cuda.free(large), cuda.free(live)), (0, 0));
@@ -521,7 +520,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
             let mut address = [0u32, 7];
             let place = address.as_mut_ptr() as usize;
             let status = cuda.call("cuMemAlloc", &[place, bytes | garbage]);
-            assert_eq!(address[1], 7, "only four bytes are written");
+            assert_eq!(address[1], 7, "cuMemAlloc writes only four bytes");
             (status, address[0] as usize)
         };
         let (status, small) = allocate(1000);
@@ -548,7 +547,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
         assert_eq!(cuda.call("cuMemFree", &[places[0] as usize | garbage]), 0);
         assert_eq!(cuda.call("cuMemFree", &[small]), 1, "twice");
         assert_eq!(cuda.beyond(), 0);
-        assert_eq!(allocate(1000), (0, small), "the address is used again");
+        assert_eq!(allocate(1000), (0, small), "the freed address is reused");
         let mut numbers = [0u32; 3];
         let (free, total) = (&raw mut numbers[0] as usize, &raw mut numbers[1] as usize);
         assert_eq!(cuda.call("cuMemGetInfo", &[free, total]), 0);
@@ -559,8 +558,8 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
 }
 
 /// Managed memory (measured, H200, 580.159.04). Pools of managed memory report the same attributes
-/// as other pools, whether they have a location or not. They cannot be shared. They use their
-/// addresses again. Neither these pools nor managed variables count for any process. `cuMemCreate`
+/// as other pools, with or without a location. They cannot be shared, and they use their addresses
+/// again. The memory of these pools and of managed variables counts for no process. `cuMemCreate`
 /// cannot create managed memory.
 #[test]
 fn managed_memory_counts_for_no_process() {

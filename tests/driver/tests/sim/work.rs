@@ -1,8 +1,8 @@
 //! Tests of busy streams. They check which driver calls wait for a busy stream, and when the memory
 //! that its work uses becomes free.
 //!
-//! If a test needs a busy stream, the stream gets work for an hour. So no test depends on how fast
-//! it runs.
+//! A stream that must be busy gets work for an hour, so no test depends on the speed of the
+//! machine.
 
 use std::ffi::CStr;
 
@@ -19,7 +19,7 @@ const PER_THREAD: usize = 2;
 
 const CODE: &CStr = c".version 8.0\n.visible .entry work()\n{\nret;\n}\n";
 
-/// A process with a kernel.
+/// A process that has loaded a kernel.
 struct Program<'a> {
     cuda: &'a Cuda,
     kernel: usize,
@@ -141,7 +141,7 @@ fn a_launch_keeps_its_stream_busy() {
         let elapsed = program.get("cuEventElapsedTime", &[before, after]);
         assert_eq!(elapsed, Err(NOT_READY));
         program.launch(idle, 0);
-        assert_eq!(program.query(idle), 0, "the knob is off");
+        assert_eq!(program.query(idle), 0, "with work 0 a kernel takes no time");
     });
 }
 
@@ -183,16 +183,16 @@ fn waiting_lasts_as_long_as_the_work() {
             let mut ms = 0f32;
             let arguments = [&raw mut ms as usize, start, end];
             assert_eq!(program.call("cuEventElapsedTime", &arguments), 0, "{way}");
-            assert!(ms >= 299.0, "{way}: the events are as far apart");
+            assert!(ms >= 299.0, "{way}: the events are at least 299 ms apart");
         }
-        // Waiting for one stream does not wait for another stream. The work of the other stream
-        // does not end during the test.
+        // Waiting for one stream does not wait for another stream, whose work takes longer than the
+        // test.
         let busy = program.stream();
         program.launch(busy, HOUR);
         program.launch(stream, SHORT);
         program.sync(stream);
         assert_eq!((program.query(stream), program.query(busy)), (0, NOT_READY));
-        assert_eq!(program.free(0), 0, "cuMemFree of 0 does not wait");
+        assert_eq!(program.free(0), 0, "cuMemFree of address 0 does not wait");
     });
 }
 
@@ -265,7 +265,7 @@ fn blocking_streams_wait_for_the_legacy_stream() {
         assert_eq!(
             program.query(blocking),
             0,
-            "an idle blocking stream is not made busy"
+            "work of the legacy stream leaves other streams idle"
         );
         let events = [blocking, PER_THREAD, other].map(|stream| program.event(stream));
         let answers = events.map(|event| program.query_event(event));
@@ -284,7 +284,7 @@ fn every_thread_has_a_stream_of_its_own() {
         assert_eq!(
             program.query(0),
             NOT_READY,
-            "the legacy stream waits for the thread's stream"
+            "the legacy stream waits for the thread's default stream"
         );
         let elsewhere = std::thread::spawn(|| {
             let cuda = Cuda::load();
@@ -301,12 +301,12 @@ fn freed_memory_waits_for_its_stream() {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
         let place = program.freed(STEP, worker);
-        assert_eq!(program.bytes(), (STEP, 0), "it counts as unused at once");
+        assert_eq!(program.bytes(), (STEP, 0), "freed memory counts as unused");
         program.trim();
         program.sync(other);
-        assert_eq!(program.bytes(), (STEP, 0), "a trim does not free it");
+        assert_eq!(program.bytes(), (STEP, 0), "a trim keeps pending memory");
         let elsewhere = program.freed(STEP, other);
-        assert_ne!(elsewhere, place, "another stream does not get it");
+        assert_ne!(elsewhere, place, "pending memory stays with its stream");
         assert_eq!(program.bytes(), (2 * STEP, 0));
         program.trim();
         assert_eq!(
@@ -323,8 +323,8 @@ fn a_stream_may_reuse_a_part_of_its_pending_memory() {
     busy(&[], |program| {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
-        // The pool's memory is freed as two halves. Then it is allocated again as two quarters and
-        // one half; this half has a part in each of the freed halves.
+        // The pool's memory is freed as two halves. Then it is allocated again as a quarter, a half
+        // and a quarter. So the new half has a part in each of the freed halves.
         let half = STEP / 2;
         let low = program.take(half, worker).expect("memory");
         let high = program.take(half, worker).expect("memory");
@@ -338,7 +338,7 @@ fn a_stream_may_reuse_a_part_of_its_pending_memory() {
         assert_eq!(
             program.bytes().0,
             2 * STEP,
-            "the rest is still in use by its stream"
+            "another stream does not get the rest of the memory"
         );
         assert_ne!(elsewhere, rest);
         assert_eq!(program.take(half / 2, worker), Ok(rest));
@@ -356,13 +356,13 @@ fn memory_is_free_when_the_work_has_ended() {
         assert_eq!(
             program.take(STEP, other),
             Ok(place),
-            "other streams can use it"
+            "other streams can use the freed memory"
         );
         program.launch(worker, SHORT);
         program.free_on(place, worker);
         program.sync(worker);
         program.trim();
-        assert_eq!(program.bytes(), (0, 0), "a trim frees it");
+        assert_eq!(program.bytes(), (0, 0), "a trim frees the memory");
     });
 }
 
@@ -408,7 +408,7 @@ fn a_stream_waits_for_pending_memory_if_the_pool_cannot_grow() {
         assert_eq!(
             program.take(STEP + 1, other),
             Err(2),
-            "it does not fit into the pending memory"
+            "the request does not fit into the pending memory"
         );
         assert_eq!(program.query(other), 0);
         assert_eq!(program.take(STEP / 2, other), Ok(place));
