@@ -48,8 +48,8 @@ pub enum Point {
     Never,
     /// Always.
     Always,
-    /// The function is a cancellation point only in the first call of it or its twin in the
-    /// process.
+    /// The function is a cancellation point only the first time that the process calls it or its
+    /// twin.
     First,
     /// The function is a cancellation point once the process has made a context with
     /// `CU_CTX_SCHED_BLOCKING_SYNC`.
@@ -137,8 +137,7 @@ impl Whole {
 impl Drop for Whole {
     fn drop(&mut self) {
         let mut disabled = DISABLE;
-        // SAFETY: `self.0` is the flag's old value from the function's first call; `disabled` is
-        // alive.
+        // SAFETY: `self.0` is the flag's old value, which `new` has stored; `disabled` is alive.
         unsafe { pthread_setcancelstate(self.0, &mut disabled) };
     }
 }

@@ -143,11 +143,10 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     }
 }
 
-/// Reports a use of the context's legacy stream. The legacy stream waits for every stream that is
-/// not non-blocking.
+/// Reports a use of the context's legacy stream. The legacy stream waits for every blocking stream.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_IMPLICIT` if one of these streams is captured; the capture is then invalid.
+/// `STREAM_CAPTURE_IMPLICIT` if a blocking stream is captured; the capture is then invalid.
 #[inline(always)]
 pub fn legacy(context: &Context) -> Outcome<()> {
     if COUNT.load(Relaxed) != 0 && invalidate(|capture| capture.holds_legacy(context)) {
@@ -301,7 +300,7 @@ pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
-/// Adds a node to the captured graph that frees the address.
+/// Adds a node that frees the address to the captured graph.
 ///
 /// # Errors
 /// `INVALID_VALUE` when no graph allocated the address.

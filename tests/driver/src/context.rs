@@ -75,7 +75,8 @@ pub struct Context {
     /// The primary context of a green context; `None` for other contexts.
     base: Option<&'static Context>,
     active: AtomicBool,
-    /// The number of retains of a primary context. For other contexts, the number of attaches.
+    /// The number of references. A retain of a primary context is a reference. So are the creation
+    /// of another context and each `cuCtxAttach`.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
@@ -578,8 +579,8 @@ impl Context {
         Ok(())
     }
 
-    /// Makes a green context of this primary context. The primary context takes the memory of the
-    /// green context and holds it until it is destroyed itself (measured).
+    /// Makes a green context of this primary context. The memory of the green context belongs to
+    /// the primary context and is freed with it (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

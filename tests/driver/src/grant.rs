@@ -69,7 +69,7 @@ fn settle(machine: &Machine, device: usize) -> u64 {
             }
             let intent = held.intent.load(SeqCst);
             // The slot's word is not in the state just before this operation. So another process
-            // has changed the GPU's word since it was read. Read the GPU's word again.
+            // has changed the GPU's word in the meantime. Read that word again.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }

@@ -39,7 +39,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// Returns a need that covers each of the two kernels.
+    /// Returns a need that is enough for either of two kernels.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -455,7 +455,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns a need that covers each of these kernels.
+    /// Returns a need that is enough for every one of these kernels.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)

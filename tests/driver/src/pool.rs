@@ -415,8 +415,8 @@ impl Pool {
 }
 
 impl State {
-    /// Returns the lowest free addresses in the address range of a managed pool. So the pool uses
-    /// the same addresses again after it has given memory back (measured).
+    /// Returns the lowest free addresses in the address range of a managed pool. So a pool that has
+    /// given memory back uses the same addresses again (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {

@@ -288,8 +288,8 @@ pub fn sweep(machine: &Machine) {
     }
 }
 
-/// Calls `seen` for each piece of exported memory that NVML counts for a process. The arguments are
-/// the process, the GPU and the bytes.
+/// Calls `seen` for each piece of exported memory that NVML counts for a process. The arguments of
+/// `seen` are the process, the GPU and the bytes.
 pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     for (at, object) in machine.objects.iter().enumerate() {
         if object.birth.load(SeqCst) == 0 {

@@ -343,8 +343,8 @@ impl Space {
         } else {
             bytes
         };
-        // SAFETY: device addresses lie in the mapped reservation. The caller vouches for the other
-        // addresses.
+        // SAFETY: device addresses lie in the mapped reservation. The caller promises that the
+        // other addresses may be accessed.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
 

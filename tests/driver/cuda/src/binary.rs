@@ -40,7 +40,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     let length = if start == FATBIN[..4] {
         16 + image.field::<u64>(8).get()?
     } else if start == ELF {
-        // An ELF file ends with its table of sections or with its table of segments.
+        // An ELF file does not give its length. It ends with its table of sections or of segments.
         let sections =
             image.field::<u64>(40).get()? + u64::from(image.field::<u16>(60).get()?) * 64;
         let segments =

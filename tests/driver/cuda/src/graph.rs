@@ -55,8 +55,8 @@ fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
         .collect()
 }
 
-/// Adds a node that allocates. Reads `CUDA_MEM_ALLOC_NODE_PARAMS`. Its fields are `CUmemPoolProps`,
-/// the access descriptors, the number of descriptors, the bytes, and the address.
+/// Adds a node that allocates memory. Reads `CUDA_MEM_ALLOC_NODE_PARAMS`. Its fields are
+/// `CUmemPoolProps`, the access descriptors, the number of descriptors, the bytes, and the address.
 fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
     let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
     if (pinned, kind) != (1, 1) {
@@ -99,7 +99,7 @@ pub fn conditional_handle(
 
 /// Adds a conditional node. Reads `CUDA_CONDITIONAL_NODE_PARAMS`. Its fields are the handle, the
 /// type, the number of graphs, a pointer to the graphs, and the context. Without a context the call
-/// fails with 201 (measured).
+/// fails with error 201 (measured).
 fn conditional(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -170,10 +170,11 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
-/// Reads the function of a `CUDA_KERNEL_NODE_PARAMS_v2`, and returns it with the memory that it
-/// needs. If the first field is not 0, it is the function. If it is 0, offset 56 has a kernel and
-/// offset 64 a context; the context 0 means the current context. The code of the function, or the
-/// kernel's library, is loaded. A kernel in the first field fails with 400 (measured).
+/// Returns the function of a kernel node, with the memory that the function needs. Reads
+/// `CUDA_KERNEL_NODE_PARAMS_v2`. The first field is a function. If this field is 0, offset 56 has a
+/// kernel and offset 64 a context; the context 0 means the current context. Loads the code of the
+/// function, or the library of the kernel. A kernel in the first field fails with error 400
+/// (measured).
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -228,7 +229,7 @@ pub fn set_kernel_node_v2(node: usize, params: In<u8>) -> Outcome<()> {
     Node::from_handle(node)?.set_kernel(function, need)
 }
 
-/// Changes a node of a graph. Reads `CUgraphNodeParams` in the form of [`add_node`].
+/// Changes a node of a graph. Reads `CUgraphNodeParams` as [`add_node`] does.
 pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     match params.field(0).get()? {
         KERNEL => set_kernel_node_v2(node, params.field(16)),
@@ -435,7 +436,7 @@ pub fn set_child(exec: usize, node: usize, graph: usize) -> Outcome<()> {
     exec.set_child(Node::from_handle(node)?, Graph::from_handle(graph)?)
 }
 
-/// Changes a node in an executable graph. Reads `CUgraphNodeParams` in the form of [`add_node`].
+/// Changes a node in an executable graph. Reads `CUgraphNodeParams` as [`add_node`] does.
 pub fn set_node(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let inner = params.field(16);
     match params.field(0).get()? {

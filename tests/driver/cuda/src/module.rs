@@ -666,7 +666,8 @@ impl Function {
     }
 }
 
-/// Returns the memory that a function needs. Fails with 400 for the handle of a kernel (measured).
+/// Returns the memory that a function needs. The handle of a kernel fails with error 400
+/// (measured).
 pub fn function_need(function: usize) -> Outcome<Need> {
     Ok(function_of(function)?.need())
 }
@@ -731,12 +732,12 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
     out.put(function_of(function)?.owner)
 }
 
-/// Loads the code of a function. Fails with 400 for the handle of a kernel (measured).
+/// Loads the code of a function. The handle of a kernel fails with error 400 (measured).
 pub fn load_function(function: usize) -> Outcome<()> {
     load_code(function_of(function)?.owner)
 }
 
-/// Writes an attribute of a function. Fails with 400 for the handle of a kernel (measured).
+/// Writes an attribute of a function. The handle of a kernel fails with error 400 (measured).
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     put_attribute(value, attribute, function_of(function)?)
 }

@@ -120,7 +120,7 @@ pub fn device(handle: usize, out: Out<i32>, _twin: bool) -> Outcome<()> {
     out.put(device::ordinal(Stream::context_of(handle)?.device())?)
 }
 
-/// `cuStreamAttachMemAsync`, which is never captured into a graph.
+/// `cuStreamAttachMemAsync`. The driver never captures this call into a graph.
 pub fn attach(
     handle: usize,
     _address: u64,

@@ -35,7 +35,8 @@ impl Unit {
         }
     }
 
-    /// Returns the devices with memory of their own. For a divided GPU these are its MIG instances.
+    /// Returns the devices with memory of their own: the GPU or MIG instance itself, or all MIG
+    /// instances of a divided GPU.
     pub fn devices(self, machine: &Machine) -> Range<usize> {
         match self {
             Unit::Gpu(gpu) => device::devices_of(machine, gpu),

@@ -44,14 +44,14 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
 }
 
 /// Reads a number from an environment variable. `GPULIMIT_SIM_NVML_FIGURE` makes NVML report wrong
-/// bytes for every process. `GPULIMIT_SIM_NVML_COUNT` makes NVML report a wrong number of
-/// processes. So NVML can be made to report wrong figures, as a replacement of NVML might.
+/// bytes for every process. `GPULIMIT_SIM_NVML_COUNT` makes it report a wrong number of processes.
+/// A library that replaces NVML might report such figures.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
 /// Writes a process list. If the caller's buffer is too small, writes only the number of elements
-/// that it must hold.
+/// that are needed.
 fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
     let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;

@@ -86,7 +86,7 @@ impl Memory {
         (steps, live().map(|(_, known)| known.bytes).sum())
     }
 
-    /// Takes the memory for a graph on a GPU. The memory that is in use there stays as it is.
+    /// Takes the memory for a graph on a GPU. Memory that other graphs use there stays reserved.
     fn reserve(&mut self, device: usize, plan: &Plan, stream: u64) -> Outcome<()> {
         let (mut steps, live) = self.live(device);
         steps.extend(plan.steps(device));

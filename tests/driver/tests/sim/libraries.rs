@@ -287,9 +287,9 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each call takes 64 MiB in the current context, and fails with 201 without a current context. But
-/// the calls `cuKernelSet…` take 64 MiB in both existing contexts, and none in a context that is
-/// made later.
+/// Each call takes 64 MiB in the current context, and fails with error 201 without a current
+/// context. But the calls `cuKernelSet…` take 64 MiB in both existing contexts, and none in a
+/// context that is made later.
 #[test]
 fn every_use_of_a_kernel_loads_its_library() {
     alone(&[], |cuda| {

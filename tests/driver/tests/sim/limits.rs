@@ -618,7 +618,7 @@ fn green_contexts_are_parts_of_the_primary_context() {
             let arguments = [stream, &raw mut of_stream as usize];
             assert_eq!(cuda.call("cuStreamGetCtx", &arguments), 0);
             assert_eq!(of_stream, context);
-            assert_eq!(cuda.beyond(), taken * MIB, "memory of the green contexts");
+            assert_eq!(cuda.beyond(), taken * MIB, "green contexts take memory");
             greens.push(green);
         }
         let primary = cuda

@@ -125,7 +125,7 @@ fn requests_of_all_sizes_share_blocks() {
         assert_eq!((cuda.free(four[1]), cuda.free(four[2])), (0, 0));
         let large = cuda.alloc(1 << 20).expect("memory");
         assert_eq!((large, cuda.beyond()), (four[1], 2 * MIB));
-        assert_eq!(cuda.free(four[2]), 1, "an address inside another request");
+        assert_eq!(cuda.free(four[2]), 1, "the address is in another request");
         for address in [four[0], four[3], large] {
             assert_eq!(cuda.free(address), 0);
         }
