@@ -72,9 +72,7 @@ impl Identity {
         if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
             return true;
         }
-        let mut status = [0; 4096];
         is_exiting(stat)
-            || has_kill_pending(head(&format!("/proc/{}/status", self.pid), &mut status))
     }
 
     /// Returns whether both identities belong to the same process. The process may have called
@@ -294,26 +292,16 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 }
 
 /// Returns whether a `stat` file shows a dying process. The state (field 3) of such a process is
-/// zombie or dead, or its flags (field 9) contain PF_EXITING.
+/// zombie or dead, its flags (field 9) contain PF_EXITING, or its pending signals (field 31)
+/// contain SIGKILL. The kernel makes a SIGKILL for the process pending for each of its threads.
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
-    matches!(field(stat, 3), Some("Z" | "X"))
-        || field(stat, 9)
-            .and_then(|flags| flags.parse::<u64>().ok())
-            .is_some_and(|flags| flags & PF_EXITING != 0)
-}
-
-/// Returns whether SIGKILL is pending for the process or for its first thread.
-fn has_kill_pending(status: &[u8]) -> bool {
     const KILL: u64 = 1 << (9 - 1);
-    String::from_utf8_lossy(status)
-        .lines()
-        .filter_map(|line| {
-            line.strip_prefix("SigPnd:")
-                .or_else(|| line.strip_prefix("ShdPnd:"))
-        })
-        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .any(|mask| mask & KILL != 0)
+    let has = |number, bit| {
+        let bits = field(stat, number).and_then(|bits| bits.parse::<u64>().ok());
+        bits.is_some_and(|bits| bits & bit != 0)
+    };
+    matches!(field(stat, 3), Some("Z" | "X")) || has(9, PF_EXITING) || has(31, KILL)
 }
 
 /// Returns the name of the program that runs with this command line, without the program's
@@ -375,12 +363,11 @@ mod tests {
         assert!(is_exiting(b"42 (a) b) Z 1 2 3 4 5 4194304"));
         assert!(is_exiting(b"42 (a) S 1 2 3 4 5 4194308 7"));
         assert!(!is_exiting(b"42 (Z) S 1 2 3 4 5 4194304 7"));
-        assert!(has_kill_pending(
-            b"Name:\tx\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n"
-        ));
-        assert!(!has_kill_pending(
-            b"SigPnd:\t0000000000000200\nSigBlk:\t0000000000000100\n"
-        ));
+        let pending = |signals| {
+            let line = format!("42 (a) R{} {signals} 0 0", " 0".repeat(27));
+            is_exiting(line.as_bytes())
+        };
+        assert!(pending(0x100) && pending(0x300) && !pending(0x200));
         let own = Identity::of_self();
         assert!(!own.is_ending(own.pid_ns));
         assert!(

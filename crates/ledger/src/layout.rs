@@ -180,7 +180,10 @@ pub(super) struct Header {
     /// `waited_ms`.
     pub waits: [AtomicU64; MAX_DEVICES],
     pub waited_ms: [AtomicU64; MAX_DEVICES],
-    spare_high: [AtomicU64; 64],
+    /// For each device, the time at which a process last began to look at the owners of all slots,
+    /// in milliseconds of the boot clock: see `reap::sweep`.
+    pub swept_at: [AtomicU64; MAX_DEVICES],
+    spare_high: [AtomicU64; 32],
     pub ring: Ring,
 }
 

@@ -353,3 +353,66 @@ fn exiting_owners_count_as_pending_on_request() {
     assert_eq!(sweep(true), (false, 4, 0));
     assert_eq!(sweep(false), (false, 0, 0));
 }
+
+/// A slot without a file lock whose owner's pid exists, as a zombie's does.
+fn zombie(scratch: &Scratch) -> usize {
+    let own = Identity::of_self();
+    let start_time = own.start_time + 1 + scratch.high_water() as u64;
+    scratch.dead(&Identity { start_time, ..own }, 1, 0)
+}
+
+fn swept(scratch: &Scratch, own: usize) -> Swept {
+    let file = file(scratch);
+    sweep(
+        scratch,
+        &file,
+        scratch.device,
+        own,
+        &Knows(Some(false)),
+        true,
+    )
+}
+
+#[test]
+fn all_owners_of_a_large_group_are_looked_at_once_a_second() {
+    let scratch = Scratch::new();
+    let own = scratch.join().index();
+    let swept_at = &scratch.header().swept_at[scratch.device.get()];
+    let all = 3 * SHARE;
+    let fill = || {
+        for _ in 0..all {
+            zombie(&scratch);
+        }
+    };
+    fill();
+    swept_at.store(os::boot_ms(), Ordering::Relaxed);
+    assert!(swept(&scratch, own).cleaned);
+    assert_eq!(charged(&scratch), (all - SHARE) as u64, "a share");
+    for wrong in [os::boot_ms() + 60_000, os::boot_ms() - FRESH_MS, 0] {
+        fill();
+        swept_at.store(wrong, Ordering::Relaxed);
+        assert!(swept(&scratch, own).cleaned);
+        assert_eq!(charged(&scratch), 0, "all of them");
+        assert!(swept_at.load(Ordering::Relaxed).abs_diff(os::boot_ms()) < 60_000);
+    }
+}
+
+#[test]
+fn every_sweep_of_a_large_group_finds_gone_pids_and_draining_slots() {
+    let scratch = Scratch::new();
+    let own = scratch.join().index();
+    let living: Vec<_> = (0..2 * SHARE).map(|_| scratch.join()).collect();
+    for slot in &living {
+        scratch
+            .word(slot.index(), scratch.device)
+            .store(1, Ordering::Relaxed);
+    }
+    let gone = scratch.dead(&stranger(1), 3, 0);
+    let draining = zombie(&scratch);
+    found_dead(&scratch, draining, 5);
+    let swept_at = &scratch.header().swept_at[scratch.device.get()];
+    swept_at.store(os::boot_ms(), Ordering::Relaxed);
+    assert!(swept(&scratch, own).cleaned);
+    assert!(!scratch.has_words(gone) && !scratch.has_words(draining));
+    assert_eq!(charged(&scratch), living.len() as u64);
+}
