@@ -8,6 +8,13 @@ pub struct Case {
     pub what: &'static str,
 }
 
+impl Case {
+    /// Returns whether the case starts and ends a whole program instead of repeating an operation.
+    pub fn is_whole_program(&self) -> bool {
+        [START, FIRST].contains(&self.name)
+    }
+}
+
 /// A quantity that the benchmark varies in a series of measurements, such as the number of threads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Axis {
@@ -113,8 +120,10 @@ impl Series {
     }
 }
 
-/// The name of the benchmark case that measures the start and end of a whole program.
+/// The benchmark case that starts and ends a program which does not use a GPU.
 pub const START: &str = "start";
+/// The benchmark case that starts a program, launches the program's first kernel, and ends it.
+pub const FIRST: &str = "first";
 
 const fn case(name: &'static str, what: &'static str) -> Case {
     Case { name, what }
@@ -133,7 +142,12 @@ static SET_KERNEL: Case = case(
 );
 static REPLAY: Case = case("replay", "cuGraphLaunch, 100 known kernels");
 static DLSYM: Case = case("dlsym", "dlsym of a symbol outside the driver");
+static IMAGE: Case = case(
+    "image",
+    "cuModuleLoadData + cuModuleUnload, a compressed image",
+);
 static BEGIN: Case = case(START, "start and end of /bin/true");
+static FIRST_KERNEL: Case = case(FIRST, "a program that launches one kernel");
 
 const LIVE: &[u32] = &[1, 1_000, 100_000, 1_000_000];
 const THREADS: &[u32] = &[1, 2, 4, 8, 16, 64];
@@ -176,7 +190,9 @@ pub static SERIES: &[Series] = &[
     single(&UPDATE, None),
     single(&SET_KERNEL, None),
     single(&DLSYM, None),
+    single(&IMAGE, None),
     single(&BEGIN, Some(300_000.0)),
+    single(&FIRST_KERNEL, None),
     along(&IN_BLOCK, Axis::Threads, THREADS, None),
     along(&ASYNC, Axis::Threads, THREADS, None),
     along(

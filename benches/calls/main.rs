@@ -5,6 +5,7 @@
 //! library and with the library preloaded, and compares their times. benches/README.md explains the
 //! tables.
 
+mod bounds;
 mod case;
 mod crowd;
 mod memory;
@@ -22,7 +23,8 @@ use std::error::Error;
 use std::path::PathBuf;
 
 const USAGE: &str = "usage: scripts/bench [--rounds N] [--case NAME] \
-    [--axis live|threads|members|rivals|depth] [--at N] [--no-callgrind] [--json] [--write]";
+    [--axis live|threads|members|rivals|depth] [--at N] [--no-callgrind] [--json] [--write] \
+    [--check]";
 const ROUNDS: u32 = 15;
 
 struct Options {
@@ -33,6 +35,8 @@ struct Options {
     at: Option<u32>,
     callgrind: bool,
     json: bool,
+    /// The file of upper bounds with which only instructions are counted and compared.
+    check: Option<PathBuf>,
     /// The folder for benchmarks.md and benchmarks.svg, and the date to write into these files.
     write: Option<(PathBuf, String)>,
 }
@@ -47,6 +51,7 @@ impl Options {
             at: None,
             callgrind: true,
             json: false,
+            check: None,
             write: None,
         };
         while let Some(argument) = arguments.next() {
@@ -62,6 +67,7 @@ impl Options {
                 "--at" => options.at = Some(value()?.parse()?),
                 "--no-callgrind" => options.callgrind = false,
                 "--json" => options.json = true,
+                "--check-against" => options.check = Some(value()?.into()),
                 "--write-to" => options.write = Some((value()?.into(), value()?)),
                 _ => return Err(format!("unknown option {argument}; {USAGE}").into()),
             }
@@ -117,6 +123,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let options = Options::parse(arguments)?;
     let setup = Setup::new(options.library.clone(), options.callgrind)?;
+    if let Some(file) = &options.check {
+        return bounds::check(&setup, file);
+    }
     let footprints = if options.is_whole() {
         Footprint::all(&setup)?
     } else {

@@ -45,7 +45,9 @@ impl Row {
         Some(self.processor(way)? - self.processor(Way::Bare)?)
     }
 
-    fn added_instructions(&self, way: Way) -> Option<f64> {
+    /// Returns how many more instructions an iteration takes with the library than without it;
+    /// `None` if one of both was not counted.
+    pub fn added_instructions(&self, way: Way) -> Option<f64> {
         Some(self.instructions[way as usize]? - self.instructions[Way::Bare as usize]?)
     }
 

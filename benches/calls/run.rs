@@ -7,6 +7,7 @@ use gpulimit_group::Root;
 use gpulimit_limits::LimitSet;
 use std::cell::Cell;
 use std::error::Error;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
@@ -156,8 +157,8 @@ pub struct Place<'a> {
 impl Place<'_> {
     /// Measures a case several times. Returns the shortest time of an iteration or a program start.
     pub fn time(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
-        if case.name == START {
-            return self.start(way);
+        if case.is_whole_program() {
+            return self.start(case, way);
         }
         let rivals = (0..self.point.at(Axis::Rivals))
             .map(|_| Companion::start(self.worker(way, "rival", case)))
@@ -176,15 +177,17 @@ impl Place<'_> {
         })
     }
 
-    fn start(&self, way: Way) -> Result<Time, Box<dyn Error>> {
+    fn start(&self, case: &Case, way: Way) -> Result<Time, Box<dyn Error>> {
+        let words = self.program(case);
         let mut best = f64::INFINITY;
         for _ in 0..STARTS {
-            let mut program = self.prepared(Command::new("/bin/true"), way);
+            let mut program = self.prepared(Command::new(&words[0]), way);
+            program.args(&words[1..]);
             let started = Instant::now();
             let status = program.status()?;
             best = best.min(started.elapsed().as_nanos() as f64);
             if !status.success() {
-                return Err(format!("/bin/true: {status}").into());
+                return Err(format!("{program:?}: {status}").into());
             }
         }
         Ok(Time {
@@ -203,8 +206,8 @@ impl Place<'_> {
         }
         let mut valgrind = self.prepared(Command::new("valgrind"), way);
         valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-        let times = if case.name == START {
-            valgrind.arg("/bin/true");
+        let times = if case.is_whole_program() {
+            valgrind.args(self.program(case));
             1
         } else {
             // Callgrind only counts instructions inside the worker's function `measured`.
@@ -237,6 +240,18 @@ impl Place<'_> {
             own: next()??,
             nvml: next()??,
         })
+    }
+
+    /// Returns the command line of the program that a case starts and ends.
+    fn program(&self, case: &Case) -> Vec<OsString> {
+        if case.name == START {
+            return vec!["/bin/true".into()];
+        }
+        let arguments = self.arguments("first", case).map(OsString::from);
+        [self.setup.worker.clone().into()]
+            .into_iter()
+            .chain(arguments)
+            .collect()
     }
 
     fn worker(&self, way: Way, how: &str, case: &Case) -> Command {

@@ -22,24 +22,32 @@ const WARM_UP: u32 = 500;
 const KERNEL: &CStr =
     c".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
+/// A compressed fat binary of nvcc.
+const IMAGE: &[u8] = include_bytes!("../../crates/fatbin/src/fixtures/zstd.fatbin");
+
 type Handle = *mut c_void;
 
 /// Runs the command `worker HOW CASE LIVE THREADS [TIMES]`. HOW is one of:
 /// - `time`: prints the processor time and the elapsed time of one iteration, in nanoseconds;
 /// - `rival`: prints `ready` and repeats the operation until it is killed;
 /// - `count`: runs [`measured`] once with TIMES iterations;
+/// - `first`: launches one kernel;
 /// - `memory`: prints the resident bytes of this process, of its private memory, and of NVML.
 pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn Error>> {
     let mut next = || {
         arguments
             .next()
-            .ok_or("usage: worker time|rival|count|memory CASE LIVE THREADS [TIMES]")
+            .ok_or("usage: worker time|rival|count|first|memory CASE LIVE THREADS [TIMES]")
     };
     let (how, case, live, threads) = (next()?, next()?, next()?.parse()?, next()?.parse()?);
     let driver = Driver::load();
     if how == "time" {
         let (processor, interval) = time(&driver, &case, live, threads);
         println!("{processor} {interval}");
+        return Ok(());
+    }
+    if how == "first" {
+        known_kernel(&driver)();
         return Ok(());
     }
     let mut body = ready(&driver, &case, live);
@@ -58,9 +66,10 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> Result<(), Box<dyn E
             resident_of("libnvidia-ml.so")?
         ),
         _ => {
-            return Err(
-                format!("unknown mode '{how}': expected time, rival, count or memory").into(),
-            );
+            return Err(format!(
+                "unknown mode '{how}': expected time, rival, count, first or memory"
+            )
+            .into());
         }
     }
     Ok(())
@@ -232,6 +241,18 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
             })
         }
         "launch" => known_kernel(driver),
+        "image" => {
+            let (load, unload) = (driver.cuModuleLoadData, driver.cuModuleUnload);
+            Box::new(move || {
+                let mut module = null_mut();
+                // SAFETY: the pointer points to a local variable, the image is whole, and the
+                // module is unloaded once.
+                unsafe {
+                    must("cuModuleLoadData", load(&mut module, IMAGE.as_ptr().cast()));
+                    must("cuModuleUnload", unload(module));
+                }
+            })
+        }
         "update" => {
             let (graph, exec) = graph(driver);
             let update = driver.cuGraphExecUpdate_v2;
@@ -484,6 +505,7 @@ driver! {
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuStreamCreate(*mut Handle, c_uint);
     cuModuleLoadData(*mut Handle, *const c_void);
+    cuModuleUnload(Handle);
     cuModuleGetFunction(*mut Handle, Handle, *const c_char);
     cuStreamBeginCapture_v2(Handle, c_int);
     cuStreamEndCapture(Handle, *mut Handle);

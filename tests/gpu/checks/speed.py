@@ -7,11 +7,23 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from harness import Outcome, bare, binary, check, library, plain_environment, preloaded
+from harness import (
+    Outcome,
+    bare,
+    binary,
+    check,
+    library,
+    missing,
+    plain_environment,
+    preloaded,
+    python,
+)
 from ratios import compared, ratios, take_turns
 
 AIMS = {
@@ -145,4 +157,69 @@ def speed_start(outcome: Outcome) -> None:
     slow = " SLOW" if ratio > 1.05 + NOISE + abs(null - 1) else ""
     outcome.key.append(
         f"{ratio:.3f}{slow} (bare {null:.3f}, {median['bare']:.0f} ms), by run {by_run:.3f}"
+    )
+
+
+FIRST = {"cupy": "cupy", "torch": "torch", "cudnn": "torch", "jax": "jax"}
+"""The programs of work/first.py, and the Python module that each needs."""
+OWN = 15.0
+"""The most processor time in ms that the library's own code should take in such a program."""
+
+
+@check("speed-frameworks", timeout=280, lane="alone")
+def speed_frameworks(outcome: Outcome) -> None:
+    """Start-up of frameworks: processor time to the first kernel, and the library's own part."""
+    for name, module in FIRST.items():
+        if missing((module,)):
+            outcome.key.append(f"{name}: no {module}")
+            continue
+        one_framework(outcome, name)
+
+
+def one_framework(outcome: Outcome, name: str, turns: int = 5) -> None:
+    """Compares a framework's start, bare, bare again and limited, in turns; then samples it."""
+    command = python("first.py", name)
+    hooked = {"LD_PRELOAD": str(library()), "GPULIMIT_MAX": LIMIT}
+
+    def spent(variables: dict[str, str]) -> float:
+        """Returns the processor time of one run in seconds, that of its children included."""
+        before = os.times()
+        ended = subprocess.run(
+            command,
+            env={**plain_environment(), **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        after = os.times()
+        outcome.expect(
+            ended.returncode == 0,
+            f"{name} ended with {ended.returncode}: {ended.stderr[-300:]!r}",
+        )
+        return (after.children_user - before.children_user) + (
+            after.children_system - before.children_system
+        )
+
+    variables = {"bare": {}, "again": {}, "preloaded": hooked}
+    times = take_turns(variables, turns, lambda way: spent(variables[way]))
+    own = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            samples = Path(folder) / "samples"
+            both = f"{library()}:{binary('sampler.so')}"
+            seconds = spent({**hooked, "LD_PRELOAD": both, "SAMPLES": str(samples)})
+            ours, everything = map(int, samples.read_text().split())
+            outcome.expect(everything > 10, f"{name} was not sampled: {everything} samples")
+            own.append(round(seconds * 1e3 * ours / everything, 1))
+    mean = statistics.mean(own)
+    found = compared(times["preloaded"], times["bare"], times["again"])
+    outcome.figures[name] = {
+        "s": {way: round(statistics.median(all_of_it), 3) for way, all_of_it in times.items()},
+        **found,
+        "own_ms": own,
+        "aim_ms": OWN,
+    }
+    slow = " SLOW" if mean > OWN else ""
+    outcome.key.append(
+        f"{name} {found['ratio']:.3f} (bare {found['bare_ratio']:.3f}), own {mean:.0f} ms{slow}"
     )

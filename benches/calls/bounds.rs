@@ -1,0 +1,66 @@
+//! Compares the instructions that the library adds with upper bounds from a file.
+
+use crate::case::{Point, SERIES, Series};
+use crate::row::Row;
+use crate::run::{Setup, Way};
+use std::error::Error;
+use std::path::Path;
+
+/// Counts the instructions that the library adds in each case of the file, and prints them. Returns
+/// an error if a case takes more instructions than its bound, or if instructions cannot be counted.
+///
+/// A line of the file is `CASE POINT BOUND`: a case, `AXIS=VALUE` or `-`, and the most
+/// instructions. Lines that begin with `#` are comments.
+pub fn check(setup: &Setup, file: &Path) -> Result<(), Box<dyn Error>> {
+    let text = std::fs::read_to_string(file)?;
+    let mut over = Vec::new();
+    println!("{:<40} {:>12}", "case, point, bound", "added");
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, point, bound) = read(line).ok_or_else(|| {
+            let file = file.display();
+            format!(
+                "invalid line '{line}' in {file}: expected CASE AXIS=VALUE BOUND or CASE - BOUND"
+            )
+        })?;
+        let name = series.case.name;
+        let mut row = Row::new(series, point);
+        let place = setup.place(point)?;
+        for way in [Way::Bare, Way::Limited] {
+            row.instructions[way as usize] = place.instructions(series.case, way)?;
+        }
+        let added = row
+            .added_instructions(Way::Limited)
+            .ok_or_else(|| format!("cannot count the instructions of '{name}'"))?;
+        println!("{line:<40} {added:>12.0}");
+        if added > bound {
+            over.push(format!("{name} {added:.0} instead of {bound}"));
+        }
+    }
+    if over.is_empty() {
+        return Ok(());
+    }
+    let file = file.display();
+    Err(format!(
+        "more instructions than the bounds of {file}: {}",
+        over.join(", ")
+    )
+    .into())
+}
+
+fn read(line: &str) -> Option<(&'static Series, Point, f64)> {
+    let [case, point, bound] = line
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .try_into()
+        .ok()?;
+    let (axis, value) = match point.split_once('=') {
+        Some((axis, value)) => (Some(axis), Some(value.parse().ok()?)),
+        None if point == "-" => (None, None),
+        None => return None,
+    };
+    let series = SERIES
+        .iter()
+        .find(|series| series.case.name == case && series.axis.map(|axis| axis.name()) == axis)?;
+    let point = series.points().find(|point| point.value() == value)?;
+    Some((series, point, bound.parse().ok()?))
+}
