@@ -94,13 +94,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let first = refusals[0];
         refusals.sort();
-        let refusal = refusals[refusals.len() / 2];
+        let median = refusals[refusals.len() / 2];
         uncharge(&[level(u64::MAX)], 2 << 20);
         for other in &others {
             uncharge(other, 4096);
         }
         println!(
-            "{live:>10} {best:>16.1} ns {read:>8.1} ns {first:>16.1?} {refusal:>8.1?} {claims:>9.1?}"
+            "{live:>10} {best:>16.1} ns {read:>8.1} ns {first:>16.1?} {median:>8.1?} {claims:>9.1?}"
         );
     }
     Ok(())
