@@ -16,18 +16,18 @@ use super::atomic::{Ordering, Word};
 pub(super) const UNIT: u64 = 4096;
 /// Largest request, in units of 4 KiB: 4 TiB.
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// Largest number of charged units in one ledger word (8 TiB). A request that would exceed this
-/// number is refused. The lower half of the word counts charged units, the upper half counts
-/// undecided units. Without this bound, concurrent requests of one process could overflow the lower
-/// half. Three threads that request 4 TiB each at the same time can still overflow it.
+/// Largest number of charged units in one ledger word (8 TiB). A request that would exceed it is
+/// refused. The lower half of a word counts charged units, up to 16 TiB. The rest is a reserve for
+/// threads that make requests at the same time. Three such requests of 4 TiB each overflow the
+/// lower half if 4 TiB are already charged.
 const WORD_MAX: u64 = 1 << 31;
-/// Largest number of times that a request reads a group's charges again before it is refused. Two
-/// readings that differ prove nothing, because memory may have moved between slots meanwhile.
+/// Largest number of times that a request reads a group's charges again before it is refused. It
+/// reads again while two readings differ, because memory may be moving between slots.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
-/// A request may find undecided requests of other processes in its way. When it has found them this
-/// often, it checks whether those processes are dead.
+/// Undecided requests of other processes can block a request. After this many blocked attempts, the
+/// request checks whether those processes are dead.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
-/// How often one request may make its own process give back idle memory.
+/// Largest number of times that one request reclaims idle memory of its own process.
 const RECLAIMS: u32 = 16;
 
 /// Returns the charged units that a ledger word counts, including undecided units.
@@ -49,8 +49,8 @@ pub(super) const fn granted(word: u64) -> u64 {
     charged(word).saturating_sub(undecided(word))
 }
 
-/// Returns the number that publishes a request of `n` units when it is added to a ledger word. It
-/// adds `n` charged units and `n` undecided units.
+/// Returns what a process adds to its ledger word to publish a request of `n` units: `n` charged
+/// units and `n` undecided units.
 #[inline]
 const fn published(n: u64) -> u64 {
     n | n << 32
@@ -62,15 +62,16 @@ pub(super) trait Rung {
     type Word: Word;
     /// Returns this process's own word in the ledger.
     fn own(&self) -> &Self::Word;
-    /// Returns the word that holds `high_water`: the number of slots that a sum has to read.
+    /// Returns the word `high_water`, which tells how many slots to read to add up the charges.
     fn high_water(&self) -> &Self::Word;
     /// Returns the words of all slots with an index below `high_water`, including this process's
     /// word.
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// Returns the group's limit minus the memory that is protected for other groups, in units.
-    /// Call this method before adding up the charges, because the sum is compared with the result.
+    /// Returns the group's limit minus the memory that is protected for child groups without this
+    /// process, in units. Call this method before adding up the charges, because their sum is
+    /// compared with the result.
     fn max(&self) -> u64;
     /// Returns true if the ledger file was truncated, so that the kernel replaced its mapping by
     /// zeros. Call this method after reading words. If it returns true, discard the values read.
@@ -81,8 +82,8 @@ pub(super) trait Rung {
     /// `own` is the granted units of this process.
     fn note(&self, total: u64, own: u64);
     /// Begins a change of this process's word. Call before the change, and call `withdrawn`,
-    /// `added` or `taken` after it. Returns false if another process has changed this process's
-    /// word. The word is then already repaired, but the caller must not grant a request.
+    /// `added` or `taken` after it. Returns false if another process has changed the word. This
+    /// method has then repaired the word, but the caller must not grant a request.
     fn begin(&self) -> bool;
     /// Ends a change whose net effect on this process's word is zero.
     fn withdrawn(&self);
@@ -96,9 +97,9 @@ pub(super) trait Rung {
 pub(super) trait Surroundings<R> {
     /// Gives back idle memory of this process; returns false if this process has none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the slots of dead processes in the ledger of one group. The caller repeats its
-    /// attempt as long as memory is freed. Implementations report freed memory for a bounded time
-    /// only, so that the caller's loop ends.
+    /// Cleans the slots of dead processes in the ledger of one group. The caller tries again as
+    /// long as this method reports freed memory. Implementations report freed memory for a bounded
+    /// time only, so that the caller's loop ends.
     fn reap(&mut self, rung: &R) -> Reaped;
     /// Asks the other members of a group to give back idle memory. Returns false if no memory came
     /// back, or if the time for asking is used up.
@@ -130,8 +131,8 @@ pub(super) struct Refusal {
 
 /// A counter of memory that a process has charged but does not use.
 ///
-/// The counter changes while the request is undecided in the ledger. A reader of both therefore
-/// sees the request in both of them or in neither.
+/// The counter changes while the request is undecided in the ledger. A process that reads the
+/// counter and the ledger therefore sees the request in both of them or in neither.
 pub trait Idle {
     /// Adds a granted request to the counter, because the process does not use the memory yet.
     fn add(&self);
@@ -159,8 +160,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     idle: &I,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
-        // The idle counter changes after the last memory fence. A process that sees the change of
-        // the counter therefore also sees the request.
+        // The request was published before the last memory fence. The idle counter changes after
+        // that fence. A process that sees the counter's change therefore also sees the request.
         idle.add();
         return Ok(());
     };
@@ -174,9 +175,9 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     // that sees the memory in this slot then also sees that it has left the other slot.
     own.fetch_add(published(n), Ordering::Release);
     // When two processes publish requests, the process with the later fence sees the request of the
-    // other. `high_water` is also read after the fence. If it does not include the slot of some
-    // process, that process has not published a request yet. That process will see this request
-    // when it publishes its first one.
+    // other. `high_water` is also read after the fence. A process whose slot is not below
+    // `high_water` has not published a request yet. It will see this request when it publishes its
+    // first request.
     R::Word::fence(Ordering::SeqCst);
     let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
@@ -244,17 +245,17 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // `SeqCst` has the same reason as in `take_out`. The caller checks for waiting processes next,
-    // and the units must be gone from the word before that check.
+    // The caller checks for waiting processes next. `SeqCst` ensures that a process that begins to
+    // wait after that check finds the units gone from the word.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }
 
-/// Reads a ledger word and a related figure, such as the counter [`Idle`], as of one moment. The
-/// owner of the word changes both during a request. Therefore the function reads again until the
-/// values agree, and calls `again` between two readings to let time pass. If `again` returns false,
-/// the last values are returned. They may then be inconsistent: the owner may have been stopped in
-/// the middle of a request.
+/// Reads a ledger word and a related figure, such as the counter [`Idle`], both as of the same
+/// moment. The word's owner changes both during a request. Therefore the function reads until two
+/// readings are equal and no request is undecided. It calls `again` between two readings to let
+/// time pass. If `again` returns false, the last values are returned. They can be inconsistent if
+/// the owner was stopped during a request.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -280,8 +281,8 @@ pub(super) fn settled<W: Word>(
 /// number of units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // The number read here can be outdated only if another thread uncharges more than it has
-    // charged. A correct caller never does that.
+    // Before the subtraction below, the granted units can fall below `n` only if another thread
+    // uncharges more than it has charged. A correct caller never does that.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
     // The caller checks for waiting processes after this subtraction. `SeqCst` ensures that a
     // process that begins to wait after the check finds the units gone from the word.
@@ -375,8 +376,8 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
 /// The slow path of a charge, for a request that exceeded the limit of the group `level` at first.
 ///
 /// The loop always ends. At most [`RECLAIMS`] rounds reclaim idle memory of this process. Every
-/// other round asks `surroundings` for more time, and `surroundings` gives a bounded time only. If
-/// the request still does not fit, it is refused.
+/// other round asks `surroundings` for more time, and the sum of these times is bounded. If the
+/// request still does not fit, it is refused.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -413,8 +414,8 @@ pub(super) fn contend<R: Rung>(
             },
             Verdict::Contended => {
                 contended += 1;
-                // An undecided request in the way may belong to a dead process. It then stays
-                // undecided until another process withdraws it.
+                // The undecided request that blocks this one may be that of a dead process. It then
+                // stays undecided until another process withdraws it.
                 if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
                     continue;
                 }
@@ -466,7 +467,7 @@ enum Confirmed {
 }
 
 /// Confirms that a request does not fit, by reading the words of all slots at least twice. One
-/// reading may count memory twice if the memory moves from a low slot to a high slot meanwhile. Two
+/// reading can be too high: memory that moves from a low slot to a high slot is counted twice. Two
 /// equal readings show that no memory moved. If the readings differ, the function reads again, at
 /// most [`LOOKS`] times.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {

@@ -80,8 +80,8 @@ impl LedgerError {
         }
     }
 
-    /// Returns the error of an operation that needs space on the file system. A full file system
-    /// becomes [`Self::NoSpace`].
+    /// Converts a system error of an operation that needs space on the file system. The error of a
+    /// full file system becomes [`Self::NoSpace`].
     pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {
@@ -122,7 +122,7 @@ impl fmt::Display for LedgerError {
         }
         write!(f, "ledger {}: ", self.path().display())?;
         match self {
-            // The early return above has already written this message.
+            // Never reached: the function has already written this error's message above.
             Self::FileSystem(_) => Ok(()),
             Self::Io { action, error, .. } => {
                 write!(f, "cannot {action}: {error}{}", held_signals::remedy(error))

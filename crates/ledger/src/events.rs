@@ -1,9 +1,9 @@
 //! The most recent events of a group, in a ring buffer in the group's ledger.
 //!
 //! A writer takes the next event number, which selects an entry of the ring. It then writes the
-//! event to this entry without a lock. Each entry has a stamp that names its event. A writer may
-//! die halfway, or may be so slow that a later event already uses its entry. The stamp then does
-//! not match, and readers skip the entry.
+//! event to this entry without a lock. Each entry has a stamp that tells the event's number. A
+//! writer may die halfway, or may be so slow that a later event already uses its entry. The stamp
+//! then does not match the number, and readers skip the entry.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
@@ -140,8 +140,8 @@ pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
         .collect()
 }
 
-/// Reads the event with this number from the ring buffer. Returns `None` if a newer event has taken
-/// its entry, or if the entry is being written.
+/// Reads the event numbered `number` from the ring buffer. Returns `None` if a newer event has
+/// replaced the event, or if a process is writing its entry.
 fn one(ring: &Ring, number: u64) -> Option<Event> {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     let stamp = number.wrapping_add(1);
@@ -276,7 +276,11 @@ mod tests {
         ring.entries[2].what.store(99, Ordering::Relaxed);
         assert_eq!(numbers(&scratch.events(0)), [0, 3]);
         scratch.readonly().record(&happening(4));
-        assert_eq!(scratch.events(0).len(), 2, "a reader records no event");
+        assert_eq!(
+            scratch.events(0).len(),
+            2,
+            "a ledger opened for reading records no event"
+        );
     }
 
     #[test]

@@ -29,8 +29,7 @@ impl FileId {
     }
 }
 
-/// The path of a ledger, and the identity of the file that the path led to when the ledger was
-/// opened.
+/// The path of a ledger, and the identity of the file at this path when the ledger was opened.
 pub(super) struct Place {
     pub path: PathBuf,
     id: FileId,
@@ -47,9 +46,9 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Creates a ledger file with exactly this mode. Does nothing if a file with this name exists;
-/// opening the ledger checks that file. Fails on a file system that drops the file locks of living
-/// processes.
+/// Creates a ledger file with the permissions `mode`, whatever the umask is. Does nothing if a file
+/// with this name exists; opening the ledger checks that file. Fails on a file system that drops
+/// file locks while the processes that hold them still live.
 ///
 /// The complete file gets its final name by link(2). If the process dies before that, a temporary
 /// file named `.NAME.<pid>.<n>.new` is left behind.
@@ -89,7 +88,7 @@ fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, F
             Err(error) => return Err(error),
         }
     }
-    // Every tried name exists, or the file system falsely claims so.
+    // Every tried name exists, or the file system falsely reports that it exists.
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
@@ -101,7 +100,7 @@ fn name(temporary: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns a number for a temporary file name. Each call in this process returns another number.
+/// Returns a number for a temporary file name, a different one at each call in this process.
 fn serial() -> u64 {
     use super::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -117,7 +116,7 @@ fn fill(file: &File, mode: u32) -> io::Result<()> {
         *bytes = word.to_ne_bytes();
     }
     file.write_all_at(&bytes, 0)?;
-    // The mode is set after the file was created, because open(2) applies the umask to its mode.
+    // The mode is set after the file was created, because open(2) applies the umask.
     file.set_permissions(Permissions::from_mode(mode))
 }
 
@@ -278,7 +277,7 @@ mod tests {
     fn drafts_get_different_numbers() {
         let numbers: std::collections::BTreeSet<_> = (0..1_000).map(|_| serial()).collect();
         assert_eq!(numbers.len(), 1_000);
-        // A later process may get the same pid. Its numbers differ, because they contain the time.
+        // A later process may get the same pid. Its numbers differ: each number contains the time.
         assert!(serial() >> 16 >= os::boot_ms() - 60_000);
     }
 
@@ -350,23 +349,29 @@ mod tests {
         let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
         let kept = folder.at("kept");
         fs::rename(&path, &kept).expect("moved");
-        assert!(!place.is_current() && is_replaced(), "the file is gone");
+        assert!(
+            !place.is_current() && is_replaced(),
+            "the ledger file is gone"
+        );
         create(&path, 0o600).expect("made anew");
         assert!(!place.is_current() && is_replaced(), "another file");
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&kept, &path).expect("linked");
-        assert!(!place.is_current() && is_replaced(), "the path is a link");
+        assert!(
+            !place.is_current() && is_replaced(),
+            "a symbolic link is at the path"
+        );
         fs::rename(&kept, &path).expect("moved back");
         assert!(place.is_current() && !is_replaced());
         fs::remove_dir_all(&folder.0).expect("removed");
         assert!(
             !place.is_current() && is_replaced(),
-            "the directory is gone"
+            "the ledger's directory is gone"
         );
         fs::write(&folder.0, "").expect("written");
         assert!(
             !place.is_current() && is_replaced(),
-            "another file is in its place"
+            "a file is in the directory's place"
         );
         fs::remove_file(&folder.0).expect("removed");
     }

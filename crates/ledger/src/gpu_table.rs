@@ -160,18 +160,30 @@ mod tests {
             for (word, value) in half.iter().zip(one).take(written) {
                 word.store(value, Ordering::Relaxed);
             }
-            assert!(put(&half, one), "the same GPU completes its entry");
-            assert!(put(&half, one), "the same GPU finds its entry again");
-            assert!(!put(&half, alike), "another GPU skips the entry");
+            assert!(
+                put(&half, one),
+                "a process with the same GPU completes the entry"
+            );
+            assert!(
+                put(&half, one),
+                "a process with the same GPU finds the entry again"
+            );
+            assert!(
+                !put(&half, alike),
+                "a process with another GPU skips the entry"
+            );
         }
         let half = entry();
         half[0].store(one[0], Ordering::Relaxed);
         half[1].store(one[1], Ordering::Relaxed);
         assert!(
             put(&half, alike),
-            "a GPU whose first two words match may take the entry"
+            "another GPU with the same first two words can take the entry"
         );
-        assert!(!put(&half, one), "the first GPU then skips the entry");
+        assert!(
+            !put(&half, one),
+            "the GPU that began the entry then skips it"
+        );
     }
 
     #[test]

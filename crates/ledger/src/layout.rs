@@ -217,7 +217,7 @@ pub(super) struct Owner {
 }
 
 /// Statistics of one slot on one device, in bytes unless noted. While the slot has an owner, only
-/// the owner writes them, except for `left`.
+/// the owner writes these words; other processes write only `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -236,13 +236,13 @@ pub(super) struct DeviceStats {
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
 pub(super) struct Waiting {
-    /// The request's number in the line of waiting requests: see [`Signals::tickets`]. Counted from
-    /// 1; 0 if the owner does not wait.
+    /// The request's number in the line of waiting requests: see [`Signals::tickets`]. Numbers
+    /// start at 1; 0 if the owner does not wait.
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
     /// Time when the owner last checked its place in the line, in milliseconds since boot. If this
-    /// is long ago, other processes skip the owner.
+    /// time is long ago, other processes go ahead of the owner.
     pub seen: AtomicU64,
     spare: [AtomicU64; 5],
 }
@@ -275,7 +275,7 @@ pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// Returns the bytes that are stored in these words, padded with zeros.
+/// Returns bytes that [`store_bytes`] has stored in words of the ledger, padded with zeros.
 pub(super) fn load_bytes<const N: usize>(words: &[AtomicU64]) -> [u8; N] {
     let mut bytes = [0; N];
     for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {

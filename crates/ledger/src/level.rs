@@ -23,7 +23,7 @@ pub struct Level<'a> {
     /// Tells how many bytes are protected for the child groups of this group. `None` if no memory
     /// is protected.
     pub protection: Option<&'a dyn Protection>,
-    /// Whether requests also leave memory free that has only the best-effort protection `low`.
+    /// Whether requests must also leave free the memory that `low` protects (best effort).
     pub keeps_low: bool,
 }
 
@@ -32,7 +32,7 @@ pub trait Pressure {
     /// Gives back and uncharges memory that this process holds but does not use. Returns false if
     /// this process has no such memory. `device` is the device's index in the process's own group.
     fn reclaim(&self, device: DeviceIndex) -> bool;
-    /// Returns the source that knows how much memory the driver still holds for dead processes.
+    /// Returns the witness: it knows how much memory the driver still holds for dead processes.
     fn witness(&self) -> &dyn Witness;
     /// Returns whether a limit has changed since the request began. A waiting request is then
     /// refused, so that the caller can repeat it under the new limits.
@@ -68,7 +68,8 @@ pub struct Refused {
 ///
 /// A refusal takes up to a second if another process was stopped while charging or cleaning. It
 /// takes longer if the memory of dead processes would make room. The request then waits until the
-/// driver has freed that memory: a second if this cannot be observed, and 30 s at most.
+/// driver has freed that memory: at most 30 s, or for one second if the process cannot observe the
+/// driver.
 ///
 /// If another process has lowered this process's charge in the ledger, all requests of this process
 /// are refused for a second. `levels` must not contain the same slot and device twice.
@@ -285,8 +286,8 @@ const DRAIN_STEP: Duration = Duration::from_millis(1);
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
 /// How long a request waits for processes that are exiting but still hold their file lock. This
-/// bound is short, because some of them only look as if they were exiting: their first thread has
-/// ended, but other threads run on.
+/// bound is short, because some processes only look as if they were exiting: their first thread has
+/// ended, but other threads still run.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The state of one request while it tries to make room in a full group.
@@ -296,7 +297,7 @@ struct Contention<'a> {
     random: Random,
     since: Instant,
     backing_off_since: Option<Instant>,
-    /// Time since which other processes have been cleaning slots without a pause.
+    /// When other processes began to clean slots; `None` if no slot is being cleaned.
     busy_since: Option<Instant>,
     back_offs: u32,
     /// The part of [`ASK_PATIENCE`] that the request has already used.
@@ -329,8 +330,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
     }
 
     fn reap(&mut self, level: &Level<'_>) -> Reaped {
-        // Opening fails if the program has no free descriptor. This process then cannot find out
-        // which processes are dead.
+        // Opening the ledger file fails if this process has no free descriptor. The process then
+        // cannot find out which members are dead.
         let Ok(file) = level.slot.ledger().place.open(true) else {
             return Reaped::default();
         };
@@ -369,8 +370,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
             // The group has room now, so the request is tried again. The number of retries is
-            // bounded: if this process's word is saturated, the request fails even though there is
-            // room.
+            // bounded: if this process's word cannot count more units, the request fails although
+            // the group has room.
             self.asked_for += ASK_STEP;
             return true;
         }
@@ -383,8 +384,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             if charge::look(level).granted() < before.granted() {
                 return true;
             }
-            // The others can no longer give back enough. A process with idle memory has ended, or
-            // has begun to use that memory.
+            // The other members can no longer give back enough. A member with idle memory has
+            // ended, or has begun to use that memory.
             if reclaimable() < lacking {
                 return false;
             }

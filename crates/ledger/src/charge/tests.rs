@@ -17,8 +17,8 @@ struct Plain<'a> {
     trusted: bool,
     looks: Cell<u32>,
     script: RefCell<Script<'a>>,
-    /// Calls that began a change of the process's word, calls that ended one, and the sum of the
-    /// changes in units.
+    /// The fields `begun`, `ended` and `kept`: how many changes of the process's word were begun,
+    /// how many were ended, and the sum of all changes in units.
     begun: Cell<u32>,
     ended: Cell<u32>,
     kept: Cell<i64>,
@@ -108,8 +108,8 @@ impl Rung for Plain<'_> {
     }
 }
 
-/// Test surroundings that give scripted answers to a request and count the calls. Without a script,
-/// every answer is false.
+/// A test's [`Surroundings`]. A script decides the answer to each call of a method, and the calls
+/// are counted. Without a script, every answer is false.
 #[derive(Default)]
 struct Around<'a> {
     reclaim: Option<Box<dyn FnMut(u32) -> bool + 'a>>,
@@ -188,7 +188,7 @@ fn an_exact_fit_is_granted_and_a_failed_attempt_leaves_no_trace() {
     assert_eq!(
         level[0].noted.get(),
         Some((10, 7)),
-        "the units of all processes and of this one"
+        "the peaks of all processes and of this process are recorded"
     );
     assert_eq!(attempt(&level, 0, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 7);
@@ -203,7 +203,7 @@ fn undecided_requests_of_others_stand_in_the_way() {
     assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
 }
 
-/// An idle counter for tests. At each change it records the words of the process under test.
+/// A test's idle counter. Each of its changes records the words of the process under test.
 struct Watch<'a>(&'a [Plain<'static>], RefCell<Vec<(&'static str, Vec<u64>)>>);
 
 impl<'a> Watch<'a> {
@@ -275,7 +275,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
         naps.get() < 100
     };
     assert_eq!(settled(&own, || 4, decides), (9, 4));
-    assert_eq!(naps.get(), 6, "two equal readings are needed");
+    assert_eq!(naps.get(), 6, "the function needs two equal readings");
     own.store(word(7, 3), Ordering::Relaxed);
     let mut left = 3;
     let stopped = || {
@@ -285,7 +285,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
     assert_eq!(
         settled(&own, || 4, stopped),
         (word(7, 3), 4),
-        "returns the last values when the time is over"
+        "the function returns the last values when its time is over"
     );
     let figure = Cell::new(0);
     let moves = || {
@@ -296,7 +296,7 @@ fn a_word_and_its_figure_are_read_between_requests() {
     assert_eq!(
         settled(&own, moves, || true),
         (9, 4),
-        "returns when the figure no longer changes"
+        "the function returns when the figure no longer changes"
     );
 }
 
@@ -343,8 +343,8 @@ fn a_word_is_bounded() {
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
     assert!(level[0].is_balanced());
-    // The process's word is saturated. The request is therefore refused although the group has
-    // room.
+    // The process's word counts as many units as it can. The request is therefore refused although
+    // the group has room.
     let mut around = Around::default();
     assert_eq!(
         contend(&level, 1, 0, &mut around, &()),
@@ -364,7 +364,7 @@ fn unchecked_units_are_charged_and_given_back_whatever_the_limit() {
     assert_eq!((levels[0].own_word(), levels[1].kept.get()), (3, 3));
     uncharge(&levels, 4);
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (0, 0));
-    assert_eq!(levels[0].kept.get(), 0, "uncharges at most what is charged");
+    assert_eq!(levels[0].kept.get(), 0, "only charged units are uncharged");
     assert!(levels.iter().all(Plain::is_balanced));
     let undecided = AtomicU64::new(word(5, 3));
     assert_eq!(
@@ -499,7 +499,11 @@ fn pending_memory_is_waited_for_if_it_makes_room() {
     };
     assert_eq!(request(4, 4), (1, 0), "just enough");
     assert_eq!(request(4, 3), (0, 1), "not enough");
-    assert_eq!(request(4, 20), (1, 0), "more is pending than is charged");
+    assert_eq!(
+        request(4, 20),
+        (1, 0),
+        "more units are pending than are charged"
+    );
     let mut around = Around {
         reap: Some(Box::new(|_| pending(4))),
         drain: Some(Box::new(|waits| {
@@ -588,17 +592,21 @@ fn the_level_with_the_worst_verdict_refuses() {
     };
     let (free, contended, full) = ([0, 0], [0, word(9, 9)], [0, 9]);
     assert_eq!(named(&free, &free, &free), Ok(()));
-    assert_eq!(named(&free, &full, &full), Err(1), "the first full group");
+    assert_eq!(
+        named(&free, &full, &full),
+        Err(1),
+        "the refusal names the first full group"
+    );
     assert_eq!(
         named(&contended, &free, &full),
         Err(2),
-        "a full group goes before one with undecided requests"
+        "the refusal names the full group, not a group with undecided requests"
     );
     assert_eq!(named(&full, &contended, &free), Err(0));
     assert_eq!(
         named(&free, &contended, &contended),
         Err(1),
-        "the first group with undecided requests"
+        "the refusal names the first group with undecided requests"
     );
 }
 

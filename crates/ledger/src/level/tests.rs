@@ -172,7 +172,7 @@ fn protected_memory_leaves_less_room() {
     assert_eq!(
         Rung::max(&with(5, true)),
         0,
-        "more is protected than the limit"
+        "the protected memory exceeds the limit"
     );
 }
 
@@ -182,8 +182,8 @@ fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 100 * UNIT)];
     charge(&path, 7 * UNIT, &Knows(None)).expect("room");
-    // The process's own changes must not be mistaken for changes by another process: refused
-    // requests, uncharged memory and unchecked charges.
+    // Refused requests, uncharged memory and unchecked charges change the process's word. The
+    // process must not mistake these changes for those of another process.
     assert!(!try_charge(&path, 100 * UNIT));
     uncharge(&path, 4 * UNIT);
     charge_unchecked(&path, 2 * UNIT);
@@ -242,7 +242,7 @@ fn drained_slots_of_the_dead_make_room() {
     uncharge(&path, 10 * UNIT);
     // Now the dead process's memory is freed only while the request waits.
     scratch.dead(&stranger(1), 8, 0);
-    charge(&path, 10 * UNIT, &Knows(None)).expect("granted after the grace time");
+    charge(&path, 10 * UNIT, &Knows(None)).expect("the request is granted after the grace time");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_request_with_outdated_limits_does_not_wait() {
         "still draining"
     );
     assert_eq!(outdated.0.get(), 1);
-    // An undecided request of a living process makes this request wait. It is refused at once,
+    // An undecided request of a living process blocks this request. This request does not wait,
     // because the limits are outdated.
     let alive = scratch.join();
     scratch
@@ -322,7 +322,10 @@ fn a_request_waits_a_bounded_time_for_a_stopped_one() {
         .word(frozen.index(), scratch.device)
         .store(8 << 32 | 8, Ordering::Relaxed);
     let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("in the way");
-    assert_eq!(refused.charged, 0, "undecided units are not counted");
+    assert_eq!(
+        refused.charged, 0,
+        "the refusal does not count undecided units"
+    );
     // Now the other process withdraws its request while this request waits.
     let decides = Decides(scratch.word(frozen.index(), scratch.device), Cell::new(3));
     charge(&path, 3 * UNIT, &decides).expect("it was withdrawn");
@@ -372,8 +375,7 @@ fn a_process_with_a_saturated_word_does_not_ask_others() {
     assert_eq!(scratch.asked(), 0);
 }
 
-/// A test helper that withdraws another process's request. It does so at the n-th call that asks
-/// whether the limits are outdated.
+/// A test helper that withdraws another process's request at the n-th call of `is_outdated`.
 struct Decides<'a>(&'a AtomicU64, Cell<u32>);
 
 impl Pressure for Decides<'_> {
@@ -394,7 +396,7 @@ impl Pressure for Decides<'_> {
     }
 }
 
-/// A guard that sets the flag to true when it is dropped.
+/// A guard that sets a flag to true when the guard is dropped.
 struct Sets<'a>(&'a AtomicBool);
 
 impl Drop for Sets<'_> {
@@ -403,9 +405,9 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// Runs a request for `request` units beside a member that holds 10 units. The member offers
-/// `reclaimable` units, and gives them back if `gives`. Returns whether the request was granted,
-/// and how often the member was asked.
+/// Runs a request for `request` units beside a member that holds 10 units. The member offers to
+/// give back `reclaimable` units, but does so only if `gives` is true. Returns whether the request
+/// was granted, and how often the member was asked.
 fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     let scratch = Scratch::new();
     let (slot, other) = (scratch.join(), scratch.join());
@@ -415,7 +417,7 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     other.publish_reclaimable(device, reclaimable * UNIT);
     let done = AtomicBool::new(false);
     let granted = std::thread::scope(|scope| {
-        // The guard sets the flag even if the request panics, so that the member's thread ends.
+        // This guard sets `done` even if the request panics, so that the member's thread ends.
         let _done = Sets(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -444,7 +446,11 @@ fn others_are_asked_only_if_they_can_give_what_is_lacking() {
     // that time, so the test tries up to 20 times.
     assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
     assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
-    assert_eq!(ask(true, 4, 7), (false, 0), "too little idle memory");
+    assert_eq!(
+        ask(true, 4, 7),
+        (false, 0),
+        "the member has too little idle memory"
+    );
     assert_eq!(ask(false, 4, 6), (false, 1), "the member gives nothing");
     assert_eq!(ask(true, 4, 2), (true, 0), "there is room");
 }
